@@ -140,7 +140,7 @@ _MODULES = {name: f"bridge.{name}" for name in ("errors", "perlert", "testing", 
 _MODULES["recording"] = "bridge.recording.reader"
 
 # Likewise what is of a feature that this installation lacks.
-for _module in _MODULES:
+for _module in {*_MODULES, *(_place.split(".")[1] for _place in _PLACES.values())}:
     if not has_feature(_module):
         _absent |= {_module, *(name for name, place in _PLACES.items() if place.startswith(f"bridge.{_module}."))}
 __all__ = [name for name in __all__ if name not in _absent]

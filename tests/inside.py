@@ -223,7 +223,7 @@ def set_websocket_clock(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[],
 
 def let_wait_at_websockets(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Have servers read no more of a WebSocket of which so many bytes wait."""
-    monkeypatch.setattr("bridge.core.server.port._MAX_WAITING", size)
+    monkeypatch.setattr("bridge.ConnectionHandler.max_waiting", size)
 
 
 def charge_each_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

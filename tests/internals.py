@@ -48,8 +48,8 @@ HELPERS = {
         core.client.wire.poller core.client.vector_env
         core.server.admission
         core.server.auth core.server.connection core.server.connections core.server.fair_share core.server.grpc_server
-        core.server.grpc_services core.server.connection_protocol core.server.http_protocol core.server.port
-        core.server.serving core.transport.address
+        core.server.grpc_services core.server.connection_protocol core.server.http_protocol core.server.serving
+        core.transport.address
         core.transport.keepalive recording.library recording.replay_world web.watching.takeovers""",
     ),
     "tests/support.py": (

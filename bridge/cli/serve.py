@@ -23,7 +23,6 @@ from bridge.cli.running import add_running_options, read_key, run_server, server
 from bridge.cli.target import Target, find_policies, find_target
 from bridge.core.extras import has_feature
 from bridge.core.keywords import flat_names, group_classes
-from bridge.core.server.server import Server
 from bridge.core.signals import sigterm_as_interrupt
 from bridge.core.transport.credentials import TOKEN_VARIABLE
 from bridge.errors import SettingError, shown_url
@@ -31,6 +30,7 @@ from bridge.facade.options import GROUPS
 from bridge.facade.process_group import ServerGroup
 from bridge.facade.serve import serve_gym
 from bridge.facade.serve_parallel import serve_parallel
+from bridge.facade.server import Server
 
 __all__ = [
     "SERVED_AT",

@@ -8,12 +8,13 @@ from typing import Any
 
 from bridge.core.keywords import with_texts
 from bridge.core.server import limits as core
+from bridge.core.server.limits import CoreLimits
 
 __all__ = ["Limits", "checked_limits"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits(core.Limits):
+class Limits(CoreLimits):
     """The limits of a server: `limits=` of `serve_gym` and `serve_parallel`.
 
     A request beyond a limit is refused with an error that names the limit; nothing else is changed by it.
@@ -25,7 +26,7 @@ class Limits(core.Limits):
         []
 
     Args:
-        keywords: Those of `bridge.core.server.limits.Limits`, which the docstring lists.
+        keywords: Those of `bridge.core.server.limits.CoreLimits`, which the docstring lists.
         takeover_timeout: Seconds that a person who has taken over from an agent, and slows it down, may do nothing.
         seat_timeout: Seconds that a seat with a `seat_key` waits for a client that lost its connection.
 
@@ -37,7 +38,7 @@ class Limits(core.Limits):
     seat_timeout: float = 30.0
 
 
-Limits.__doc__ = with_texts(inspect.getdoc(Limits) or "", core.Limits)
+Limits.__doc__ = with_texts(inspect.getdoc(Limits) or "", CoreLimits)
 
 
 def checked_limits(limits: Any) -> Limits:
@@ -46,4 +47,4 @@ def checked_limits(limits: Any) -> Limits:
     if isinstance(found, Limits):
         return found
     # Those of a part of this package that knows the core alone.
-    return Limits(**{field.name: getattr(found, field.name) for field in dataclasses.fields(core.Limits)})
+    return Limits(**{field.name: getattr(found, field.name) for field in dataclasses.fields(CoreLimits)})

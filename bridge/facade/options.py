@@ -7,26 +7,24 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from bridge.core.adapters.named import ActionNames
 from bridge.core.extras import feature
 from bridge.core.server.auth import Auth, Security
-from bridge.core.server.http11 import HostNames
-from bridge.core.server.port import PortProtocol
-from bridge.core.server.registry import WorldSource
+from bridge.core.server.registry import Overview, WorldSource
 from bridge.core.server.server import Transport
 from bridge.core.transport.credentials import TLS, TokenLike
 from bridge.core.worlds.controls import checked_play_fps
-from bridge.core.worlds.isolated.world import Isolation, start_method
+from bridge.core.worlds.isolated import CALL_TIMEOUT
 from bridge.core.worlds.observers import Observer
-from bridge.core.worlds.realtime.clocked_world import RealTime
 from bridge.errors import SettingError
 from bridge.facade.limits import Limits, checked_limits
-from bridge.facade.overview import overview
-from bridge.facade.ports import find_observers, find_protocols
 from bridge.facade.server import Server
 from bridge.facade.watching import watching
 
 if TYPE_CHECKING:
+    from bridge.core.adapters.named import ActionNames
+    from bridge.core.server.port import PortProtocol
+    from bridge.core.worlds.isolated.world import Isolation
+    from bridge.core.worlds.realtime.clocked_world import RealTime
     from bridge.recording.record import Recording
     from bridge.web.site import Web
 
@@ -34,7 +32,7 @@ __all__ = ["GROUPS", "ServerKeywords", "ServerOptions"]
 
 GROUPS: dict[str, type | str] = {
     "limits": Limits,
-    "realtime": RealTime,
+    "realtime": "bridge.core.worlds.realtime.clocked_world:RealTime",
     "record": "bridge.recording.record:Recording",
     "tls": TLS,
     "auth": Auth,
@@ -42,7 +40,14 @@ GROUPS: dict[str, type | str] = {
 }
 """The dataclasses that keywords take, by keyword; the command line has an option for each field of theirs.
 
-One of a feature is named as `MODULE:CLASS`, and imported where its fields are asked for."""
+One that few servers need, or that is of a feature, is named as `MODULE:CLASS`, and imported where its fields are asked
+for."""
+
+
+_OF_SERVER = {"records": False, "match": False}
+"""What the overview of a server has of features that a server does without: the page reads it of each."""
+_OF_WORLD = dict.fromkeys(("recording", "replay", "match"))
+"""Likewise of a world."""
 
 
 class ServerKeywords(TypedDict, total=False):
@@ -158,6 +163,11 @@ class ServerOptions:
 
     def isolated(self, *, always: bool = False) -> Isolation | None:
         """Return the limits of worlds' processes; None: worlds live in the server's. `always`: as for `Isolation`."""
+        limits = self.bounds
+        if (self.isolation, always, limits.call_timeout, limits.max_world_bytes) == (None, False, CALL_TIMEOUT, None):
+            return None
+        from bridge.core.worlds.isolated.world import Isolation, start_method  # few servers need processes
+
         if self.isolation is not None:
             start_method()  # it raises where a world's process imports a main module without a guard
         return Isolation.of(self.isolation, self.bounds.call_timeout, self.bounds.max_world_bytes, always=always)
@@ -168,7 +178,11 @@ class ServerOptions:
 
     def action_names(self) -> ActionNames | None:
         """Return what people are told that actions are called; raises SettingError where these are no names."""
-        return None if self.page is None or self.page.action_names is None else ActionNames.of(self.page.action_names)
+        if self.page is None or self.page.action_names is None:
+            return None
+        from bridge.core.adapters.named import ActionNames
+
+        return ActionNames.of(self.page.action_names)
 
     def security(self) -> Security:
         """Return how the server is protected; raises and warns as `Security.of`."""
@@ -195,11 +209,12 @@ class ServerOptions:
             raise SettingError(
                 "expected web=True with transport='http2', got it with 'grpcio', which speaks gRPC alone"
             )
-        hosts, of_page = HostNames(), list[PortProtocol]()
+        hosts, of_page = None, list[Any]()
         if page is not None:
             from bridge.web.site import host_names, page_protocols
 
             hosts, of_page = host_names(page.hosts), page_protocols()
+        named_protocols, named_observers = _named(self.protocols, self.observers)
         return Server(
             self._recorded(source),
             host=self.host,
@@ -210,13 +225,10 @@ class ServerOptions:
             metrics_port=self.metrics_port,
             transport=self.transport,
             insecure=self.auth is not None and self.auth.insecure,
-            protocols=(*of_page, *protocols, *find_protocols(self.protocols)),
+            protocols=(*of_page, *protocols, *named_protocols),
             hosts=hosts,
-            overview=overview(lists_worlds=page is not None),
-            observers=(
-                *find_observers(self.observers),
-                *watching(bounds, at_once=page is not None or self.fps is not None),
-            ),
+            overview=Overview(page is not None, _OF_SERVER, _OF_WORLD),
+            observers=(*named_observers, *watching(bounds, at_once=page is not None or self.fps is not None)),
         )
 
     def _recorded(self, source: WorldSource) -> WorldSource:
@@ -227,6 +239,15 @@ class ServerOptions:
             from bridge.recording.record import open_journal, recorded
         made: WorldSource = recorded(source, open_journal(self.record))
         return made
+
+
+def _named(protocols: object, observers: object) -> tuple[Sequence[PortProtocol], Sequence[Observer]]:
+    """Return the protocols and the observers that keywords list, by names too; raises SettingError."""
+    if protocols == () == observers:
+        return (), ()
+    from bridge.facade.ports import find_observers, find_protocols  # few servers have any
+
+    return find_protocols(protocols), find_observers(observers)
 
 
 def _page_of(web: object) -> Web | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bridge.core.extras import feature
-from bridge.core.server import server as core
+from bridge.core.server.server import CoreServer
 from bridge.core.transport.credentials import TLS, ClientCredentials, TokenLike
 from bridge.errors import SettingError
 
 __all__ = ["Server"]
 
 
-class Server(core.Server):
+class Server(CoreServer):
     """Serves worlds until it is stopped.
 
     It listens from its construction on. `start` serves in a background thread, `run` in the calling one. Works as a

@@ -25,7 +25,7 @@ from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import needed
 from bridge.core.provided import provided
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.core.server_wait import ServerWait, checked_wait, until_up
 from bridge.core.transport.address import Address, parse_address, shown_token
 from bridge.core.transport.credentials import ClientCredentials, TokenLike
@@ -267,7 +267,7 @@ class OpenEnvVectorEnv(OwningVectorEnv):
         for url in whole if wait.lasts else ():
             until_up(lambda url=url: make(url).close(), wait)  # type: ignore[misc]
         secret = secrets.token_urlsafe()
-        limits = Limits(max_worlds=4096, max_connections=4096)  # one for each slot
+        limits = CoreLimits(max_worlds=4096, max_connections=4096)  # one for each slot
         translator = provided("serve_gym")(make, thread_safe=True, limits=limits, token=secret)
         places = [f"{translator.url}?kwargs.url={url}" for url in quoted]
         end = functools.partial(translator.stop, 0.0)

@@ -24,7 +24,8 @@ from bridge.core.server.serving import ServerRuntime, ServingThread
 from bridge.core.signals import wait_or_stop
 from bridge.core.transport.address import is_loopback
 from bridge.core.worlds.base import start_error
-from bridge.core.worlds.isolated.world import CALL_TIMEOUT, Isolation
+from bridge.core.worlds.isolated import CALL_TIMEOUT
+from bridge.core.worlds.isolated.world import Isolation
 from bridge.core.worlds.multi_agent.source import ParallelSource
 from bridge.core.worlds.policies import Policy
 from bridge.core.worlds.realtime.clocked_world import RealtimeOptions

@@ -21,7 +21,7 @@ from bridge.core.server.event_loop import READ, WRITE, EventLoop
 from bridge.core.server.fair_share import FairShare, ProcessorAccount
 from bridge.core.server.helper_thread import HelperThread
 from bridge.core.server.inflation import Inflation
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.core.server.listeners import listen_tcp, listen_unix
 from bridge.core.transport.sockets import has_hung_up, prepare
 from bridge.core.transport.tls import Tls, explain
@@ -75,7 +75,7 @@ class Connections:
     def __init__(
         self,
         loop: EventLoop,
-        limits: Limits,
+        limits: CoreLimits,
         admission: Admission,
         speak: Callable[[Connection], ConnectionProtocol],
         tls: ssl.SSLContext | None,

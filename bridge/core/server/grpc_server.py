@@ -16,7 +16,7 @@ from bridge.core.server.connection_protocol import ConnectionProtocol
 from bridge.core.server.connections import Connections
 from bridge.core.server.grpc_services import MAX_REQUEST, Services, SideCall
 from bridge.core.server.inflation import Inflation
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.core.transport.compression import WORTHWHILE, Compression, compress, encodings
 from bridge.core.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamEnded, StreamReset
 from bridge.core.transport.http2 import Http2
@@ -73,7 +73,7 @@ class GrpcProtocol(ConnectionProtocol):
     http: Http2
 
     def __init__(
-        self, connection: Connection, handler: Connections, limits: Limits, gate: Gate, services: Services
+        self, connection: Connection, handler: Connections, limits: CoreLimits, gate: Gate, services: Services
     ) -> None:
         super().__init__(connection)
         self._handler = handler

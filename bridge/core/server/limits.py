@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from bridge.core.worlds.isolated.world import CALL_TIMEOUT
+from bridge.core.worlds.isolated import CALL_TIMEOUT
 from bridge.errors import Code, RequestError, SettingError
 
-__all__ = ["ConnectionCount", "Limits", "check_drain_timeout", "checked_limits"]
+__all__ = ["ConnectionCount", "CoreLimits", "check_drain_timeout", "checked_limits"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
+class CoreLimits:
     """The limits of a server. Users give `bridge.Limits`, which has further fields.
 
     A request beyond a limit is refused with an error that names the limit; nothing else is changed by it.
@@ -120,8 +120,8 @@ class ConnectionCount:
         self.value -= 1
 
 
-def checked_limits(limits: Any) -> Limits:
+def checked_limits(limits: Any) -> CoreLimits:
     """Return the keyword `limits`, or raise SettingError where it is something else."""
-    if limits is not None and not isinstance(limits, Limits):
+    if limits is not None and not isinstance(limits, CoreLimits):
         raise SettingError(f"expected limits to be bridge.Limits(…), got a {type(limits).__name__}")
-    return limits or Limits()
+    return limits or CoreLimits()

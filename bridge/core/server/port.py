@@ -16,7 +16,7 @@ from bridge.core.server.calls import Call, Calls, ServedSession
 from bridge.core.server.connection import Connection
 from bridge.core.server.connection_protocol import ConnectionProtocol
 from bridge.core.server.http11 import HttpAnswer, HttpRequest
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.core.transport.frames import PREFACE
 from bridge.core.transport.messages import LARGE
 from bridge.core.transport.sockets import end_if_unreachable
@@ -43,8 +43,6 @@ Conversation: TypeAlias = Callable[[bytes], Awaitable["bytes | HttpAnswer | None
 _MOST_FIRST_BYTES = 64
 # HTTP/1.1 is told by the capitals that it begins with. Others may begin with capitals too, but with no method of it.
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
-# Bytes of requests that wait for earlier ones, from which on nothing more is read.
-_MAX_WAITING = 1 << 22
 # Seconds until a connection ends whose client's machine acknowledges nothing that was sent.
 _UNREACHABLE = 120.0
 
@@ -179,7 +177,7 @@ class Port:
     """
 
     def __init__(
-        self, connections: Connections, limits: Limits, gate: Gate, status: Callable[[], Mapping[str, Any]]
+        self, connections: Connections, limits: CoreLimits, gate: Gate, status: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._connections = connections
         self.limits = limits
@@ -226,6 +224,9 @@ class ConnectionHandler(ConnectionProtocol):
     unreachable_after: float | None = _UNREACHABLE
     """Seconds after which a client with a session is gone whose machine acknowledges nothing, however long it says
     nothing. None: it is gone if it has said nothing for some time and then says nothing after `ping`."""
+
+    max_waiting = 1 << 22
+    """Bytes of requests that wait for earlier ones, from which on nothing more is read."""
 
     def __init__(self, connection: Connection, port: Port) -> None:
         super().__init__(connection)
@@ -350,7 +351,7 @@ class ConnectionHandler(ConnectionProtocol):
         """Read nothing more from a client of which much waits."""
         # There are no windows for the peer: to read no more is the only way to slow it down.
         self._waiting += size
-        if self._waiting > _MAX_WAITING and not self._connection.paused:
+        if self._waiting > self.max_waiting and not self._connection.paused:
             self._connection.paused = True
             self._connection.flush()
 
@@ -358,7 +359,7 @@ class ConnectionHandler(ConnectionProtocol):
         """Read on once little waits."""
         self._waiting -= size
         # At half, so that it is not paused and read again for every request.
-        if self._connection.paused and self._waiting <= _MAX_WAITING // 2:
+        if self._connection.paused and self._waiting <= self.max_waiting // 2:
             self._connection.paused = False
             self._connection.flush()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.core.logs import SafeLog
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.core.worlds.base import Agent, World
 from bridge.core.worlds.observers import ObservedEnv, Observer
 from bridge.core.worlds.resets import ResetOrder
@@ -123,7 +123,7 @@ class Registry:
     def __init__(
         self,
         source: WorldSource,
-        limits: Limits,
+        limits: CoreLimits,
         runtime: Runtime,
         *,
         unix_path: str | None = None,

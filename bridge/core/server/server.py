@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from urllib.parse import quote
 
 from bridge.core.extras import needed
@@ -25,15 +25,11 @@ from bridge.core.server.connection import Connection
 from bridge.core.server.connection_protocol import ConnectionProtocol
 from bridge.core.server.connections import Connections
 from bridge.core.server.event_loop import EventLoop
-from bridge.core.server.first_bytes import FirstBytes, Speak
 from bridge.core.server.grpc_server import GrpcProtocol
 from bridge.core.server.grpc_services import Services
-from bridge.core.server.http11 import HostNames
 from bridge.core.server.idle_worlds import IdleWorlds
-from bridge.core.server.limits import ConnectionCount, Limits, check_drain_timeout
+from bridge.core.server.limits import ConnectionCount, CoreLimits, check_drain_timeout
 from bridge.core.server.memory import MemoryRelease
-from bridge.core.server.metrics import Metrics
-from bridge.core.server.port import Port, PortProtocol, check_protocols
 from bridge.core.server.registry import Overview, Registry, WorldSource
 from bridge.core.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
 from bridge.core.server.shutdown import CLOSE_TIMEOUT, Shutdown
@@ -44,13 +40,20 @@ from bridge.core.worlds.observers import Observer
 from bridge.core.worlds.scheduling import Runtime
 from bridge.errors import RequestError, SettingError
 
-__all__ = ["SWITCH_INTERVAL", "Attachment", "Server", "Sessions", "Transport"]
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from bridge.core.server.first_bytes import Speak
+    from bridge.core.server.http11 import HostNames
+    from bridge.core.server.metrics import Metrics
+    from bridge.core.server.port import Port, PortProtocol
+
+__all__ = ["SWITCH_INTERVAL", "Attachment", "CoreServer", "Sessions", "Transport"]
 
 Transport: TypeAlias = Literal["http2", "grpcio"]
 
-_LIMITS = Limits()
+_LIMITS = CoreLimits()
 _OPEN = Security()
-_HOSTS = HostNames()
 _OVERVIEW = Overview()
 SWITCH_INTERVAL = 0.0005
 """`sys.setswitchinterval` in processes that do nothing but serve: what the deputy waits for the interpreter's lock."""
@@ -82,7 +85,7 @@ class Attachment(Protocol):
         """End; the server stops next. Called once, also where it was not started."""
 
 
-class Server:
+class CoreServer:
     """Serves worlds until it is stopped.
 
     It listens from its construction on. `start` serves in a background thread, `run` in the calling one. Works as a
@@ -99,7 +102,7 @@ class Server:
         transport: What speaks gRPC: `http2` or `grpcio`.
         insecure: Whether it goes without a token where others reach it; else it makes one.
         protocols: What is spoken at the port beside gRPC.
-        hosts: The names under which browsers may reach it.
+        hosts: The names under which browsers may reach it; None: addresses, and the names of this machine.
         overview: What clients see of all its worlds.
         sessions: Makes what answers calls; None: sessions with the worlds of this server.
         observers: Are told of the worlds, and let agents in; the first is asked first.
@@ -113,14 +116,14 @@ class Server:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        limits: Limits = _LIMITS,
+        limits: CoreLimits = _LIMITS,
         unix_path: str | None = None,
         security: Security = _OPEN,
         metrics_port: int | None = None,
         transport: Transport = "http2",
         insecure: bool = False,
         protocols: Sequence[PortProtocol] = (),
-        hosts: HostNames = _HOSTS,
+        hosts: HostNames | None = None,
         overview: Overview = _OVERVIEW,
         sessions: Sessions | None = None,
         observers: Sequence[Observer] = (),
@@ -151,7 +154,6 @@ class Server:
         self._admission = Admission(limits)
         """The requests and bytes that are held, over all connections."""
         self._protocols = tuple(protocols)
-        check_protocols(self._protocols)
         try:
             self._connections = self._connect(transport, limits, security, hosts)
         except BaseException:
@@ -183,7 +185,7 @@ class Server:
         atexit.register(self.stop, 0.0)
         forget_in_child(self)
 
-    def _listen(self, port: int, metrics_port: int | None, limits: Limits, observers: Sequence[Observer]) -> int:
+    def _listen(self, port: int, metrics_port: int | None, limits: CoreLimits, observers: Sequence[Observer]) -> int:
         """Listen at the ports, and start the observers, of which a user's own may raise; return the port of gRPC."""
         with contextlib.ExitStack() as undo:
             undo.callback(self._loop.close)
@@ -193,12 +195,14 @@ class Server:
                 observer.start(self._connections.helper)
                 undo.callback(observer.close)
             if metrics_port is not None:
+                from bridge.core.server.metrics import Metrics  # few servers have them
+
                 self._metrics = Metrics(self._host, metrics_port, self.status, limits)
             undo.pop_all()
         self._calls.metrics = self._metrics
         return found
 
-    def _connect(self, transport: Transport, limits: Limits, security: Security, hosts: HostNames) -> Any:
+    def _connect(self, transport: Transport, limits: CoreLimits, security: Security, hosts: HostNames | None) -> Any:
         """Make the transport's end that receives and answers calls."""
         if transport == "grpcio":
             if self._protocols:
@@ -212,23 +216,32 @@ class Server:
         def speak_grpc(connection: Connection) -> ConnectionProtocol:
             return GrpcProtocol(connection, self._connections, limits, gate, self._services)
 
-        # A lambda, for the connections are made below.
-        speak, alpn = self._speak_all(speak_grpc, lambda: Port(self._connections, limits, gate, self.status), hosts)
+        speak: Speak = speak_grpc
+        alpn = ["h2"]
+        if self._protocols:
+            speak, alpn = self._speak_all(speak_grpc, limits, gate, hosts)
         return Connections(self._loop, limits, self._admission, speak, security.context(*alpn), self._unix_path)
 
-    def _speak_all(self, speak_grpc: Speak, make_port: Callable[[], Port], hosts: HostNames) -> tuple[Speak, list[str]]:
+    def _speak_all(
+        self, speak_grpc: Speak, limits: CoreLimits, gate: Gate, hosts: HostNames | None
+    ) -> tuple[Speak, list[str]]:
         """Return what makes a connection's protocol, and the names of what may be spoken within TLS."""
-        if not self._protocols:
-            return speak_grpc, ["h2"]
-        port = functools.cache(make_port)
+        # Imported here, for most servers speak gRPC alone.
+        from bridge.core.server.first_bytes import FirstBytes
+        from bridge.core.server.http11 import HostNames
+        from bridge.core.server.port import Port, check_protocols
+
+        check_protocols(self._protocols)
+        # By the first connection: those of the server are made below.
+        port = functools.cache(lambda: Port(self._connections, limits, gate, self.status))
         speak_http: Speak | None = None
         # Browsers offer both, gRPC clients h2 alone. Others offer nothing.
         alpn = ["h2"]
-        if any(protocol.routes for protocol in self._protocols):
-            with needed(f"{self._protocols[0].name} needs the package websockets", "web"):
+        if of_http := [protocol for protocol in self._protocols if protocol.routes]:
+            with needed(f"the protocol {of_http[0].name!r} needs the package websockets", "web"):
                 from bridge.core.server.http_protocol import HttpProtocol, Routes
-            routes = Routes(self._protocols)
-            speak_http = lambda connection: HttpProtocol(connection, port(), routes, hosts)  # noqa: E731
+            routes, names = Routes(of_http), hosts or HostNames()
+            speak_http = lambda connection: HttpProtocol(connection, port(), routes, names)  # noqa: E731
             alpn.insert(0, "http/1.1")
         others: dict[bytes, Speak] = {}
         for protocol in self._protocols:
@@ -237,7 +250,7 @@ class Server:
         return lambda connection: FirstBytes(connection, speak_grpc, speak_http, others), alpn
 
     def _make_calls(
-        self, limits: Limits, open_session: Callable[[Registry, str, bool], ServedSession] | None = None
+        self, limits: CoreLimits, open_session: Callable[[Registry, str, bool], ServedSession] | None = None
     ) -> Calls:
         """Make the object that serves the requests of calls."""
         calls = self._connections.calls = Calls(
@@ -498,8 +511,11 @@ class Server:
         # The other end speaks first, perhaps in hours: until then nothing is sent, and no ping.
         def wait(connection: Connection) -> ConnectionProtocol:
             if websocket is None:
+                from bridge.core.server.first_bytes import FirstBytes
+
                 return FirstBytes(connection, speak_grpc, None, {})
             from bridge.core.server.http_protocol import OpenedWebSocket
+            from bridge.core.server.port import Port
 
             return OpenedWebSocket(connection, Port(connections, limits, gate, self.status), websocket, used)
 
@@ -592,7 +608,7 @@ class Server:
         self._registry.drain()
         self._connections.drain(grace)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -22,17 +22,16 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from bridge.core.encoding import values
+from bridge.core.worlds.isolated import CALL_TIMEOUT
 from bridge.core.worlds.isolated.child import LENGTH, main
 from bridge.core.worlds.isolated.program import Program
 from bridge.core.worlds.scheduling import PendingResult, Runtime, Timer
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["CALL_TIMEOUT", "Isolation", "WorldProcess", "start_method"]
+__all__ = ["Isolation", "WorldProcess", "start_method"]
 
 T = TypeVar("T")
-CALL_TIMEOUT = 300.0
-"""Seconds that one call of an environment may take unless told otherwise."""
 _GRACE = 2.0
 """Seconds that a world's process has for closing its environment, once it is idle."""
 _START = 120.0
