@@ -142,7 +142,9 @@ def test_a_page_of_another_site_gets_nothing_of_a_route(worlds: None) -> None:
         assert ask_http(server, "GET /worlds", "Origin: http://evil.example")[0] == 403
         assert ask_http(server, "GET /worlds", "Sec-Fetch-Site: cross-site")[0] == 403
         lines = ["GET /worlds HTTP/1.1", "Host: evil.example", "", ""]
-        assert ask(server, "\r\n".join(lines).encode()).startswith(b"HTTP/1.1 421 ")
+        refused = ask(server, "\r\n".join(lines).encode())
+        assert refused.startswith(b"HTTP/1.1 421 ")
+        assert b"start it with web=Web(hosts='evil.example') (--web-hosts evil.example)" in refused
 
 
 def test_a_protocol_that_nobody_names_is_not_loaded(install: Install) -> None:

@@ -215,6 +215,10 @@ class ServerOptions:
 
             hosts, of_page = host_names(page.hosts), page_protocols()
         named_protocols, named_observers = _named(self.protocols, self.observers)
+        if page is None and named_protocols:
+            from bridge.core.server.http11 import HostNames
+
+            hosts = HostNames((), "start it with web=Web(hosts={name!r}) (--web-hosts {name}), which adds a page")
         return Server(
             self._recorded(source),
             host=self.host,

@@ -34,7 +34,7 @@ _log = SafeLog(__name__)
 _refusals = LimitedLog(__name__)
 # Seconds that a client which was refused has for reading why.
 _LINGER = 1.0
-# Seconds that one has for taking an answer that is the last: a file of the page, say.
+# Seconds that one has for taking an answer that is the last: a file over HTTP, say.
 _LONG_LINGER = 30.0
 # Connections without a call at a time, at least, where nothing else is said.
 _MAX_IDLE = 256

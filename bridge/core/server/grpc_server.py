@@ -433,6 +433,6 @@ def _timeout(text: str | None) -> float | None:
     """Return the seconds of a `grpc-timeout`, or raise RequestError where it is none."""
     if text is None:
         return None
-    if (match := _TIMEOUT.fullmatch(text)) is None:
+    if (found := _TIMEOUT.fullmatch(text)) is None:
         raise RequestError(Code.INTERNAL, f"expected grpc-timeout to be digits and one of HMSmun, got {text!r:.40}")
-    return int(match[1]) * _UNITS[match[2]]
+    return int(found[1]) * _UNITS[found[2]]
