@@ -102,32 +102,47 @@ def checked(*command: str | Path, cwd: Path) -> None:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
 
 
+def failure_without(feature: str, folder: Path) -> str:
+    """Try an installation without a feature; return what failed, or "" where nothing did.
+
+    Args:
+        feature: The folder of `bridge` to delete.
+        folder: An empty folder.
+    """
+    clone, elsewhere = folder / "clone", folder / "elsewhere"
+    elsewhere.mkdir()
+    checked("git", "clone", "--quiet", ROOT, clone, cwd=ROOT)
+    delete(feature, clone)
+    checked(sys.executable, "-m", "venv", "--without-pip", elsewhere / "venv", cwd=elsewhere)
+    python = elsewhere / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    checked(*pip, clone, cwd=elsewhere)
+    checked(python, "-c", PLAY, cwd=elsewhere)
+    for program in USES[feature]:
+        done = run(python, "-c", program, cwd=elsewhere)
+        said = done.stdout + done.stderr
+        if said.count(f"this installation lacks bridge.{feature}, which ") != 1:
+            return f"{program}\nexpected one error, that bridge.{feature} is missing, got:\n{said}"
+    # As a clone has it, since the tests lie beside the package.
+    checked(*pip, "--editable", f"{clone}[test-core]", cwd=elsewhere)
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not Pong and not MiniGrid"]
+    done = run(*command, "@tests/core.txt", cwd=clone)
+    print(f"without {feature}: {done.stdout.strip().splitlines()[-1]}", flush=True)
+    return done.stdout if done.returncode else ""
+
+
 def main() -> None:
-    """Try an installation without a feature, and say what failed."""
+    """Try an installation without each feature that is named, and say what failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("feature", choices=sorted(USES), help="the folder of `bridge` to delete")
-    feature = parser.parse_args().feature
-    with tempfile.TemporaryDirectory() as folder:
-        clone, elsewhere = Path(folder, "clone"), Path(folder, "elsewhere")
-        elsewhere.mkdir()
-        checked("git", "clone", "--quiet", ROOT, clone, cwd=ROOT)
-        delete(feature, clone)
-        checked(sys.executable, "-m", "venv", "--without-pip", elsewhere / "venv", cwd=elsewhere)
-        python = elsewhere / "venv" / "bin" / "python"
-        pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
-        checked(*pip, clone, cwd=elsewhere)
-        checked(python, "-c", PLAY, cwd=elsewhere)
-        for program in USES[feature]:
-            done = run(python, "-c", program, cwd=elsewhere)
-            said = done.stdout + done.stderr
-            if f"this installation lacks bridge.{feature}, which " not in said or said.count("lacks") > 1:
-                sys.exit(f"{program}\nexpected the error that bridge.{feature} is missing, got:\n{said}")
-        # As a clone has it, since the tests lie beside the package.
-        checked(*pip, "--editable", f"{clone}[test-core]", cwd=elsewhere)
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not Pong and not MiniGrid"]
-        done = run(*command, "@tests/core.txt", cwd=clone)
-        print(f"without {feature}: {done.stdout[-2000:]}")
-        sys.exit(done.returncode)
+    parser.add_argument("features", nargs="+", choices=sorted(USES), metavar="FEATURE", help=", ".join(sorted(USES)))
+    failed = []
+    for feature in parser.parse_args().features:
+        with tempfile.TemporaryDirectory() as folder:
+            if failure := failure_without(feature, Path(folder)):
+                print(f"without {feature}:\n{failure}")
+                failed.append(feature)
+    if failed:
+        sys.exit(f"something fails without {', '.join(failed)}")
 
 
 if __name__ == "__main__":
