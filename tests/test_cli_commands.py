@@ -221,10 +221,10 @@ def test_commands_of_a_feature_that_an_installation_lacks_are_gone_from_the_help
         ("fleet", ["web", "ray://cart"], "lacks bridge.fleet, which a URL of ray:// needs"),
         ("dial", ["info", "listen://127.0.0.1:1"], "lacks bridge.dial, which a URL of listen:// needs"),
         ("recording", ["serve", "CartPole-v1", "--record", "runs"], "unrecognized arguments: --record"),
-        ("web", ["serve", "CartPole-v1", "--web"], "lacks bridge.web, which web= needs"),
+        ("web", ["serve", "CartPole-v1", "--web"], "lacks bridge.web, which --web needs"),
         ("web", ["serve", "CartPole-v1", "--web-hosts", "x"], "unrecognized arguments: --web-hosts"),
-        ("dial", ["serve", "CartPole-v1", "--dial", "grpc://127.0.0.1:1"], "lacks bridge.dial, which dial= needs"),
-        ("openenv", ["serve", "CartPole-v1", "--web", "--openenv"], "lacks bridge.openenv, which openenv= needs"),
+        ("dial", ["serve", "CartPole-v1", "--dial", "grpc://127.0.0.1:1"], "lacks bridge.dial, which --dial needs"),
+        ("openenv", ["serve", "CartPole-v1", "--web", "--openenv"], "lacks bridge.openenv, which --openenv needs"),
     ],
 )
 def test_an_option_or_url_of_a_feature_that_an_installation_lacks_is_refused(
