@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from bridge import (
+    Auth,
     ConnectionHandler,
     HttpAnswer,
     HttpRequest,
@@ -541,6 +542,32 @@ def test_a_route_that_fails_is_an_answer(caplog: pytest.LogCaptureFixture) -> No
         assert ask_http(server, "GET /fail") == (500, b"the server failed\n")
         assert ask_http(server, "GET /none") == (500, b"the server failed\n")
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_viewer_asks_only_for_what_is_for_viewers() -> None:
+    answer = lambda request, port: OK  # noqa: E731
+    protocols = routes_of(
+        Route(path="/all", answer=answer, for_viewers=True), Route(path="/few", answer=answer, method="POST")
+    )
+    auth = Auth(watch_token="of-viewers")
+    with serve_gym("CartPole-v1", token="a-secret", auth=auth, protocols=protocols) as server:
+        viewer, other = "Authorization: Bearer of-viewers", "Authorization: bearer a-secret"
+        assert ask_http(server, "GET /all", viewer)[0] == 200
+        assert ask_http(server, "POST /few", viewer)[0] == 403
+        assert ask_http(server, "POST /few", other)[0] == 200
+
+
+def test_what_follows_a_body_is_no_part_of_it() -> None:
+    bodies: list[bytes] = []
+
+    def answer(request: HttpRequest, port: Port) -> HttpAnswer:
+        bodies.append(request.body)
+        return OK
+
+    with serve_gym("CartPole-v1", protocols=routes_of(Route(path="/x", method="POST", answer=answer))) as server:
+        head = b"POST /x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"
+        assert ask(server, head, b"bo", b"dy and more").startswith(b"HTTP/1.1 200 ")
+    assert bodies == [b"body"]
 
 
 def test_a_public_route_needs_no_token_and_may_have_fields_of_its_own() -> None:

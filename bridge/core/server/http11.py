@@ -102,7 +102,8 @@ class HttpAnswer:
     def of_error(cls, error: RequestError) -> HttpAnswer:
         """Return the answer that says what is wrong, as text."""
         status = _STATUSES.get(error.code, http.HTTPStatus.INTERNAL_SERVER_ERROR)
-        return cls(status, f"{error.message}\n".encode(errors="replace"))
+        fields = {"WWW-Authenticate": "Bearer"} if error.code is Code.UNAUTHENTICATED else {}
+        return cls(status, f"{error.message}\n".encode(errors="replace"), fields=fields)
 
     def serialize(self, *, with_body: bool = True) -> bytes:
         """Return the bytes, after which the connection ends.

@@ -215,7 +215,10 @@ class HttpProtocol(ConnectionHandler):
         if not route.public:
             try:
                 self._check_site(websocket=False)
-                self._port.gate.check(token_of(self._request), self.peer)
+                may_act = self._port.gate.check(token_of(self._request), self.peer)
+                if not may_act and not route.for_viewers:
+                    text = f"this token is for watching, and {route.path} is not: show the other token"
+                    raise RequestError(Code.PERMISSION_DENIED, text)
             except RequestError as error:
                 self._send_answer(HttpAnswer.of_error(error))
                 return
@@ -242,11 +245,13 @@ class HttpProtocol(ConnectionHandler):
             return
         self._body = None
         self.admit(0)
+        # Without what a client sends behind it: the connection carries one request.
+        whole = bytes(body[: self._length])
         if self._call is not None:
-            self.request(self._call, bytes(body))
-            self._port.calls.receive(self._call, None)
+            self.request(self._call, whole)
+            self._calls.receive(self._call, None)
         elif isinstance(self._route, Route):
-            self._answer_request(self._route, bytes(body))
+            self._answer_request(self._route, whole)
 
     def _answer_request(self, route: Route, body: bytes) -> None:
         request = self._request
@@ -308,7 +313,7 @@ class HttpProtocol(ConnectionHandler):
         try:
             answer = (route.converse or _relay)(self._request, call.session)
         except BaseException:
-            self._port.calls.abandon(call)
+            self._calls.abandon(call)
             raise
 
         def refuse(error: RequestError) -> bytes:
@@ -347,7 +352,7 @@ class HttpProtocol(ConnectionHandler):
                 self.admit(0)
                 # Kept until the requests before it are answered: nothing may follow a close frame.
                 self._reply = b"".join(websocket.data_to_send())
-                self._port.calls.receive(call, None)
+                self._calls.receive(call, None)
                 return
             # The library has answered a ping: its pong is in `data_to_send` below.
             if opcode is Opcode.PING or opcode is Opcode.PONG:
@@ -357,7 +362,7 @@ class HttpProtocol(ConnectionHandler):
             except WrongKindError as error:
                 raise self._broken(CloseCode.UNSUPPORTED_DATA, str(error)) from None
             if message is not None:
-                self._port.calls.receive(call, message)
+                self._calls.receive(call, message)
         problem = websocket.parser_exc
         if isinstance(problem, PayloadTooBig):
             text = f"a request is larger than max_message_bytes={self._limits.max_message_bytes}"
@@ -381,7 +386,7 @@ class HttpProtocol(ConnectionHandler):
         if self._reply is not None or self.finished:
             return True
         if not parts:
-            self._port.calls.receive(call, None)  # the connection ends with its call
+            self._calls.receive(call, None)  # the connection ends with its call
             return True
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         if self._over_http:

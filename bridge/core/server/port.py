@@ -100,6 +100,8 @@ class Route:
     an answer that says so."""
     method: str = "GET"
     """With GET, also HEAD is answered. Others have a body, of `Limits.max_message_bytes` at most."""
+    for_viewers: bool = False
+    """True if also a client is answered that may only watch, by the token for that."""
     public: bool = False
     """True if it is answered without a token, whoever asks."""
 
@@ -230,7 +232,7 @@ class ConnectionHandler(ConnectionProtocol):
 
     def __init__(self, connection: Connection, port: Port) -> None:
         super().__init__(connection)
-        self._port = port
+        self._port, self._calls = port, port.calls
         self._admitted = 0
         self._waiting = 0
 
@@ -282,7 +284,7 @@ class ConnectionHandler(ConnectionProtocol):
         """End the session, if there is one, and close the connection once what was sent has gone out."""
         self.finished = True
         for call in tuple(self._connection.calls):
-            self._port.calls.receive(call, None)
+            self._calls.receive(call, None)
         self._connection.flush()
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> Timer:
@@ -318,7 +320,7 @@ class ConnectionHandler(ConnectionProtocol):
 
     def request(self, call: Call, data: bytes) -> None:
         """Have the session answer an EnvironmentRequest of dm_env_rpc."""
-        self._port.calls.receive(call, data)
+        self._calls.receive(call, data)
 
     def admit(self, size: int) -> None:
         """Count the bytes of a large message that has not come whole, for `Limits.max_queued_bytes`.
