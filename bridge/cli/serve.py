@@ -113,6 +113,7 @@ def register(commands: Any) -> None:
         usage="%(prog)s ENV_ID [ENV_ID ...] [options]",
         description="Serve environments of Gymnasium or PettingZoo over dm_env_rpc until Ctrl-C or SIGTERM.",
         epilog=_EPILOG,
+        allow_abbrev=False,  # else `--prot 5`, of somebody who means the port, would name a protocol
     )
     parser.add_argument(
         "env",
