@@ -9,11 +9,12 @@ from bridge.registration import register_remote
 
 if TYPE_CHECKING:
     from bridge.core.adapters.timed import TimeAction
-    from bridge.core.client.env import RemoteEnv
+    from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, FileDirectory
+    from bridge.core.client.envs.env import RemoteEnv
+    from bridge.core.client.envs.parallel_env import RemoteParallelEnv, make_parallel_remote
+    from bridge.core.client.envs.vector_env import RemoteVectorEnv
     from bridge.core.client.make import make_remote, make_vec_remote
-    from bridge.core.client.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.core.client.slots.slot import SlotState
-    from bridge.core.client.vector_env import RemoteVectorEnv
     from bridge.core.encoding.space_json import register_space
     from bridge.core.server.auth import Auth
     from bridge.core.server.calls import ServedSession
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
         Route,
         SessionRoute,
     )
-    from bridge.core.transport.credentials import TLS
+    from bridge.core.transport.credentials import TLS, ClientCredentials
     from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
     from bridge.core.worlds.realtime.clocked_world import RealTime
     from bridge.facade.blocking import serve
@@ -44,10 +45,15 @@ __all__ = [
     "TLS",
     "Admitted",
     "Auth",
+    "ClientCredentials",
     "ConnectionHandler",
     "Conversation",
+    "Directory",
+    "DnsDirectory",
+    "Endpoint",
     "Episode",
     "Episodes",
+    "FileDirectory",
     "HttpAnswer",
     "HttpRequest",
     "Limits",
@@ -101,10 +107,15 @@ provide(
 _PLACES = {
     "Admitted": "bridge.core.server.port",
     "Auth": "bridge.core.server.auth",
+    "ClientCredentials": "bridge.core.transport.credentials",
     "ConnectionHandler": "bridge.core.server.port",
     "Conversation": "bridge.core.server.port",
+    "Directory": "bridge.core.client.endpoints",
+    "DnsDirectory": "bridge.core.client.endpoints",
+    "Endpoint": "bridge.core.client.endpoints",
     "Episode": "bridge.core.worlds.observers",
     "Episodes": "bridge.core.worlds.observers",
+    "FileDirectory": "bridge.core.client.endpoints",
     "HttpAnswer": "bridge.core.server.http11",
     "HttpRequest": "bridge.core.server.http11",
     "Limits": "bridge.facade.limits",
@@ -115,9 +126,9 @@ _PLACES = {
     "RealTime": "bridge.core.worlds.realtime.clocked_world",
     "Recorder": "bridge.recording.recorder",
     "Recording": "bridge.recording.record",
-    "RemoteEnv": "bridge.core.client.env",
-    "RemoteParallelEnv": "bridge.core.client.parallel_env",
-    "RemoteVectorEnv": "bridge.core.client.vector_env",
+    "RemoteEnv": "bridge.core.client.envs.env",
+    "RemoteParallelEnv": "bridge.core.client.envs.parallel_env",
+    "RemoteVectorEnv": "bridge.core.client.envs.vector_env",
     "Route": "bridge.core.server.port",
     "ServedSession": "bridge.core.server.calls",
     "Server": "bridge.facade.server",
@@ -127,7 +138,7 @@ _PLACES = {
     "TimeAction": "bridge.core.adapters.timed",
     "Web": "bridge.web.site",
     "__version__": "bridge.version",
-    "make_parallel_remote": "bridge.core.client.parallel_env",
+    "make_parallel_remote": "bridge.core.client.envs.parallel_env",
     "make_remote": "bridge.core.client.make",
     "make_vec_remote": "bridge.core.client.make",
     "register_space": "bridge.core.encoding.space_json",

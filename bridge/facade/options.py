@@ -13,7 +13,7 @@ from bridge.core.server.registry import Overview, WorldSource
 from bridge.core.server.server import Transport
 from bridge.core.transport.credentials import TLS, TokenLike
 from bridge.core.worlds.controls import checked_play_fps
-from bridge.core.worlds.isolated import CALL_TIMEOUT
+from bridge.core.worlds.isolation import Isolation, start_method
 from bridge.core.worlds.observers import Observer
 from bridge.errors import SettingError
 from bridge.facade.limits import Limits, checked_limits
@@ -23,7 +23,6 @@ from bridge.facade.watching import watching
 if TYPE_CHECKING:
     from bridge.core.adapters.named import ActionNames
     from bridge.core.server.port import PortProtocol
-    from bridge.core.worlds.isolated.world import Isolation
     from bridge.core.worlds.realtime.clocked_world import RealTime
     from bridge.recording.record import Recording
     from bridge.web.site import Web
@@ -163,11 +162,6 @@ class ServerOptions:
 
     def isolated(self, *, always: bool = False) -> Isolation | None:
         """Return the limits of worlds' processes; None: worlds live in the server's. `always`: as for `Isolation`."""
-        limits = self.bounds
-        if (self.isolation, always, limits.call_timeout, limits.max_world_bytes) == (None, False, CALL_TIMEOUT, None):
-            return None
-        from bridge.core.worlds.isolated.world import Isolation, start_method  # few servers need processes
-
         if self.isolation is not None:
             start_method()  # it raises where a world's process imports a main module without a guard
         return Isolation.of(self.isolation, self.bounds.call_timeout, self.bounds.max_world_bytes, always=always)
@@ -240,7 +234,7 @@ class ServerOptions:
         if self.record is None:
             return source
         with feature("recording", "record="):
-            from bridge.recording.record import open_journal, recorded
+            from bridge.recording.served import open_journal, recorded
         made: WorldSource = recorded(source, open_journal(self.record))
         return made
 

@@ -10,7 +10,7 @@ from bridge.core.keywords import grouped
 from bridge.core.transport.address import is_loopback
 from bridge.core.transport.credentials import TLS
 from bridge.core.worlds.recipe import Adapter, EnvLike
-from bridge.core.worlds.source import EnvSource, WorldKind
+from bridge.core.worlds.sources.source import EnvSource, WorldKind
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
 from bridge.facade.server import Server

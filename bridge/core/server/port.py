@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bridge.core.server.auth import Gate
 from bridge.core.server.calls import Call, Calls, ServedSession
-from bridge.core.server.connection import Connection
-from bridge.core.server.connection_protocol import ConnectionProtocol
+from bridge.core.server.connection import Connection, ConnectionProtocol
 from bridge.core.server.http11 import HttpAnswer, HttpRequest
 from bridge.core.server.limits import CoreLimits
 from bridge.core.transport.frames import PREFACE

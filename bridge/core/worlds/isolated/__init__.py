@@ -1,6 +1,4 @@
-"""Worlds whose environment runs in a process of its own."""
+"""Worlds whose environment runs in a process of its own.
 
-__all__ = ["CALL_TIMEOUT"]
-
-CALL_TIMEOUT = 300.0
-"""Seconds that one call of an environment may take unless told otherwise."""
+May be imported by `core.worlds.sources`, and what is above the core.
+"""
