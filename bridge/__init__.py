@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bridge.core.client.envs.env import RemoteEnv
     from bridge.core.client.envs.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.core.client.envs.vector_env import RemoteVectorEnv
-    from bridge.core.client.make import make_remote, make_vec_remote
+    from bridge.core.client.schemes import Scheme
     from bridge.core.client.slots.slot import SlotState
     from bridge.core.encoding.space_json import register_space
     from bridge.core.server.auth import Auth
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bridge.core.worlds.realtime.clocked_world import RealTime
     from bridge.facade.blocking import serve
     from bridge.facade.limits import Limits
+    from bridge.facade.make import make_remote, make_vec_remote
     from bridge.facade.serve import serve_gym
     from bridge.facade.serve_parallel import serve_parallel
     from bridge.facade.server import Server
@@ -68,6 +69,7 @@ __all__ = [
     "RemoteParallelEnv",
     "RemoteVectorEnv",
     "Route",
+    "Scheme",
     "ServedSession",
     "Server",
     "SessionRoute",
@@ -100,6 +102,8 @@ provide(
     serve_gym="bridge.facade.serve:serve_gym",
     server="bridge.facade.server:Server",
     groups="bridge.facade.options:GROUPS",
+    make_vec_remote="bridge.facade.make:make_vec_remote",
+    other_schemes="bridge.facade.schemes:other_schemes",
     gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
 )
 
@@ -130,6 +134,7 @@ _PLACES = {
     "RemoteParallelEnv": "bridge.core.client.envs.parallel_env",
     "RemoteVectorEnv": "bridge.core.client.envs.vector_env",
     "Route": "bridge.core.server.port",
+    "Scheme": "bridge.core.client.schemes",
     "ServedSession": "bridge.core.server.calls",
     "Server": "bridge.facade.server",
     "SessionRoute": "bridge.core.server.port",
@@ -139,8 +144,8 @@ _PLACES = {
     "Web": "bridge.web.site",
     "__version__": "bridge.version",
     "make_parallel_remote": "bridge.core.client.envs.parallel_env",
-    "make_remote": "bridge.core.client.make",
-    "make_vec_remote": "bridge.core.client.make",
+    "make_remote": "bridge.facade.make",
+    "make_vec_remote": "bridge.facade.make",
     "register_space": "bridge.core.encoding.space_json",
     "serve": "bridge.facade.blocking",
     "serve_gym": "bridge.facade.serve",

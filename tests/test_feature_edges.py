@@ -37,20 +37,10 @@ BLOCKS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 ALONE = ("bridge/errors.py", "bridge/version.py", "bridge/registration.py")
 """Modules beside the package's own that are a place by themselves: everything stands on them."""
 FOLDERS_NOT_YET = {
-    ("bridge/core/client/make.py", "bridge/core/client/envs"),
-    ("bridge/core/client/make.py", "bridge/dial"),
-    ("bridge/core/client/make.py", "bridge/openenv"),
-    ("bridge/core/client/make.py", "bridge/perlert"),
-    ("bridge/core/client/make.py", "wrappers"),
-    ("bridge/core/client/options.py", "bridge/core/client/slots"),
     ("bridge/core/worlds/policies.py", "bridge/policies"),
 }
 """Files, and the folders that they import although their docstrings do not allow it: to be mended, so none is added."""
 CORE_EDGES_NOT_YET = {
-    ("bridge/core/client/make.py", "bridge/dial/listener.py"),
-    ("bridge/core/client/make.py", "bridge/openenv/env.py"),
-    ("bridge/core/client/make.py", "bridge/perlert"),
-    ("bridge/core/client/make.py", "wrappers/blocking_reset.py"),
     ("bridge/core/worlds/policies.py", "bridge/policies/remote_policy.py"),
 }
 """Imports of the core of what is none of it: to be mended, so none is added."""
@@ -100,10 +90,6 @@ EXCEPTED = {
 }
 """Words of `FEATURE_NAMES` that mean something else here: by the file in the core, or "" for all, with the reason."""
 NAMES_NOT_YET = {
-    ("client/make.py", "openenv"),
-    ("client/make.py", "perlert"),
-    ("client/options.py", "openenv"),
-    ("client/options.py", "perlert"),
     ("client/wire/connect.py", "dialed"),
     ("client/wire/connection.py", "dialed"),
     ("client/wire/dialed.py", "dialed"),
@@ -111,8 +97,6 @@ NAMES_NOT_YET = {
     ("client/wire/websocket_client.py", "dialed"),
     ("keywords.py", "web"),
     ("transport/address.py", "dialed"),
-    ("transport/address.py", "openenv"),
-    ("transport/address.py", "perlert"),
     ("transport/remedies.py", "web"),
     ("worlds/base.py", "seats"),
     ("worlds/multi_agent/world.py", "seats"),
@@ -127,7 +111,6 @@ NAMES_NOT_YET = {
 }
 """Files of the core, and words in them that name a feature: to be mended, so none is added."""
 CIRCLES_NOT_YET = {
-    ("bridge/core/client/make.py", "wrappers/blocking_reset.py"),
     (
         "bridge/core/worlds/realtime/agent.py",
         "bridge/core/worlds/realtime/clocked_world.py",
@@ -429,6 +412,13 @@ def test_no_circle_of_features_knows_each_other():
 def test_a_feature_imports_nothing_that_stands_above_it(feature):
     found = [each for path in files() if feature_of(path) == feature for each in imports(path)]
     assert [each for each in found if is_in(each.target, ABOVE)] == []
+
+
+@pytest.mark.parametrize("folder", ["bridge/core/client", "bridge/core/transport"])
+def test_the_client_and_the_transport_import_no_feature_and_nothing_that_stands_above(folder):
+    found = [each for path in files() if is_in(path, folder) for each in imports(path)]
+    assert len(found) > 20
+    assert [each for each in found if feature_of(each.target) or is_in(each.target, (*ABOVE, "wrappers"))] == []
 
 
 def test_imports_are_told_apart_by_when_they_run(tmp_path, monkeypatch):

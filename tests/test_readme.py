@@ -224,7 +224,7 @@ def test_the_table_of_properties_is_the_one_that_is_served() -> None:
         name for names, _, content in rows if "may be written" in content for name in re.findall(r"[\w.]+", names)
     }
     items = []
-    for server in (serve_gym("CartPole-v1"), bridge.serve_parallel(Relay)):
+    for server in (serve_gym("CartPole-v1"), serve_gym("CartPole-v1", num_envs=2), bridge.serve_parallel(Relay)):
         with server, Inspector(server.url, 10.0) as inspector:
             inspector.join()
             items += [item for item in inspector.list_properties() if ".attributes." not in item.spec.name]

@@ -226,7 +226,14 @@ class ServerOptions:
             protocols=(*of_page, *protocols, *named_protocols),
             hosts=hosts,
             overview=Overview(page is not None, _OF_SERVER, _OF_WORLD),
-            observers=(*named_observers, *watching(bounds, at_once=page is not None or self.fps is not None)),
+            observers=(
+                *named_observers,
+                *watching(
+                    bounds,
+                    None if page is None else page.quality,
+                    at_once=page is not None or self.fps is not None,
+                ),
+            ),
         )
 
     def _recorded(self, source: WorldSource) -> WorldSource:

@@ -16,16 +16,17 @@ _SETTINGS = {"frame", "lanes", "role", "seat_key"}
 """The JoinWorld settings of which it knows something that worlds do not."""
 
 
-def watching(limits: Limits, *, at_once: bool) -> Sequence[Observer]:
+def watching(limits: Limits, quality: int | None, *, at_once: bool) -> Sequence[Observer]:
     """Return what lets clients watch and take over in the worlds of a server, where this installation has it.
 
     Args:
         limits: The server's.
+        quality: Of pictures, as of `Web`; None: the default.
         at_once: Whether it is imported now: for worlds that others wait for, or that people are going to look at.
     """
     if not has_feature("web"):
         return ()
-    lazy = _LazyGallery(limits)
+    lazy = _LazyGallery(limits, quality)
     if at_once:
         lazy.load()
     return (lazy,)
@@ -38,19 +39,23 @@ class _LazyGallery(Observer):
 
     Args:
         limits: The server's.
+        quality: Of pictures; None: the default.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, quality: int | None) -> None:
+        self._limits, self._quality = limits, quality
         self._background: Background | None = None
         self._loaded: Observer | None = None
 
     def load(self) -> Observer:
         """Return the gallery; it is imported where that was not done."""
         if self._loaded is None:
+            from bridge.web.site import Web
             from bridge.web.watching.agents import Gallery
 
-            self._loaded = Gallery(self._limits.takeover_timeout, self._limits.seat_timeout)
+            # Programs watch, and take pictures, where there is no page, too.
+            quality = Web().quality if self._quality is None else self._quality
+            self._loaded = Gallery(self._limits.takeover_timeout, self._limits.seat_timeout, quality)
             if self._background is not None:
                 self._loaded.start(self._background)
         return self._loaded

@@ -536,7 +536,12 @@ class Registry:
         )
 
     def _describe(self, world: World) -> dict[str, Any]:
-        own = {"name": world.name, "title": world.title or self._source.title, "seats": dict(world.seats)}
+        own = {
+            "name": world.name,
+            "title": world.title or self._source.title,
+            "seats": dict(world.seats),
+            "players": dict(world.players),
+        }
         found = {**own, **_UNKNOWN, **self._overview.world, **world.describe()}
         for observer in self._observers:
             found.update(observer.describe(world))

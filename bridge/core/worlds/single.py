@@ -533,6 +533,11 @@ class EnvWorld(World):
         return self._agent.player if self._agent is not None else DEFAULT_PLAYER
 
     @property
+    def players(self) -> Mapping[str, str]:
+        """Who plays, by the name of the seat."""
+        return {} if self._agent is None else dict.fromkeys(self.seats, self._agent.player)
+
+    @property
     def clock_frames(self) -> int | None:
         """Frames of the world's clock; None: it has none."""
         return None
