@@ -44,7 +44,9 @@ def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() 
         "quality",
     ]
     assert {"num_envs", "vectorization_mode", "env_kwargs", "host", "port", "max_connections"} <= set(keywords)
-    assert sorted(options) == sorted(f"--{name.replace('_', '-')}" for name in keywords)
+    # Lists of names are an option that is given for each of them.
+    singular = {"protocols": "protocol", "observers": "observer"}
+    assert sorted(options) == sorted(f"--{singular.get(name, name).replace('_', '-')}" for name in keywords)
     for flag, arguments in options.items():
         assert len(arguments["help"].split()) > 2, f"the docstrings say nothing of {flag}"
 
