@@ -27,6 +27,7 @@ PAGES = {
     "changes.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "examples.md": "examples/README.md",
+    "recording-format.md": "proto/recording-format.md",
 }
 
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")

@@ -39,6 +39,12 @@ PAGES = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
+    "benchmarks/attacks.md",
+    "benchmarks/zoo.md",
+    "examples/README.md",
+    "proto/recording-format.md",
+    "tests/standalone/README.md",
+    "tests/versions/README.md",
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 ]
 LOCAL = "grpc://127.0.0.1:50051"
