@@ -221,6 +221,12 @@ def test_a_roboticist_serves_a_policy_evaluates_corrects_and_makes_a_dataset(des
     count = "import minari; print(minari.load_dataset('lander/corrected-v0').total_episodes)"
     assert int(desk.type(f'python -c "{count}"')) >= 1
 
+    by_people = block("docs/recordings.md", "--who person").splitlines()[-1]
+    desk.type(replaced(by_people, {"--min-return 100": "--min-return -1000"}))
+    of_robots = block("docs/recordings.md", "--lerobot").splitlines()[-1]
+    desk.type(replaced(of_robots, {"ALE/Pong*": "LunarLander*"}))
+    assert json.loads((desk.folder / "datasets/pong/meta/info.json").read_text())["total_episodes"] == 8
+
     # "Look at it": the page's Replay has what somebody played, and `replay --verify` makes it again.
     (corrected,) = {line.split()[0] for line in episodes.splitlines() if "person" in line}
     assert desk.type(f"gymnasium-bridge replay runs/{corrected} --verify")
@@ -273,7 +279,8 @@ def test_an_operator_loses_a_server_and_adds_one(desk: Desk) -> None:
 
     with urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=DEADLINE) as answer:
         shown = answer.read().decode()
-    page = (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
+    assert "](reference.md#metrics)" in (ROOT / "docs/cluster.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
     names = re.findall(r"^\| `(bridge_\w+)", page, re.MULTILINE)
     assert len(names) > 15
     assert [name for name in names if f"# TYPE {name} " not in shown] == []
