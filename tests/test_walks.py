@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 INSTALLS = ("make demo", "pip install")
 DEADLINE = 120.0
 
-pytestmark = [in_browser, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 @functools.cache
@@ -143,6 +143,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
         yield Desk(tmp_path, stack)
 
 
+@in_browser
 def test_a_newcomer_goes_through_the_readme(desk: Desk, opened) -> None:  # noqa: F811
     here, wide = str(free_port()), str(free_port())
     blocks = blocks_of("README.md")
@@ -174,6 +175,7 @@ def test_a_newcomer_goes_through_the_readme(desk: Desk, opened) -> None:  # noqa
     assert desk.type(desk.write("remote.py", code)) == blocks[8][1]
 
 
+@in_browser
 def test_a_roboticist_serves_a_policy_evaluates_corrects_and_makes_a_dataset(desk: Desk, opened) -> None:  # noqa: F811
     port, policy = str(free_port()), str(free_port())
     console = block("docs/policies.md", "corrected-v0").splitlines()
