@@ -222,7 +222,8 @@ DIRECTIONS = {
     "client": BASE | {"encoding", "transport"},
     "wrappers": BASE | {"client", "encoding", "transport"},
     "perlert": BASE | {"client", "encoding", "server", "transport", "worlds"},
-    "watching": BASE | {"encoding", "worlds"},
+    "controls": BASE | {"worlds"},
+    "watching": BASE | {"controls", "encoding", "worlds"},
     "recording": BASE | {"adapters", "client", "encoding", "server", "worlds"},
     "fleet": BASE | {"client", "encoding", "server", "transport", "worlds"},
     "gateway": BASE | {"client", "encoding", "server", "transport", "worlds"},
@@ -232,7 +233,7 @@ DIRECTIONS = {
 }
 LAZILY = {("client", "perlert"), ("client", "wrappers")}
 LAZILY |= {("client", "openenv"), ("server", "openenv"), ("client", "dial"), ("server", "dial"), ("testing", "dial")}
-LAZILY |= {("worlds", "policies"), ("perlert", "recording")}
+LAZILY |= {("perlert", "controls"), ("perlert", "recording")}
 
 
 def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:

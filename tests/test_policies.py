@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge.core.worlds.policies import as_policy, by_name, check_policies, policy_name
+from bridge.core.worlds.stand_ins import by_name
 from bridge.errors import SettingError
+from bridge.facade.stand_ins import GivenPolicies, as_policy, policy_name
 from tests.parallel_envs import Relay
 
 
@@ -42,7 +43,7 @@ def test_what_is_no_policy_is_refused(given):
     with pytest.raises(
         SettingError, match='expected agents as policies \\(observation to action\\), their ws:// URLs or "random", got'
     ):
-        check_policies("agents", given)
+        GivenPolicies("agents", given)
 
 
 @pytest.mark.parametrize(

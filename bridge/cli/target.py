@@ -16,8 +16,8 @@ from typing import Any
 import gymnasium
 
 from bridge.core.extras import install_command
-from bridge.core.worlds.policies import RANDOM
 from bridge.errors import SettingError, StartError
+from bridge.facade.stand_ins import RANDOM
 
 __all__ = ["Target", "find_policies", "find_target"]
 

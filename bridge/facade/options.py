@@ -15,10 +15,10 @@ from bridge.core.server.registry import WorldSource
 from bridge.core.server.server import Server, Transport
 from bridge.core.server.web_site import OpenEnvOptions, Web, WebSite, page_files
 from bridge.core.transport.credentials import TLS, TokenLike
-from bridge.core.worlds.controls import checked_play_fps
 from bridge.core.worlds.isolated.world import Isolation, start_method
 from bridge.core.worlds.observers import Observer
 from bridge.core.worlds.realtime.clocked_world import RealTime
+from bridge.errors import SettingError
 
 if TYPE_CHECKING:
     from bridge.recording.record import Recording
@@ -153,7 +153,7 @@ class ServerOptions:
 
     def play_fps(self) -> float | None:
         """Return the steps a second at which people play; raises SettingError in real time, or for no number."""
-        return checked_play_fps(None if self.page is None else self.page.play_fps, self.fps)
+        return _checked_play_fps(None if self.page is None else self.page.play_fps, self.fps)
 
     def action_names(self) -> ActionNames | None:
         """Return what people are told that actions are called; raises SettingError where these are no names."""
@@ -211,3 +211,20 @@ def _gallery(bounds: Limits) -> Sequence[Observer]:
     from bridge.web.watching.agents import Gallery
 
     return (Gallery(bounds.takeover_timeout, bounds.seat_timeout),)
+
+
+def _checked_play_fps(play_fps: float | None, fps: float | None) -> float | None:
+    """Return the keyword `play_fps`, or raise SettingError where it is none.
+
+    Args:
+        play_fps: The keyword.
+        fps: That of a real-time world, which keeps to its clock, whoever acts; None: lock-step.
+    """
+    if play_fps is None:
+        return None
+    if fps is not None:
+        raise SettingError("play_fps is of lock-step worlds: with fps= a world runs at that rate, whoever acts")
+    fits = isinstance(play_fps, (int, float)) and not isinstance(play_fps, bool)
+    if not fits or not 1 <= play_fps < float("inf"):
+        raise SettingError(f"expected play_fps to be a number of steps a second, 1 or more, got {play_fps!r}")
+    return float(play_fps)

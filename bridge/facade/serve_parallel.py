@@ -13,11 +13,12 @@ from bridge.core.server.server import Server
 from bridge.core.worlds.kinds import is_parallel
 from bridge.core.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.core.worlds.multi_agent.source import ParallelSource, WorldKind
-from bridge.core.worlds.policies import RANDOM, Policy
 from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.core.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
+from bridge.core.worlds.stand_ins import Policy
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
+from bridge.facade.stand_ins import RANDOM, GivenPolicies
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -106,7 +107,11 @@ def serve_parallel(
         realtime=None
         if fps is None
         else RealtimeOptions.of(
-            fps, default_action, options.realtime, agents, rests=options.page is not None and not match
+            fps,
+            default_action,
+            options.realtime,
+            None if agents is None else GivenPolicies("agents", agents),
+            rests=options.page is not None and not match,
         ),
         thread_safe=options.thread_safe,
         kind=kind,

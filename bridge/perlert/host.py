@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from bridge.core.provided import provided
 from bridge.core.rounds import RoundState
 from bridge.core.server.failure_log import FailureLog
 from bridge.core.worlds.default_actions import default_action
 from bridge.core.worlds.environment import Transition
-from bridge.core.worlds.policies import as_policy, by_name
 from bridge.core.worlds.realtime.multi_agent import Frame, PolicyPlayer, RealtimeMultiAgentWorld
 from bridge.core.worlds.scheduling import Scheduler, Timer
+from bridge.core.worlds.stand_ins import by_name
 from bridge.errors import InvalidActionError, PacketError, RequestError, SettingError, UnsupportedSpaceError
 from bridge.perlert.guard import Address, Guard, GuardConfig, Outgoing
 from bridge.perlert.lobby import Lobby
@@ -54,7 +55,7 @@ class _Agent:
         # Spaces too long for a message are left out; clients are given them otherwise.
         fits = len(told.encode()) + len(str(header).encode()) + 200 <= packet.MAX_MESSAGE
         self.spaces = told if fits else ""
-        self.bot = None if bot is None else as_policy("bots", bot, spaces[1])
+        self.bot = None if bot is None else provided("as_policy")("bots", bot, spaces[1])
         try:
             # Through the codec, so that the environment gets the types that a client's action has.
             self.default_action = None if action is None else self.actions.decode(self.actions.encode(action))

@@ -281,12 +281,9 @@ class ReplayWorld(RealtimeWorld):
     def __init__(self, name: str, env: SteeredEnv, scheduler: Scheduler, closed: Callable[[], None]) -> None:
         super().__init__(name, env, scheduler, RealtimeOptions(env.state["fps"]))
         self.title = str(env.state["title"])
-        self.shows = {key: env.state[key] for key in ("episode", "players", "began", "return", "length")}
+        shows = {key: env.state[key] for key in ("episode", "players", "began", "return", "length")}
+        self.shown["replay"] = lambda: shows
         self._when_closed = closed
-
-    def describe(self) -> dict[str, Any]:
-        """Return what a page shows of it, with the episode."""
-        return {**super().describe(), "replay": self.shows}
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
         """Let a spectator in: setting `role=spectator`."""
@@ -304,7 +301,7 @@ class ReplayWorld(RealtimeWorld):
         return self.agents > 0
 
     @property
-    def seats(self) -> Mapping[str, bool]:
+    def played(self) -> Mapping[str, bool]:
         """There are none."""
         return {}
 

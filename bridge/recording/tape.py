@@ -128,7 +128,7 @@ class _RecordedLane:
         """Leave a call out, and return True, if its episode began while nobody played and nobody has come since."""
         # Who comes in the middle of an episode is recorded from there on. Its beginning is missing, so those rows are
         # of no episode until the next reset.
-        self._nobodys = (begins or self._nobodys) and not (self._world.has_players or self._world.taken_over)
+        self._nobodys = (begins or self._nobodys) and not (self._world.has_players or self._world.substitutes)
         if self._nobodys:
             self.tape.skip()
         return self._nobodys
@@ -162,7 +162,7 @@ class _RecordedLane:
             return await self._step(action)
         by = self._applied_by()
         # Set by the watch, which is around this environment: it has put the action in place by now.
-        if self._world.taken_over:
+        if self._world.substitutes:
             by = self._acting(by)
         given: Any = action
         if type(given) not in IMMUTABLE:
@@ -190,7 +190,7 @@ class _RecordedLane:
         Returns:
             As `applied_by` of the world; of lanes that are stepped together a list with an entry for each.
         """
-        taken, self._world.taken_over = self._world.taken_over, {}
+        taken, self._world.substitutes = self._world.substitutes, {}
         people = {str(key): f"person:{name}" if name else "person" for key, name in taken.items()}
         lanes = self.facts.num_envs
         if lanes is not None:
@@ -367,6 +367,7 @@ def attach(journal: Journal, world: EnvWorld, made_by: Mapping[str, Any]) -> Non
     tapes = [Tape(journal, Encoder(header)) for header in headers]
     parts = [_RecordedLane(world, tape, lane) for tape, lane in zip(tapes, lanes, strict=True)]
     world.env = RecordedEnv(env, parts, by_lane=by_lane)
+    world.shown["recording"] = lambda: tapes[0].on
 
 
 def size_of(value: Any) -> int:

@@ -517,7 +517,7 @@ class Registry:
         )
 
     def _describe(self, world: World) -> dict[str, Any]:
-        own = {"name": world.name, "title": world.title or self._source.title, "seats": dict(world.seats)}
+        own = {"name": world.name, "title": world.title or self._source.title, "seats": dict(world.played)}
         found = {**own, **_UNKNOWN, **world.describe()}
         for observer in self._observers:
             found.update(observer.describe(world))

@@ -183,6 +183,8 @@ class World(abc.ABC):
         self.name = name
         self.scheduler = scheduler
         self.resets = ResetBook()
+        self.shown: dict[str, Callable[[], object]] = {}
+        """What a page shows of it beside what `describe` says itself: functions by name, to which features add."""
 
     @property
     def title_in_messages(self) -> str:
@@ -240,13 +242,13 @@ class World(abc.ABC):
         return self.agents > 0
 
     @property
-    def seats(self) -> Mapping[str, bool]:
+    def played(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent that can be played, by its name."""
         return {"agent": self.has_players}
 
     def describe(self) -> dict[str, object]:
-        """Return what a page shows of it beside its name, title and seats."""
-        return {}
+        """Return what a page shows of it beside its name, its title, and who is played."""
+        return {name: read() for name, read in self.shown.items()}
 
     @property
     def alive(self) -> bool:

@@ -363,15 +363,15 @@ class EnvWorld(World):
         scheduler: Runs what the world waits for.
     """
 
-    allows_takeover = True
-    """True if people may act in an agent's place."""
+    allows_substitutes = True
+    """True if an observer may put other actions in the place of an agent's."""
 
     def __init__(self, name: str, env: Environment, scheduler: Scheduler) -> None:
         super().__init__(name, scheduler)
         self.env: Environment = env
         """The environment that is stepped; observers put themselves in its place."""
-        self.taken_over: Mapping[object, str] = {}
-        """The people whose actions the step at hand takes in place of an agent's, by agent or lane."""
+        self.substitutes: Mapping[object, str] = {}
+        """Whose actions the step at hand takes in place of an agent's, by agent or lane."""
         self.episodes = 0
         """Episodes that ended, counted for each lane."""
         self._agent: EnvAgent | None = None
@@ -403,7 +403,7 @@ class EnvWorld(World):
         return self._agent
 
     def applied_by(self, lane: int) -> object:
-        """Return who the action is of that the environment is stepped by now, for a recording.
+        """Return who the action is of that the environment is stepped by now.
 
         Args:
             lane: Which of the environments that are stepped one by one.
@@ -434,13 +434,9 @@ class EnvWorld(World):
         return WorldCounts(lanes, self.env.times.step.count * lanes, self.episodes)
 
     def describe(self) -> dict[str, object]:
-        """Return its lanes, whether it has begun, and whether it is recorded; None: nothing could record it."""
-        recording = self.env.properties().get("world.recording")
-        return {
-            "lanes": self.env.facts.num_envs,
-            "begun": bool(self.env.times.reset.count),
-            "recording": None if recording is None else recording == "on",
-        }
+        """Return its lanes, whether it has begun, and what features have a page show."""
+        begun = bool(self.env.times.reset.count)
+        return {"lanes": self.env.facts.num_envs, "begun": begun, **super().describe()}
 
     def refuse_if_over(self) -> None:
         """Raise where the world is destroyed, or its environment has ended by itself."""

@@ -166,7 +166,7 @@ class WatchingAgent(Agent):
         self._watch = gallery.watch(world)
         self._view = view
         self._inner = inner
-        self._spectates = isinstance(inner, Spectator) or (isinstance(inner, RealtimeAgent) and inner.spectator)
+        self._spectates = isinstance(inner, Spectator) or (isinstance(inner, RealtimeAgent) and inner.watches)
         self._in_lockstep = not isinstance(world, ClockedWorld)
         self.actions = inner.actions
         self.observations = dict(inner.observations)

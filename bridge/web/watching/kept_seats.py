@@ -67,7 +67,7 @@ class KeptSeats:
             return False
         if isinstance(agent, RealtimeAgent):
             # Spectators take no seat, so nobody can take it from them.
-            if agent.spectator:
+            if agent.watches:
                 return False
             agent.rest()
         elif isinstance(agent, TakeoverAgent):

@@ -16,8 +16,8 @@ from typing import Any
 from bridge.core.encoding.properties import NUMBER, TEXT, Property, PropertyTree
 from bridge.core.rounds import RoundState
 from bridge.core.worlds.base import Agent
+from bridge.core.worlds.default_actions import name_of_function
 from bridge.core.worlds.environment import Environment
-from bridge.core.worlds.policies import policy_name
 from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.core.worlds.realtime.loop import LoopAgent
 from bridge.core.worlds.realtime.multi_agent import Frame, RealtimeMultiAgent, RealtimeMultiAgentWorld
@@ -37,14 +37,14 @@ class _SeatedAgent(RealtimeMultiAgent):
 
     async def begin(self) -> int:
         """Wait until a round runs that the seat has a part in, and enter it."""
-        if not self.spectator:
+        if not self.watches:
             self.world.refuse_unready(self.name)
         return await super().begin()
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`, with what a seat can do."""
         tree = super().properties()
-        if self.spectator:
+        if self.watches:
             return tree
         text = "whether this seat is ready for the next round: 1 or 0"
         seat = self.world.match.seats[self.name]
@@ -71,7 +71,7 @@ class MatchWorld(RealtimeMultiAgentWorld):
         SettingError: Options do not fit.
     """
 
-    allows_takeover = False
+    allows_substitutes = False
 
     def __init__(
         self,
@@ -83,11 +83,13 @@ class MatchWorld(RealtimeMultiAgentWorld):
     ) -> None:
         # Each episode is a round, which begins when the match says so.
         super().__init__(name, env, scheduler, dataclasses.replace(options, autoreset=False))
-        other = "nobody" if options.default_action is None else policy_name(options.default_action)
-        self.match = Match({seat: self.stand_ins.get(seat, other) for seat in self.members}, match)
+        other = "nobody" if options.default_action is None else name_of_function(options.default_action)
+        others = {name: stand_in.name for name, stand_in in self.stand_ins.items()}
+        self.match = Match({seat: others.get(seat, other) for seat in self.members}, match)
         self._next_settings: tuple[int | None, Any] = (None, None)
         self._match_timer: Timer | None = None
         self.subscribe(self._on_frame)
+        self.shown["match"] = self._describe_match
 
     # Seats
 
@@ -101,7 +103,7 @@ class MatchWorld(RealtimeMultiAgentWorld):
         """Let an agent in; one that plays takes its seat, unless it has it still and its client came back."""
         agent = super().admit(settings, join, ours=ours)
         inner = agent.unwrapped
-        if isinstance(inner, _SeatedAgent) and not inner.spectator and not self.match.seats[inner.name].kind:
+        if isinstance(inner, _SeatedAgent) and not inner.watches and not self.match.seats[inner.name].kind:
             # A seat that was kept for a lost client still has its state in the match: to take it again would forget
             # that it plays.
             self.match.take(inner.name, inner.player)
@@ -237,10 +239,6 @@ class MatchWorld(RealtimeMultiAgentWorld):
         self._follow_match()
 
     # Properties
-
-    def describe(self) -> dict[str, Any]:
-        """Return what a page shows of it, with the match."""
-        return {**super().describe(), "match": self._describe_match()}
 
     def _describe_match(self) -> dict[str, Any]:
         running = self.match.state is RoundState.RUNNING

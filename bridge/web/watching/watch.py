@@ -249,7 +249,7 @@ class Watch(Listener):
         action, taken = self.takeovers.replace(action, facts, lane or 0, self.now(), self._world.ended_lanes)
         self._taken[lane] = taken
         # A recording takes it, which stands between this and the environment.
-        self._world.taken_over = {key: one.who for key, one in taken.items()}
+        self._world.substitutes = {key: one.who for key, one in taken.items()}
         return action
 
     def stepped(self, lane: int | None, action: object, result: Result) -> Result:

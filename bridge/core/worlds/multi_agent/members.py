@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from bridge.core.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.core.encoding.space_json import space_to_json
 from bridge.core.worlds.base import failures_in
-from bridge.core.worlds.controls import controls_of_space, known_agent_names
 from bridge.core.worlds.default_actions import DEFAULT, neutral_action
+from bridge.core.worlds.env_properties import environment_properties
 from bridge.core.worlds.environment import Call, Environment, Job, Spaces, Transition
 from bridge.core.worlds.rewards import as_typed
 from bridge.core.worlds.settings import Settings, read_choice
@@ -142,9 +143,6 @@ class Members:
         """Return what one agent adds to the tree below `world`."""
         observation_space, action_space = self.spaces[name]
 
-        def controls() -> str:
-            return controls_of_space(action_space, names=known_agent_names(self._name, action_space))
-
         def leaf(key: str, kind: str, description: str, read: Callable[[], object]) -> Property:
             return Property(f"world.{key}", kind, description, read)
 
@@ -155,6 +153,9 @@ class Members:
                 leaf("agents", ENCODED, "the names of all agents", lambda: list(self.ids)),
                 leaf("observation_space", TEXT, exact, lambda: space_to_json(observation_space)),
                 leaf("action_space", TEXT, exact, lambda: space_to_json(action_space)),
-                leaf("controls", TEXT, "what keys do for a person, as JSON", controls),
+                *(
+                    leaf(each.name, TEXT, each.description, partial(each.read_agent, self._name, action_space))
+                    for each in environment_properties()
+                ),
             ]
         )

@@ -19,7 +19,6 @@ from bridge.core.worlds.isolated.world import Isolation
 from bridge.core.worlds.kinds import ParallelEnv, as_parallel, is_parallel
 from bridge.core.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.core.worlds.multi_agent.world import MultiAgentWorld
-from bridge.core.worlds.policies import by_name, check_policies
 from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.core.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
 from bridge.core.worlds.recipe import constructed
@@ -118,7 +117,6 @@ class ParallelSource(Source[ParallelRecipe]):
     ) -> None:
         if realtime is not None:
             check_default_action(realtime.default_action)
-            check_policies("agents", realtime.agents)
         self._only: list[ParallelEnv] = []
         """The environment that was made already, until its one world takes it."""
         self._env_id = env if isinstance(env, str) else ""
@@ -178,11 +176,11 @@ class ParallelSource(Source[ParallelRecipe]):
     async def _make_env(
         self, name: str, recipe: ParallelRecipe, factory: bytes | None, runtime: Runtime
     ) -> Environment:
-        """Make the environment of a world, which has all agents for which policies are given."""
+        """Make the environment of a world, which has all agents that are to be played while no client does."""
         env = await super()._make_env(name, recipe, factory, runtime)
         try:
-            if self._realtime is not None:
-                by_name("agents", self._realtime.agents, [str(agent) for agent in env.facts.agents], "agents")
+            if self._realtime is not None and self._realtime.stand_ins is not None:
+                self._realtime.stand_ins.check([str(agent) for agent in env.facts.agents])
         except SettingError as error:
             await env.close()
             raise RequestError(Code.INVALID_ARGUMENT, str(error)) from error

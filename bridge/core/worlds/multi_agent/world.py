@@ -126,7 +126,7 @@ class MultiAgentWorld(EnvWorld):
         return len(self.table.participants)
 
     @property
-    def seats(self) -> Mapping[str, bool]:
+    def played(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent of the environment."""
         return {name: name in self.table.participants for name in self.members}
 

@@ -85,10 +85,10 @@ class RealtimeAgent(EnvAgent):
     @property
     def plays(self) -> bool:
         """True if it is a player."""
-        return not self.spectator
+        return not self.watches
 
     @property
-    def spectator(self) -> bool:
+    def watches(self) -> bool:
         """True if its actions and resets change nothing."""
         return not self._loop_agent.player
 
@@ -348,7 +348,7 @@ class RealtimeAgent(EnvAgent):
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`, with this agent's role."""
-        role = "spectator" if self.spectator else "player"
+        role = "spectator" if self.watches else "player"
         waits = f"what a Step waits for: {', '.join(WAITS)}"
         seat = "the JoinWorld setting seat of a stream for its actions"
         own = [

@@ -21,12 +21,13 @@ from bridge.core.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.base import Agent, WorldCounts, answer_to
 from bridge.core.worlds.environment import Environment, Job
+from bridge.core.worlds.realtime.acting_stream import ActingStreams
 from bridge.core.worlds.realtime.agent import WAITS, RealtimeAgent
 from bridge.core.worlds.realtime.loop import LoopAgent, Phase, RealtimeLoop
-from bridge.core.worlds.realtime.seat import Seats
 from bridge.core.worlds.scheduling import PendingResult, Scheduler, Timer
 from bridge.core.worlds.settings import ResetRequest, Settings, read_choice, read_reset, refuse_unknown
 from bridge.core.worlds.single import EnvWorld
+from bridge.core.worlds.stand_ins import StandIns
 from bridge.errors import Code, RequestError, SettingError
 
 __all__ = ["ROLES", "ClockedWorld", "RealTime", "RealtimeOptions"]
@@ -75,9 +76,9 @@ class RealtimeOptions(RealTime):
     """Applied where there is no action of the player; None: the neutral one, zeros where the space has them. In a world
     of several agents a function of an agent's id, last observation and action space; None: the first allowed action, or
     the neutral one."""
-    agents: object = None
-    """In a world of several agents: who plays those that no client does, before `default_action` is asked. A policy
-    (observation to action), `"random"`, or a mapping of these by agent; None: nobody."""
+    stand_ins: StandIns | None = None
+    """In a world of several agents: who plays those that no client does, before `default_action` is asked; None:
+    nobody."""
     autoreset: bool = True
     """True if each episode begins by itself; False: the first and every later one waits for a reset."""
 
@@ -87,7 +88,7 @@ class RealtimeOptions(RealTime):
         fps: float,
         default_action: object,
         realtime: RealTime | None,
-        agents: object = None,
+        stand_ins: StandIns | None = None,
         *,
         rests: bool = False,
     ) -> RealtimeOptions:
@@ -98,7 +99,7 @@ class RealtimeOptions(RealTime):
         """
         if realtime is not None and not isinstance(realtime, RealTime):
             raise SettingError(f"expected realtime to be bridge.RealTime(…), got a {type(realtime).__name__}")
-        options = cls(fps=fps, default_action=default_action, agents=agents, **vars(realtime or RealTime()))
+        options = cls(fps=fps, default_action=default_action, stand_ins=stand_ins, **vars(realtime or RealTime()))
         if options.rest_when_empty is None:
             options = dataclasses.replace(options, rest_when_empty=rests)
         return options
@@ -136,7 +137,7 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
         super().__init__(name, env, scheduler)
         self.options = options
         self.loop = loop
-        self.acting = Seats()
+        self.acting = ActingStreams()
         """Lets in the second streams of agents."""
         self._clock = scheduler if options.clock is None else options.clock
         # A clock that can be subscribed to moves only when it is turned (`VirtualClock`): timers of the machine would

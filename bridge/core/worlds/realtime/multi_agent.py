@@ -34,7 +34,6 @@ from bridge.core.worlds.base import OTHER_WORLD, in_environment
 from bridge.core.worlds.default_actions import default_action, is_allowed
 from bridge.core.worlds.environment import Environment, Job, Transition, kept
 from bridge.core.worlds.multi_agent.members import Members
-from bridge.core.worlds.policies import as_policy, by_name, policy_name
 from bridge.core.worlds.realtime.agent import RealtimeAgent
 from bridge.core.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions
 from bridge.core.worlds.realtime.joint_loop import JointLoop
@@ -155,11 +154,9 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
 
     def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: RealtimeOptions) -> None:
         self.members = Members(env.facts.agents, env.facts.name)
-        given = by_name("agents", options.agents, list(self.members), "agents")
-        spaces = self.members.spaces
-        self._policies = {name: as_policy("agents", policy, spaces[name][1]) for name, policy in given.items()}
-        self.stand_ins = {name: policy_name(policy) for name, policy in given.items()}
-        """The names of the policies that play agents while no client does, by the agent's name."""
+        spaces = {name: pair[1] for name, pair in self.members.spaces.items()}
+        self.stand_ins = {} if options.stand_ins is None else options.stand_ins.find(spaces)
+        """Who plays agents while no client does, by the agent's name."""
         loop = JointLoop(list(self.members), options.fps, may_repeat=self._may_repeat, **options.timing())
         super().__init__(name, env, scheduler, options, loop)
         self._listeners: list[Callable[[Frame], None]] = []
@@ -169,7 +166,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         return is_allowed(action, observation, self.members.spaces[name][1])
 
     @property
-    def seats(self) -> Mapping[str, bool]:
+    def played(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent of the environment."""
         return {name: self.loop.player_of(name) is not None for name in self.members}
 
@@ -179,7 +176,9 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
 
     def _stand_in(self, name: str) -> str:
         """Return who acts for an agent of which there is no action, for a recording."""
-        return f"agent:{self.stand_ins[name]}" if name in self._policies and not self.is_played(name) else "default"
+        return (
+            f"agent:{self.stand_ins[name].name}" if name in self.stand_ins and not self.is_played(name) else "default"
+        )
 
     def is_played(self, name: str) -> bool:
         """True if a client plays an agent in the episode that runs, so that its policy does not."""
@@ -322,9 +321,9 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         """Return the action of an agent that has none: a policy's, or a default one."""
         own, agent, space = self.options.default_action, self.members.ids[name], self.members.spaces[name][1]
         observation = self.loop.parts[name].observation
-        if name in self._policies and not self.is_played(name):
+        if name in self.stand_ins and not self.is_played(name):
             where = f"the policy of {name!r}"
-            return await self.env.executor.run(in_environment, where, self._policies[name], observation)
+            return await self.env.executor.run(in_environment, where, self.stand_ins[name].act, observation)
         # Ours, so it needs no thread: what a user gives runs where the environment does.
         if own is None:
             return default_action(agent, observation, space)

@@ -23,12 +23,12 @@ from bridge.pb import properties_pb2
 if TYPE_CHECKING:
     from bridge.core.worlds.realtime.agent import RealtimeAgent
 
-__all__ = ["Seats"]
+__all__ = ["ActingStreams"]
 
 _KEY_BYTES = 16
 
 
-class Seats(dict[str, "RealtimeAgent"]):
+class ActingStreams(dict[str, "RealtimeAgent"]):
     """The agents of a world whose property `world.seat` was read, by the key that it gave."""
 
     def key_of(self, agent: RealtimeAgent) -> str:
@@ -63,12 +63,12 @@ class _ActingStream(Agent):
     """Its Steps hand in actions for an agent, each for the episode that it names, and are answered at once.
 
     Args:
-        seats: Says whether the agent is still in.
+        streams: Say whether the agent is still in.
         agent: Whose actions.
     """
 
-    def __init__(self, seats: Seats, agent: RealtimeAgent) -> None:
-        self._seats = seats
+    def __init__(self, streams: ActingStreams, agent: RealtimeAgent) -> None:
+        self._streams = streams
         self._agent = agent
         self._episode_uid = len(agent.actions) + 1
         shape = () if agent.lanes is None else (agent.lanes,)
@@ -90,7 +90,7 @@ class _ActingStream(Agent):
         """Hand in an action, for the episode that it names."""
         received = self._agent.world.now()
         # The first stream may have left meanwhile, and its place may be somebody else's.
-        if self._agent not in self._seats.values():
+        if self._agent not in self._streams.values():
             raise RequestError(Code.FAILED_PRECONDITION, "the agent of this seat has left the world")
         self._agent.world.refuse_if_over()
         if actions:
