@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from bridge.core.server.web_site import Web
     from bridge.core.transport.credentials import TLS
     from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
-    from bridge.core.worlds.realtime.clocked_world import RealTime
+    from bridge.core.worlds.realtime.clock_pacer import RealTime
+    from bridge.core.worlds.turns import Decision, Turn, TurnPacer
     from bridge.facade.blocking import serve
     from bridge.facade.serve import serve_gym
     from bridge.facade.serve_parallel import serve_parallel
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "TLS",
     "Auth",
+    "Decision",
     "Episode",
     "Episodes",
     "Limits",
@@ -46,6 +48,8 @@ __all__ = [
     "Server",
     "SlotState",
     "TimeAction",
+    "Turn",
+    "TurnPacer",
     "Web",
     "__version__",
     "make_parallel_remote",
@@ -80,12 +84,15 @@ provide(
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
 _PLACES = {
     "Auth": "bridge.core.server.auth",
+    "Decision": "bridge.core.worlds.turns",
     "Episode": "bridge.core.worlds.observers",
     "Episodes": "bridge.core.worlds.observers",
     "Limits": "bridge.core.server.limits",
     "Listener": "bridge.core.worlds.observers",
     "Observer": "bridge.core.worlds.observers",
-    "RealTime": "bridge.core.worlds.realtime.clocked_world",
+    "RealTime": "bridge.core.worlds.realtime.clock_pacer",
+    "Turn": "bridge.core.worlds.turns",
+    "TurnPacer": "bridge.core.worlds.turns",
     "Recorder": "bridge.recording.recorder",
     "Recording": "bridge.recording.record",
     "RemoteEnv": "bridge.core.client.env",

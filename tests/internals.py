@@ -54,13 +54,13 @@ HELPERS = {
         "worlds, registries and sessions without a server; spaces as tensors, with any Gymnasium",
         """encoding.space_json encoding.spaces gymnasium_versions server.registry server.session worlds.base
         worlds.isolated.world worlds.multi_agent.joint_steps worlds.multi_agent.source
-        worlds.realtime.clocked_world worlds.source""",
+        worlds.realtime.clock_pacer worlds.source""",
     ),
     "tests/realtime_tools.py": (
         "remotes and sessions joined by a link in virtual time",
         """client.wire.connect client.world.events client.wire.poller client.world.remote client.world.step_reader
         client.world.world_request
-        worlds.realtime.world""",
+        worlds.world""",
     ),
     "tests/far_network.py": (
         "the same with the second stream of an agent, and timers",

@@ -80,7 +80,7 @@ def test_every_module_is_seen():
     assert {
         "bridge.core.encoding.tensors",
         "bridge.core.server.session",
-        "bridge.core.worlds.single",
+        "bridge.core.worlds.world",
         "bridge.wrappers.blocking_reset",
     } <= set(OURS)
 

@@ -81,6 +81,7 @@ _METAVARS = {
     "dial": "URL",
     "dial_name": "NAME",
     "device": "DEVICE",
+    "world": "NAME",
     "record": "FOLDER",
 }
 _KIND = {True: "an environment of several agents", False: "a Gymnasium environment"}

@@ -17,7 +17,7 @@ from bridge.core.server.web_site import OpenEnvOptions, Web, WebSite, page_files
 from bridge.core.transport.credentials import TLS, TokenLike
 from bridge.core.worlds.isolated.world import Isolation, start_method
 from bridge.core.worlds.observers import Observer
-from bridge.core.worlds.realtime.clocked_world import RealTime
+from bridge.core.worlds.realtime.clock_pacer import RealTime
 from bridge.errors import SettingError
 
 if TYPE_CHECKING:

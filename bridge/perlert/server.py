@@ -26,7 +26,7 @@ from bridge.core.transport.address import is_loopback
 from bridge.core.worlds.base import start_error
 from bridge.core.worlds.isolated.world import CALL_TIMEOUT, Isolation
 from bridge.core.worlds.multi_agent.source import ParallelSource
-from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
+from bridge.core.worlds.realtime.clock_pacer import RealtimeOptions
 from bridge.core.worlds.scheduling import PendingResult, Runtime
 from bridge.core.worlds.stand_ins import Policy
 from bridge.errors import RemoteTimeoutError, RequestError, SettingError

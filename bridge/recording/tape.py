@@ -20,9 +20,7 @@ from bridge.core.encoding.properties import TEXT, Property, PropertyTree, encode
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.environment import IMMUTABLE, Call, Environment, EnvironmentProxy, Result, kept
 from bridge.core.worlds.hosts import checked_lanes, checked_values
-from bridge.core.worlds.realtime.clocked_world import ClockedWorld
-from bridge.core.worlds.realtime.world import RealtimeWorld
-from bridge.core.worlds.single import EnvWorld
+from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.facts import describe_world
@@ -114,11 +112,11 @@ class _RecordedLane:
         self._lane = lane
         self._applied_by = partial(world.applied_by, lane or 0)
         # None: the world is in lock-step
-        self._moment = partial(world.moment, lane or 0) if isinstance(world, ClockedWorld) else None
+        self._moment = None if world.fps is None else partial(world.pacer.moment, lane or 0)
         self._renders = tape.options.frames
         self._several = bool(self.facts.agents)
         # Elsewhere each episode is there because somebody asked for it.
-        self._may_skip = isinstance(world, ClockedWorld) and world.options.autoreset and not tape.options.unattended
+        self._may_skip = world.pacer.begins_by_itself and not tape.options.unattended
         self._nobodys = False
         """True if nobody played since the episode began, which is not recorded then."""
         # Lanes that begin anew in the step that ends them have their last observations in the infos.
@@ -360,7 +358,7 @@ def attach(journal: Journal, world: EnvWorld, made_by: Mapping[str, Any]) -> Non
     """
     env, facts = world.env, world.env.facts
     # In real time each lane is stepped and reset by itself; in lock-step one call is of all lanes.
-    by_lane = isinstance(world, RealtimeWorld)
+    by_lane = world.pacer.by_lane
     kind = "agents" if facts.agents else "env" if by_lane or facts.num_envs is None else "lanes"
     lanes: Sequence[int | None] = range(facts.num_envs or 1) if by_lane else [None]
     headers = [describe_world(journal, world, kind, made_by, lane) for lane in lanes]

@@ -101,6 +101,15 @@ class Agent(abc.ABC):
         """True if it takes part in the world; False: it watches, or acts for an agent that another connection has."""
         return True
 
+    @property
+    def watches(self) -> bool:
+        """True if it only looks on: it takes nobody's place, and its actions and resets change nothing."""
+        return False
+
+    def rest(self) -> bool:
+        """Stay in the world without a client, and hold nobody up; return False where that cannot be."""
+        return False
+
     def follow_names(self, names: str) -> None:
         """Send the names of attributes with the info after a reset that changes them; the client has read `names`."""
         del names  # most worlds' are the same for ever

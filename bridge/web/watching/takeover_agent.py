@@ -13,7 +13,7 @@ from bridge.core.encoding.tensors import Array, Spec
 from bridge.core.worlds.base import Agent
 from bridge.core.worlds.hosts import refuse_private
 from bridge.core.worlds.settings import read_scalar, refuse_unknown
-from bridge.core.worlds.single import EnvWorld
+from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -215,6 +215,11 @@ class TakeoverAgent(Agent):
 
         keys = Property("world.controls", TEXT, "what keys do for a person, as JSON", controls)
         return self._world.properties().merged(PropertyTree([keys]))
+
+    def rest(self) -> bool:
+        """Give back, until its client comes again."""
+        self.interrupt()
+        return True
 
     @property
     def plays(self) -> bool:

@@ -15,7 +15,7 @@ from bridge.core.logs import SafeLog
 from bridge.core.worlds.environment import EnvFacts, Result
 from bridge.core.worlds.observers import Background, Episode, Episodes, Listener, ObservedEnv
 from bridge.core.worlds.scheduling import PendingResult, Timer
-from bridge.core.worlds.single import EnvWorld
+from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RequestError
 from bridge.web.watching.pictures import View, encode
 from bridge.web.watching.shared_steps import SharedSteps
