@@ -78,7 +78,7 @@ provide(
     groups="bridge.facade.options:GROUPS",
     gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
     environment_properties="bridge.facade.environment_properties:ENVIRONMENT_PROPERTIES",
-    as_policy="bridge.facade.stand_ins:as_policy",
+    as_policy="bridge.facade.policies:as_policy",
 )
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.

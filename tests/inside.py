@@ -199,12 +199,12 @@ def server_signs_of_life(
 
 def look_at_sockets_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have servers answer requests for so long at most before they look at their sockets again."""
-    _set_moment(monkeypatch, "server.calls", seconds)
+    _set_moment(monkeypatch, "core.server.calls", seconds)
 
 
 def deputy_runs_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have the deputies of servers run the loop once a call of an environment has lasted so long."""
-    _set_moment(monkeypatch, "server.serving", seconds)
+    _set_moment(monkeypatch, "core.server.serving", seconds)
 
 
 def _set_moment(monkeypatch: pytest.MonkeyPatch, module: str, seconds: float) -> None:

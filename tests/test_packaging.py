@@ -578,6 +578,74 @@ def test_the_core_tests_are_there():
     assert len(listed) > 10
 
 
+def at_import(body):
+    """The absolute names that statements import when they run, but for imports that may fail."""
+    for node in body:
+        match node:
+            case ast.Import():
+                yield from (alias.name for alias in node.names)
+            case ast.ImportFrom(module=str(module), level=0):
+                yield module
+                yield from (f"{module}.{alias.name}" for alias in node.names)
+            case ast.If() if "TYPE_CHECKING" in ast.unparse(node.test):
+                yield from at_import(node.orelse)
+            case ast.Try() if any("ImportError" in ast.unparse(one.type or one) for one in node.handlers):
+                pass
+            case ast.If() | ast.For() | ast.While() | ast.Try() | ast.With() | ast.ClassDef():
+                parts = (getattr(node, part, []) for part in ("body", "orelse", "finalbody"))
+                yield from (name for part in parts for name in at_import(part))
+                yield from (name for one in getattr(node, "handlers", []) for name in at_import(one.body))
+
+
+def imports_of_tests(files, root=ROOT):
+    """What files of `tests`, and the modules of it that they import, import of elsewhere: names, each with a file."""
+    found, waiting = {}, [root / file for file in files]
+    seen = set(waiting)
+    while waiting:
+        file = waiting.pop()
+        for name in at_import(ast.parse(file.read_text("utf-8")).body):
+            if name.split(".")[0] != "tests":
+                found.setdefault(name.split(".")[0], file.relative_to(root))
+                continue
+            place = root.joinpath(*name.split("."))
+            near = [place.with_suffix(".py"), *(folder / "__init__.py" for folder in (place, *place.parents))]
+            further = {one for one in near if one.is_file() and one.is_relative_to(root / "tests")} - seen
+            seen |= further
+            waiting += further
+    return found
+
+
+def test_the_core_tests_import_what_their_extra_brings_and_no_more():
+    """Else they fail where that extra alone is installed, which this environment does not show."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["test-core"]]
+    brought = {re.split(r"[\[<>=!~; ]", requirement)[0].lower().replace("_", "-") for requirement in wanted}
+    files = (ROOT / "tests" / "core.txt").read_text("utf-8").split()
+    distributions = importlib.metadata.packages_distributions()
+    foreign = {
+        name: str(file)
+        for name, file in imports_of_tests([*files, "tests/conftest.py"]).items()
+        if name not in sys.stdlib_module_names and name != "bridge"
+        if brought.isdisjoint(own.lower().replace("_", "-") for own in distributions.get(name, []))
+    }
+    assert foreign == {}
+
+
+def test_an_import_of_a_core_test_is_found_through_the_modules_of_tests_that_it_imports(tmp_path):
+    for name, text in {
+        "__init__": "",
+        "test_one": "import numpy\nfrom tests import near\nfrom tests.far import thing\n",
+        "near": "try:\n    import optional\nexcept ImportError:\n    optional = None\n",
+        "far": "def later():\n    import late\n\nif True:\n    import pettingzoo.utils\n",
+    }.items():
+        (tmp_path / "tests").mkdir(exist_ok=True)
+        (tmp_path / "tests" / f"{name}.py").write_text(text, "utf-8")
+    assert {name: file.name for name, file in imports_of_tests(["tests/test_one.py"], tmp_path).items()} == {
+        "numpy": "test_one.py",
+        "pettingzoo": "far.py",
+    }
+
+
 def test_the_package_says_that_it_is_typed():
     assert (ROOT / "bridge" / "py.typed").exists()
 

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from bridge.core.worlds.stand_ins import by_name
 from bridge.errors import SettingError
-from bridge.facade.stand_ins import GivenPolicies, as_policy, policy_name
+from bridge.facade.policies import GivenPolicies, as_policy, policy_name
 from tests.parallel_envs import Relay
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.worlds.realtime.joint_clock import Frame, JointClock
+from bridge.core.worlds.realtime.multi_agent import Frame, JointClock
 from bridge.errors import Code, RequestError
 from bridge.testing import CountingEnv, LocalRuntime, VirtualClock
 from tests.parallel_envs import NAMES, Relay

@@ -579,7 +579,7 @@ def test_a_token_for_looking_on_does_not_play(opened):
 def test_the_page_of_another_server_is_refused_in_words(opened, tmp_path):
     """The same page, of a foreign origin, whose script connects to our server."""
     with serve_gym(Paddle, web=True, fps=30) as server:
-        folder = Path(bridge.__file__).parent / "web"
+        folder = Path(bridge.__file__).parent / "web" / "page"
         for file in folder.iterdir():
             text = file.read_text(encoding="utf-8")
             (tmp_path / file.name).write_text(

@@ -229,6 +229,9 @@ class BlockingReset(OwnAttributes, BatchWrapper):
                 f"expected slots in an episode, but those of {np.flatnonzero(self._finished).tolist()} have ended; "
                 "call reset(options={'reset_mask': terminations | truncations})"
             )
+        if self._mode is AutoresetMode.SAME_STEP and not self._native and self._step_timeout is None:
+            # With `step_timeout` a reset may take longer than a step.
+            slots_of(self.env).stepper.begins_in_step = True
         self.env.step_async(actions)
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Array, Array, Array, dict[str, Any]]:

@@ -17,7 +17,7 @@ import gymnasium
 
 from bridge.core.extras import install_command
 from bridge.errors import SettingError, StartError
-from bridge.facade.stand_ins import RANDOM
+from bridge.facade.policies import RANDOM
 
 __all__ = ["Target", "find_policies", "find_target"]
 

@@ -16,11 +16,11 @@ from bridge.core.worlds.multi_agent.source import ParallelSource
 from bridge.core.worlds.own_worlds import OwnWorld
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.realtime.clock_pacer import RealtimeOptions
-from bridge.core.worlds.realtime.joint_clock import JointClock
+from bridge.core.worlds.realtime.multi_agent import JointClock
 from bridge.core.worlds.stand_ins import Policy
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
-from bridge.facade.stand_ins import RANDOM, GivenPolicies
+from bridge.facade.policies import RANDOM, GivenPolicies
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

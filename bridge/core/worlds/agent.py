@@ -81,8 +81,12 @@ class EnvAgent(Agent):
         self.observations = dict(enumerate([*self._observation_layout.specs, *flags, *more], start=1))
         first = self._first_flag = len(self._observation_layout.specs) + 1
         self._first_more, self._has_more = first + len(flags), bool(more)
-        # What our own client asks for: the observation, reward, terminated, truncated and info.
-        self._usual = (*range(1, first + 1), first + 2, first + 3, first + 4)
+        self.usual = (*range(1, first + 1), first + 2, first + 3, first + 4)
+        """The UIDs that our own client asks for: of the observation, reward, terminated, truncated and info."""
+        self.asks_as_usual = False
+        """True if the Steps from now on ask for these."""
+        self.answer: list[Any] | None = None
+        """What the Step at hand is told of these, where its pacer has said it; None: the newest observations."""
         self._plain = self._observation_layout.single and self._observation_layout.leaves[0].kind == "array"
         self._of_spec = self.observations[1].dtype, self.observations[1].shape
         self._has_forms = self._observation_layout.has_forms
@@ -134,7 +138,8 @@ class EnvAgent(Agent):
     # Requests
 
     def prepare(self, uids: Sequence[int]) -> None:
-        """Tell the pacer which of its own observations the Step that follows asks for."""
+        """Note which observations the Steps that follow ask for."""
+        self.asks_as_usual = tuple(uids) == self.usual
         if self._has_more:
             self._pacer.prepare(self, [uid - self._first_more for uid in uids])
 
@@ -274,6 +279,8 @@ class EnvAgent(Agent):
 
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
         """Return observations of the last transition."""
+        if self.answer is not None:
+            return self.by_uid(self.values(uids))
         first, more = self._first_flag, self._first_more
         # First, since what they tell may add to the notes of the info.
         told = self._pacer.observe(self, [uid - more for uid in uids if uid >= more]) if self._has_more else {}
@@ -295,8 +302,11 @@ class EnvAgent(Agent):
 
     def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
         """Return observations of the last transition in order, as they are at hand."""
+        if self.answer is not None:
+            answer, self.answer = self.answer, None
+            return answer
         # What our own client asks for is read without a loop over UIDs: a step took 1756 bytecodes in place of 1901.
-        if uids != self._usual:
+        if uids != self.usual:
             return super().values(uids)
         seen: Any = self.observation
         as_spec = self._plain and type(seen) is np.ndarray and (seen.dtype, seen.shape) == self._of_spec
@@ -307,6 +317,11 @@ class EnvAgent(Agent):
         if self.lanes is not None:
             return [*parts, reward, self.terminated, self.truncated, info]
         return [*parts, reward if reward.ndim else reward.item(), self.terminated.item(), self.truncated.item(), info]
+
+    def by_uid(self, parts: Sequence[Any]) -> dict[int, Array]:
+        """Return what `values` gives of the usual observations as `observe` does."""
+        arrays = [np.frombuffer(part, np.uint8) if isinstance(part, bytes) else np.asarray(part) for part in parts]
+        return dict(zip(self.usual, arrays, strict=True))
 
     def _encode_info(self) -> bytes:
         """Return the info as it travels, with what the client is to be told beside it."""

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
+from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent
 from bridge.core.worlds.group import ONE
 from bridge.core.worlds.pacer import Pacer
+from bridge.core.worlds.same_step import SameStep
 from bridge.core.worlds.settings import Settings, read_reset, reading, refuse_unknown
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -62,6 +64,8 @@ class LockStep(Pacer):
             text = f"{self.world.title_in_messages} is full: it has 1 agent of at most 1; {remedy}"
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         self._agent = EnvAgent(self.world, ONE)
+        if self._agent.lanes is not None:
+            self._agent.part = SameStep(self._agent)
         return self._agent
 
     def leave(self, agent: EnvAgent) -> None:
@@ -145,11 +149,12 @@ class LockStep(Pacer):
 
     async def begin(self, agent: EnvAgent) -> int:
         """Reset the environment with the settings that wait; a lane that fails begins anew in the next step."""
-        pending = self._pending
+        pending, agent.answer = self._pending, None
         agent.take_reset(await self.world.env.reset(seed=pending[0], options=pending[1]))
         if self._pending is pending:  # else a ResetWorld brought others meanwhile
             self._pending = (None, None)
         if agent.lanes is not None:
+            agent.part.reset(pending[1])
             agent.truncated[list(agent.take_failures())] = True
         return pb.RUNNING
 
@@ -160,8 +165,15 @@ class LockStep(Pacer):
         # Those that ended before: what failed is their reset, and no episode ended by it.
         unbegun = sum(bool(agent.terminated[lane] or agent.truncated[lane]) for lane in failed)
         agent.take_lanes(result)
-        self.world.episodes += int(np.count_nonzero(agent.terminated | agent.truncated)) - unbegun
+        ended: Array = agent.terminated | agent.truncated
+        self.world.episodes += int(np.count_nonzero(ended)) - unbegun
+        agent.answer = None
+        await agent.part.stepped(ended)
         return pb.RUNNING
+
+    def properties_of(self, agent: EnvAgent) -> PropertyTree:
+        """Return what an agent adds to the tree below `world`: of lanes, when its lanes begin anew."""
+        return PropertyTree() if agent.lanes is None else agent.part.properties()
 
     def interrupt(self, agent: EnvAgent) -> None:
         """End the sequence by truncation, with the last observations."""

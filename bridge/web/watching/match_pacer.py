@@ -19,8 +19,8 @@ from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import Agent
 from bridge.core.worlds.default_actions import name_of_function
 from bridge.core.worlds.realtime.clock_pacer import RealtimeOptions
-from bridge.core.worlds.realtime.joint_clock import Frame, JointClock
 from bridge.core.worlds.realtime.loop import LoopAgent
+from bridge.core.worlds.realtime.multi_agent import Frame, JointClock
 from bridge.core.worlds.scheduling import Timer
 from bridge.core.worlds.settings import ResetRequest
 from bridge.core.worlds.world import EnvWorld

@@ -283,8 +283,18 @@ class Results:
         merge_latency(joiner.infos, times, self.size)
         return joiner.infos
 
-    def own_infos(self) -> list[dict[str, Any]]:
-        """Return each row's own info."""
+    def own_infos(self, rows: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """Return each row's own info.
+
+        Args:
+            rows: Only those of these rows, in their order; None: all.
+        """
+        if rows is not None and not (self._any_info or self.errors or self._unbegun or self.moved is not None):
+            return [{} for _ in rows]  # as nearly always
+        own = self._own_infos()
+        return own if rows is None else [own[row] for row in rows]
+
+    def _own_infos(self) -> list[dict[str, Any]]:
         own: list[dict[str, Any]] = [{} for _ in range(self.size)]
         for member, start, info in self._infos if self._any_info else ():
             rows = info if member.single or isinstance(info, list) else as_rows(info, member.lanes)

@@ -19,7 +19,7 @@ from bridge.core.client.slots.remote_record import RemoteRecord
 from bridge.core.client.wire.connect import AnyCall, connect
 from bridge.core.client.wire.connection import Deliver
 from bridge.core.client.wire.poller import Poller
-from bridge.core.client.world.events import Event, Joined, Lost, StepAnswered
+from bridge.core.client.world.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.core.client.world.joined_world import JoinedWorld
 from bridge.core.client.world.session import ClientSession
 from bridge.core.client.world.session_states import CONNECTING, ONLINE, ClientState
@@ -203,6 +203,17 @@ class Remote:
             data = out.pop(0)
             if self._call is not None:
                 self._call.send(data)
+
+    def set_autoreset(self, *, same_step: bool) -> None:
+        """Say when lanes that ended begin their next episodes; as of the session. It leaves with the next request."""
+        self.session.set_autoreset(same_step=same_step, now=self.now())
+
+    def begun_in_step(self) -> StepAnswered | Refused | Lost | None:
+        """Return how lanes that ended in the Step that was read last began their next episodes; None: they did not."""
+        event = self.session.begun_in_step()
+        if isinstance(event, Lost):
+            self.finish(0.0)
+        return event
 
     def act(self, request: bytes) -> None:
         """Leave the actions of a Step in a real-time world; what comes of them is asked for by a later Step.

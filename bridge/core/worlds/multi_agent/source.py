@@ -20,7 +20,7 @@ from bridge.core.worlds.multi_agent.joint_steps import AllActed, MultiAgentOptio
 from bridge.core.worlds.own_worlds import OwnWorld, own_world
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.realtime.clock_pacer import RealtimeOptions
-from bridge.core.worlds.realtime.joint_clock import JointClock
+from bridge.core.worlds.realtime.multi_agent import JointClock
 from bridge.core.worlds.recipe import constructed
 from bridge.core.worlds.scheduling import Runtime
 from bridge.core.worlds.settings import Settings, read_kwargs
