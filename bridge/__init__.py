@@ -9,19 +9,20 @@ from bridge.registration import register_remote
 
 if TYPE_CHECKING:
     from bridge.core.adapters.timed import TimeAction
-    from bridge.core.client.env import RemoteEnv
+    from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, FileDirectory
+    from bridge.core.client.envs.env import RemoteEnv
+    from bridge.core.client.envs.parallel_env import RemoteParallelEnv, make_parallel_remote
+    from bridge.core.client.envs.vector_env import RemoteVectorEnv
     from bridge.core.client.make import make_remote, make_vec_remote
-    from bridge.core.client.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.core.client.slots.slot import SlotState
-    from bridge.core.client.vector_env import RemoteVectorEnv
     from bridge.core.encoding.space_json import register_space
     from bridge.core.server.auth import Auth
     from bridge.core.server.limits import Limits
     from bridge.core.server.server import Server
     from bridge.core.server.web_site import Web
-    from bridge.core.transport.credentials import TLS
+    from bridge.core.transport.credentials import TLS, ClientCredentials
     from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
-    from bridge.core.worlds.realtime.clock_pacer import RealTime
+    from bridge.core.worlds.realtime_options import RealTime
     from bridge.core.worlds.turns import Decision, Turn, TurnPacer
     from bridge.facade.blocking import serve
     from bridge.facade.serve import serve_gym
@@ -33,9 +34,14 @@ if TYPE_CHECKING:
 __all__ = [
     "TLS",
     "Auth",
+    "ClientCredentials",
     "Decision",
+    "Directory",
+    "DnsDirectory",
+    "Endpoint",
     "Episode",
     "Episodes",
+    "FileDirectory",
     "Limits",
     "Listener",
     "Observer",
@@ -84,27 +90,32 @@ provide(
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
 _PLACES = {
     "Auth": "bridge.core.server.auth",
+    "ClientCredentials": "bridge.core.transport.credentials",
     "Decision": "bridge.core.worlds.turns",
+    "Directory": "bridge.core.client.endpoints",
+    "DnsDirectory": "bridge.core.client.endpoints",
+    "Endpoint": "bridge.core.client.endpoints",
     "Episode": "bridge.core.worlds.observers",
     "Episodes": "bridge.core.worlds.observers",
+    "FileDirectory": "bridge.core.client.endpoints",
     "Limits": "bridge.core.server.limits",
     "Listener": "bridge.core.worlds.observers",
     "Observer": "bridge.core.worlds.observers",
-    "RealTime": "bridge.core.worlds.realtime.clock_pacer",
+    "RealTime": "bridge.core.worlds.realtime_options",
     "Turn": "bridge.core.worlds.turns",
     "TurnPacer": "bridge.core.worlds.turns",
     "Recorder": "bridge.recording.recorder",
     "Recording": "bridge.recording.record",
-    "RemoteEnv": "bridge.core.client.env",
-    "RemoteParallelEnv": "bridge.core.client.parallel_env",
-    "RemoteVectorEnv": "bridge.core.client.vector_env",
+    "RemoteEnv": "bridge.core.client.envs.env",
+    "RemoteParallelEnv": "bridge.core.client.envs.parallel_env",
+    "RemoteVectorEnv": "bridge.core.client.envs.vector_env",
     "Server": "bridge.core.server.server",
     "SlotState": "bridge.core.client.slots.slot",
     "TLS": "bridge.core.transport.credentials",
     "TimeAction": "bridge.core.adapters.timed",
     "Web": "bridge.core.server.web_site",
     "__version__": "bridge.version",
-    "make_parallel_remote": "bridge.core.client.parallel_env",
+    "make_parallel_remote": "bridge.core.client.envs.parallel_env",
     "make_remote": "bridge.core.client.make",
     "make_vec_remote": "bridge.core.client.make",
     "register_space": "bridge.core.encoding.space_json",

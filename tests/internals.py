@@ -38,6 +38,7 @@ VOCABULARY = {
     "bridge.perlert.protocol.profile": "the values that its specs have on the wire",
     "bridge.core.rounds": "the states of players who gather and play, of a lobby and of a match",
     "bridge.core.transport.frames": "HTTP/2's frames and events",
+    "bridge.core.transport.credentials": "the variable that holds a token, and how a secret is written",
 }
 """Internal modules that any test may import, each with the reason: names and values as they are on the wire."""
 
@@ -45,10 +46,10 @@ HELPERS = {
     "tests/inside.py": (
         "what is behind the public objects of a server and a client",
         """cli.program core.client.slots core.client.wire.connect core.client.world.events
-        core.client.wire.poller core.client.vector_env
+        core.client.wire.poller core.client.envs.vector_env
         core.server.admission
         core.server.auth core.server.connection core.server.connections core.server.fair_share core.server.grpc_server
-        core.server.grpc_services core.server.connection_protocol core.server.serving core.server.web_protocol
+        core.server.grpc_services core.server.serving core.server.web_protocol
         core.transport.address
         core.transport.keepalive recording.library recording.replay_world web.watching.takeovers""",
     ),
@@ -56,8 +57,8 @@ HELPERS = {
         "worlds, registries and sessions without a server; spaces as tensors, with any Gymnasium",
         """core.encoding.space_json core.encoding.spaces core.gymnasium_versions core.server.registry
         core.server.session core.worlds.base
-        core.worlds.isolated.world core.worlds.multi_agent.joint_steps core.worlds.multi_agent.source
-        core.worlds.realtime.clock_pacer core.worlds.source""",
+        core.worlds.isolation core.worlds.multi_agent.joint_steps core.worlds.sources.parallel_source
+        core.worlds.realtime_options core.worlds.scheduling core.worlds.sources.source""",
     ),
     "tests/realtime_tools.py": (
         "remotes and sessions joined by a link in virtual time",
@@ -72,7 +73,7 @@ HELPERS = {
     ),
     "tests/perlert_simulation.py": (
         "PERLERT's server and its clients joined by a link",
-        """perlert.guard perlert.host perlert.player perlert.player_run perlert.server""",
+        """perlert.protocol.guard perlert.host perlert.player perlert.player_run perlert.server""",
     ),
     "tests/recording_tape.py": (
         "rows of a made-up environment",
@@ -84,7 +85,7 @@ HELPERS = {
     ),
     "tests/test_policy.py": (
         "the tables whose policy it plays on random fleets",
-        "core.client.slots.remote_record core.client.slots.placement core.client.slots.slot",
+        "core.client.world.remote_record core.client.slots.placement core.client.slots.slot",
     ),
     "tests/test_pool.py": ("the events that a pool hands out", "core.client.world.events"),
     "tests/test_http2.py": (

@@ -11,13 +11,13 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
 
 from bridge.core.client.attributes import OwnAttributes
+from bridge.core.client.envs.vector_env import RemoteVectorEnv, slots_of
 from bridge.core.client.make import make_vec_remote
 from bridge.core.client.options import checked_timeout
-from bridge.core.client.slots.remote_record import RemoteReport
 from bridge.core.client.slots.results import Results
 from bridge.core.client.slots.stepper import Received
 from bridge.core.client.slots.waiting import OnLost
-from bridge.core.client.vector_env import RemoteVectorEnv, slots_of
+from bridge.core.client.world.remote_record import RemoteReport
 from bridge.core.encoding.tensors import Array
 from bridge.core.gymnasium_versions import BatchWrapper
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, ResetNeededError, SettingError

@@ -15,9 +15,9 @@ from bridge.core.server.registry import WorldSource
 from bridge.core.server.server import Server, Transport
 from bridge.core.server.web_site import OpenEnvOptions, Web, WebSite, page_files
 from bridge.core.transport.credentials import TLS, TokenLike
-from bridge.core.worlds.isolated.world import Isolation, start_method
+from bridge.core.worlds.isolation import Isolation, start_method
 from bridge.core.worlds.observers import Observer
-from bridge.core.worlds.realtime.clock_pacer import RealTime
+from bridge.core.worlds.realtime_options import RealTime
 from bridge.errors import SettingError
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class ServerOptions:
             transport=self.transport,
             insecure=self.auth is not None and self.auth.insecure,
             web=None if page is None else WebSite(page_files(), page.hosts, openenv),
-            observers=(*self.observers, *_gallery(bounds)),
+            observers=(*self.observers, *_gallery(bounds, page)),
         )
 
     def _recorded(self, source: WorldSource) -> WorldSource:
@@ -199,18 +199,19 @@ class ServerOptions:
         if self.record is None:
             return source
         with feature("recording", "record="):
-            from bridge.recording.record import open_journal, recorded
+            from bridge.recording.served import open_journal, recorded
         made: WorldSource = recorded(source, open_journal(self.record))
         return made
 
 
-def _gallery(bounds: Limits) -> Sequence[Observer]:
+def _gallery(bounds: Limits, page: Web | None) -> Sequence[Observer]:
     """Return what lets clients watch and take over, where this installation has it."""
     if not has_feature("web"):
         return ()
     from bridge.web.watching.agents import Gallery
 
-    return (Gallery(bounds.takeover_timeout, bounds.seat_timeout),)
+    # Programs watch, and take pictures, where there is no page, too.
+    return (Gallery(bounds.takeover_timeout, bounds.seat_timeout, (page or Web()).quality),)
 
 
 def _checked_play_fps(play_fps: float | None, fps: float | None) -> float | None:

@@ -10,8 +10,9 @@ import numpy as np
 from gymnasium import spaces
 
 from bridge.core.extras import feature
+from bridge.core.keywords import by_name
 from bridge.core.worlds.default_actions import allowed_choices, name_of_function
-from bridge.core.worlds.stand_ins import Policy, StandIn, by_name
+from bridge.core.worlds.stand_ins import Policy, StandIn
 from bridge.errors import SettingError
 
 __all__ = ["RANDOM", "GivenPolicies", "as_policy", "policy_name"]

@@ -13,15 +13,16 @@ from bridge.core.server.server import Server
 from bridge.core.server.web_site import OpenEnvOptions
 from bridge.core.transport.address import is_loopback
 from bridge.core.transport.credentials import TLS
-from bridge.core.worlds.own_worlds import OwnWorld
-from bridge.core.worlds.realtime.clock_pacer import RealtimeOptions
+from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.recipe import Adapter, EnvLike
-from bridge.core.worlds.source import EnvSource
+from bridge.core.worlds.sources.source import EnvSource
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from bridge.core.worlds.own_worlds import OwnWorld
 
 __all__ = ["serve_gym"]
 

@@ -12,11 +12,11 @@ from bridge.core.keywords import grouped
 from bridge.core.server.server import Server
 from bridge.core.worlds.kinds import is_parallel
 from bridge.core.worlds.multi_agent.joint_steps import MultiAgentOptions
-from bridge.core.worlds.multi_agent.source import ParallelSource
 from bridge.core.worlds.own_worlds import OwnWorld
 from bridge.core.worlds.pacer import Pacer
-from bridge.core.worlds.realtime.clock_pacer import RealtimeOptions
 from bridge.core.worlds.realtime.multi_agent import JointClock
+from bridge.core.worlds.realtime_options import RealtimeOptions
+from bridge.core.worlds.sources.parallel_source import ParallelSource
 from bridge.core.worlds.stand_ins import Policy
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions

@@ -18,8 +18,8 @@ from urllib.parse import quote
 import gymnasium
 from gymnasium import Space
 
+from bridge.core.client.envs.vector_env import OwningVectorEnv
 from bridge.core.client.options import TIMEOUT, checked_timeout, checked_urls
-from bridge.core.client.vector_env import OwningVectorEnv
 from bridge.core.client.world.world_request import MAX_MESSAGE_BYTES
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+from bridge.core.keywords import by_name
 from bridge.core.provided import provided
 from bridge.core.rounds import RoundState
 from bridge.core.server.failure_log import FailureLog
@@ -18,13 +19,12 @@ from bridge.core.worlds.default_actions import default_action
 from bridge.core.worlds.environment import Transition
 from bridge.core.worlds.realtime.multi_agent import Frame, JointClock, PolicyPlayer
 from bridge.core.worlds.scheduling import Scheduler, Timer
-from bridge.core.worlds.stand_ins import by_name
 from bridge.core.worlds.world import EnvWorld
 from bridge.errors import InvalidActionError, PacketError, RequestError, SettingError, UnsupportedSpaceError
-from bridge.perlert.guard import Address, Guard, GuardConfig, Outgoing
 from bridge.perlert.lobby import Lobby
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import TextCodec
+from bridge.perlert.protocol.guard import Address, Guard, GuardConfig, Outgoing
 from bridge.perlert.rollout import Rollout, RolloutConfig
 
 __all__ = ["Instance", "InstanceHost"]

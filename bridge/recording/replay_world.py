@@ -23,11 +23,12 @@ from bridge.core.logs import SafeLog
 from bridge.core.worlds.base import Agent
 from bridge.core.worlds.environment import Environment, EnvironmentProxy, Result
 from bridge.core.worlds.isolated.env import start_isolated
-from bridge.core.worlds.isolated.world import Isolation
-from bridge.core.worlds.realtime.clock_pacer import ROLES, ClockPacer, RealtimeOptions
+from bridge.core.worlds.isolation import Isolation
+from bridge.core.worlds.realtime.clock_pacer import ClockPacer
+from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.recipe import EnvRecipe
 from bridge.core.worlds.scheduling import PendingResult, Runtime, Scheduler
-from bridge.core.worlds.settings import read_choice, read_text, refuse_unknown
+from bridge.core.worlds.settings import ROLES, read_choice, read_text, refuse_unknown
 from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RecordingError, RequestError, SettingError
 from bridge.pb import bridge_pb2, properties_pb2

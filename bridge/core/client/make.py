@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from bridge.core.client.endpoints import Directory, as_directory
-from bridge.core.client.env import RemoteEnv
+from bridge.core.client.envs.env import RemoteEnv
+from bridge.core.client.envs.vector_env import RemoteVectorEnv
 from bridge.core.client.options import (
     BlockingKeywords,
     EnvKeywords,
@@ -20,7 +21,6 @@ from bridge.core.client.options import (
     is_openenv,
     is_perlert,
 )
-from bridge.core.client.vector_env import RemoteVectorEnv
 from bridge.core.encoding.tensors import Array
 from bridge.core.keywords import grouped
 from bridge.core.transport.credentials import TLS
@@ -93,7 +93,7 @@ def make_vec_remote(
             slots. Or a directory of servers that come and go, over which the worlds are spread: `file:///PATH`, a file
             with a URL a line; `grpc+dns://HOST:PORT` and `grpcs+dns://HOST:PORT`, every address of a name;
             `listen://HOST:PORT`, where servers dial in, with the token and the `TLS(certificate=…, key=…)` of this
-            end; or an object with a method `endpoints`, as `bridge.core.client.endpoints.Directory`. `perlert://` URLs
+            end; or an object with a method `endpoints`, as `bridge.Directory`. `perlert://` URLs
             give a `bridge.perlert.PerlertVectorEnv`, `openenv://` URLs a `bridge.openenv.env.OpenEnvVectorEnv`.
         blocking: True: `reset` and `step` wait until every slot has an observation, and return batched arrays, as
             trainers and Gymnasium's vector wrappers expect: what is returned is a `bridge.wrappers.BlockingReset`.

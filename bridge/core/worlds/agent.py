@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -17,19 +17,58 @@ from bridge.core.encoding.tensors import Array, Spec
 from bridge.core.worlds.base import Agent, answer_to, failures_in
 from bridge.core.worlds.environment import Result, Spaces
 from bridge.core.worlds.hosts import refuse_private
+from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.rewards import HELD_BY_FLOAT64, Rewards, as_number, is_held_by_float64, reward_type
 from bridge.core.worlds.settings import Settings
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-if TYPE_CHECKING:
-    from bridge.core.worlds.world import EnvWorld
-
-__all__ = ["EnvAgent"]
+__all__ = ["AgentPacer", "EnvAgent"]
 
 NO_INFO = values.encode_info({}, values.Notes())
 """An empty info as it travels."""
+
+
+class AgentPacer(Protocol):
+    """What an agent hands its requests to: the part of a `Pacer` that agents know."""
+
+    world: PacedWorld
+    steps_at_once: bool
+    keeps_actions: bool
+
+    def watches(self, agent: EnvAgent) -> bool:
+        """True if an agent only looks on."""
+
+    def reset(self, agent: EnvAgent, settings: Settings, running: bool) -> None:
+        """Take the settings of an agent's next sequence."""
+
+    async def begin(self, agent: EnvAgent) -> int:
+        """Start a sequence; return its state."""
+
+    async def step(self, agent: EnvAgent, action: object) -> int:
+        """Take an action; return the state that follows."""
+
+    def interrupt(self, agent: EnvAgent) -> None:
+        """End a sequence because of a ResetWorld."""
+
+    def hang_up(self, agent: EnvAgent) -> None:
+        """End what an agent waits for."""
+
+    def rest(self, agent: EnvAgent) -> bool:
+        """Keep an agent without a client."""
+
+    def leave(self, agent: EnvAgent) -> None:
+        """Remove an agent."""
+
+    def prepare(self, agent: EnvAgent, wanted: Sequence[int]) -> None:
+        """Note which of an agent's `more` observations are wanted."""
+
+    def observe(self, agent: EnvAgent, wanted: Sequence[int]) -> Mapping[int, Array]:
+        """Return an agent's `more` observations."""
+
+    def properties_of(self, agent: EnvAgent) -> PropertyTree:
+        """Return what an agent adds to the tree below `world`."""
 
 
 class EnvAgent(Agent):
@@ -39,7 +78,7 @@ class EnvAgent(Agent):
     the pacer of its world, which each of its requests is handed to.
 
     Args:
-        world: Where it is.
+        pacer: The pacer of its world.
         name: Its name in the group.
         spaces: Its spaces where it is one of several agents; None: those of the environment.
         part: What the pacer keeps of it.
@@ -47,16 +86,16 @@ class EnvAgent(Agent):
     """
 
     def __init__(
-        self, world: EnvWorld, name: str, spaces: Spaces | None = None, part: Any = None, more: Sequence[Spec] = ()
+        self, pacer: AgentPacer, name: str, spaces: Spaces | None = None, part: Any = None, more: Sequence[Spec] = ()
     ) -> None:
-        self.world = world
+        self.world = pacer.world
         """Where it is."""
         self.name = name
         """Its name in the group."""
         self.part = part
         """What the pacer keeps of it."""
-        self._pacer = world.pacer
-        self._facts = facts = world.env.facts
+        self._pacer = pacer
+        self._facts = facts = self.world.env.facts
         self.lanes = lanes = facts.num_envs
         """The number of lanes; None: it is of a single environment, or one agent of several."""
         observation_space, action_space = spaces or facts.spaces

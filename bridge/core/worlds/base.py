@@ -67,6 +67,10 @@ class Agent(abc.ABC):
     observations: Mapping[int, Spec]
     """Observation specs by UID."""
 
+    def name_player(self, player: str) -> None:
+        """Set who acts through it."""
+        self.player = player
+
     def specs(self) -> pb.ActionObservationSpecs:
         """Return the specs as they travel."""
         actions = {uid: spec.to_proto() for uid, spec in self.actions.items()}
@@ -237,7 +241,7 @@ class World(abc.ABC):
         if not whole:
             agent.hide_gymnasium()
         if "player" in settings:
-            agent.unwrapped.player = read_text(settings, "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER)
+            agent.unwrapped.name_player(read_text(settings, "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER))
         return agent
 
     @property
@@ -254,6 +258,11 @@ class World(abc.ABC):
     def played(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent that can be played, by its name."""
         return {"agent": self.has_players}
+
+    @property
+    def players(self) -> Mapping[str, str]:
+        """Who plays, as `Agent.player` says it, for each agent of `played` that somebody plays."""
+        return {}
 
     def describe(self) -> dict[str, object]:
         """Return what a page shows of it beside its name, its title, and who is played."""

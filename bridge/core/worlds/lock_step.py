@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -13,14 +12,11 @@ from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent
 from bridge.core.worlds.group import ONE
+from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.pacer import Pacer
-from bridge.core.worlds.same_step import SameStep
 from bridge.core.worlds.settings import Settings, read_reset, reading, refuse_unknown
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
-
-if TYPE_CHECKING:
-    from bridge.core.worlds.world import EnvWorld
 
 __all__ = ["LockStep"]
 
@@ -35,7 +31,7 @@ class LockStep(Pacer):
     SETTINGS = ("seed", "options")
     """The settings of a Reset; of lanes also `reset_mask`."""
 
-    def bind(self, world: EnvWorld) -> None:
+    def bind(self, world: PacedWorld) -> None:
         """Begin with a world.
 
         Raises:
@@ -63,8 +59,10 @@ class LockStep(Pacer):
             remedy = f"wait until it leaves, or {OTHER_WORLD}"
             text = f"{self.world.title_in_messages} is full: it has 1 agent of at most 1; {remedy}"
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
-        self._agent = EnvAgent(self.world, ONE)
+        self._agent = EnvAgent(self, ONE)
         if self._agent.lanes is not None:
+            from bridge.core.worlds.same_step import SameStep  # most worlds have no lanes
+
             self._agent.part = SameStep(self._agent)
         return self._agent
 
@@ -79,9 +77,9 @@ class LockStep(Pacer):
         return int(self._agent is not None)
 
     @property
-    def played(self) -> Mapping[str, bool]:
-        """True if somebody plays the one agent."""
-        return {ONE: self._agent is not None}
+    def players(self) -> Mapping[str, str]:
+        """Who plays the one agent."""
+        return {} if self._agent is None else {ONE: self._agent.player}
 
     def applied_by(self, lane: int) -> object:
         """Return who the action is of that the environment is stepped by now."""

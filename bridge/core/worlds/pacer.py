@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array
+from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import Agent, WorldCounts
 from bridge.core.worlds.group import Group
+from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.settings import Settings
-
-if TYPE_CHECKING:
-    from bridge.core.worlds.agent import EnvAgent
-    from bridge.core.worlds.world import EnvWorld
 
 __all__ = ["Pacer"]
 
@@ -32,7 +29,7 @@ class Pacer(abc.ABC):
     it is called by the thread that runs the event loop.
     """
 
-    world: EnvWorld
+    world: PacedWorld
     """The world, from `bind` on."""
     group: Group
     """Who takes part, from `bind` on."""
@@ -53,7 +50,7 @@ class Pacer(abc.ABC):
     allows_substitutes = True
     """True if an observer may put other actions in the place of an agent's."""
 
-    def bind(self, world: EnvWorld) -> None:
+    def bind(self, world: PacedWorld) -> None:
         """Begin with a world, whose environment is there.
 
         Raises:
@@ -87,8 +84,14 @@ class Pacer(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def players(self) -> Mapping[str, str]:
+        """Who plays, as `Agent.player` says it, by the names of the agents that somebody plays."""
+
+    @property
     def played(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent that can be played, by its name."""
+        players = self.players
+        return {name: name in players for name in self.group}
 
     def watches(self, agent: EnvAgent) -> bool:
         """True if an agent only looks on."""

@@ -51,7 +51,7 @@ class SameStep:
         self._unbegun = [] if mask is None else [lane for lane in self._unbegun if not mask[lane]]
 
     async def stepped(self, ended: Array) -> None:
-        """Begin the next episodes of lanes that a Step has ended, where the client asks for it; `ended` is `(lanes,)`."""
+        """Begin the next episodes of lanes that a Step ended, bools `(lanes,)`, where the client asks for that."""
         if not (self._on and self._agent.asks_as_usual):
             return
         # The client takes the step in which they begin for an episode of its own, which was cut, and asks anew.

@@ -8,9 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 from gymnasium import Space
 
-from bridge.errors import SettingError
-
-__all__ = ["Policy", "StandIn", "StandIns", "by_name"]
+__all__ = ["Policy", "StandIn", "StandIns"]
 
 Policy: TypeAlias = Callable[[object], object]
 """Observation in, action out."""
@@ -42,22 +40,3 @@ class StandIns(Protocol):
         Args:
             spaces: The action space of each agent, by name.
         """
-
-
-def by_name(what: str, given: object, names: Sequence[str], of: str) -> dict[str, object]:
-    """Return what is given for each name, or once for all of them, by name.
-
-    Args:
-        what: The keyword that it is given by, for the message.
-        given: A mapping by name, or one thing for all; None: nothing.
-        names: Those that there are.
-        of: What these are, for the message.
-
-    Raises:
-        SettingError: It is given for a name that does not exist.
-    """
-    if not isinstance(given, Mapping):
-        return {} if given is None else dict.fromkeys(names, given)
-    if unknown := set(given) - set(names):
-        raise SettingError(f"expected {what} for {of} of {', '.join(names)}, got {sorted(map(str, unknown))}")
-    return dict(given)

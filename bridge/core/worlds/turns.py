@@ -15,7 +15,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridge.core.encoding.properties import Property, PropertyTree
 from bridge.core.worlds.agent import EnvAgent
@@ -23,15 +23,13 @@ from bridge.core.worlds.base import OTHER_WORLD, Agent, environment_failure, fai
 from bridge.core.worlds.default_actions import DEFAULT, default_action
 from bridge.core.worlds.environment import Job, Spaces, Transition, kept
 from bridge.core.worlds.group import Group
+from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.rewards import as_number
 from bridge.core.worlds.scheduling import PendingResult, Timer
 from bridge.core.worlds.settings import Settings, read_reset, refuse_unknown
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
-
-if TYPE_CHECKING:
-    from bridge.core.worlds.world import EnvWorld
 
 __all__ = ["Decision", "Turn", "TurnPacer", "Turns", "refuse_lanes"]
 
@@ -312,7 +310,7 @@ class Turns(Pacer):
         self.rules = rules
         """Decides when the environment is stepped, and by what."""
 
-    def bind(self, world: EnvWorld) -> None:
+    def bind(self, world: PacedWorld) -> None:
         """Begin with a world.
 
         Raises:
@@ -360,7 +358,7 @@ class Turns(Pacer):
         self.world.refuse_if_over()
         remedy = f"wait until one is free, or {OTHER_WORLD}"
         name = self.group.choose(wanted, self.participants, self.world.title_in_messages, remedy)
-        agent = EnvAgent(self.world, name, self.group.spaces[name])
+        agent = EnvAgent(self, name, self.group.spaces[name])
         agent.part = self.participants[name] = Participant(name, agent)
         self.advance()
         return agent
@@ -380,9 +378,9 @@ class Turns(Pacer):
         return len(self.participants)
 
     @property
-    def played(self) -> Mapping[str, bool]:
-        """True if somebody plays, for each agent."""
-        return {name: name in self.participants for name in self._names}
+    def players(self) -> Mapping[str, str]:
+        """Who plays, by the name of the agent."""
+        return {name: participant.agent.player for name, participant in self.participants.items()}
 
     def applied_by(self, lane: int) -> object:
         """Return who acts in the environment's step that is under way: of several agents by name, `default` nobody."""

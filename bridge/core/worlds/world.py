@@ -10,10 +10,10 @@ from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.base import Agent, World, WorldCounts
 from bridge.core.worlds.environment import Environment
 from bridge.core.worlds.group import Group
+from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.scheduling import Scheduler
 from bridge.core.worlds.settings import Settings
-from bridge.errors import Code, RequestError
 
 __all__ = ["EnvWorld", "WorldKind", "env_world", "paced_by"]
 
@@ -21,7 +21,7 @@ WorldKind: TypeAlias = Callable[[str, Environment, Scheduler], World]
 """Makes a world: of its name, its environment, which it owns from then on, and what runs that it waits for."""
 
 
-class EnvWorld(World):
+class EnvWorld(PacedWorld):
     """A world with an environment, which its pacer resets and steps.
 
     Args:
@@ -35,16 +35,9 @@ class EnvWorld(World):
     """
 
     def __init__(self, name: str, env: Environment, scheduler: Scheduler, pacer: Pacer) -> None:
-        super().__init__(name, scheduler)
-        self.env: Environment = env
-        """The environment that is stepped; observers put themselves in its place."""
+        super().__init__(name, env, scheduler)
         self.pacer = pacer
         """Decides when it is stepped."""
-        self.substitutes: Mapping[object, str] = {}
-        """Whose actions the step at hand takes in place of an agent's, by agent or lane."""
-        self.episodes = 0
-        """Episodes that ended, counted for each lane."""
-        self._closed = False
         self.lingers, self.steered_by_all = pacer.lingers, pacer.steered_by_all
         pacer.bind(self)
 
@@ -52,16 +45,6 @@ class EnvWorld(World):
     def group(self) -> Group:
         """Who takes part."""
         return self.pacer.group
-
-    @property
-    def over(self) -> bool:
-        """True if the world is closed, or the process of its environment has ended."""
-        return self._closed or self.env.ended is not None
-
-    @property
-    def alive(self) -> bool:
-        """True if the world can be joined; False once its environment's process has ended."""
-        return self.env.ended is None
 
     # Who is in
 
@@ -89,6 +72,11 @@ class EnvWorld(World):
     def played(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent that can be played, by its name."""
         return self.pacer.played
+
+    @property
+    def players(self) -> Mapping[str, str]:
+        """Who plays, by the name of the agent."""
+        return self.pacer.players
 
     def applied_by(self, lane: int) -> object:
         """Return who the action is of that the environment is stepped by now.
@@ -165,24 +153,13 @@ class EnvWorld(World):
         """Begin the new sequence of a ResetWorld: every other agent was told that its own is over."""
         self.pacer.restart(caller)
 
-    def refuse_if_over(self) -> None:
-        """Raise where the world is destroyed, or its environment has ended by itself."""
-        if self.env.ended is not None:
-            raise self.env.ended
-        if self._closed:
-            raise self._destroyed()
-
-    def _destroyed(self) -> RequestError:
-        text = f"the world {self.name!r} was destroyed; leave, and create or join another"
-        return RequestError(Code.FAILED_PRECONDITION, text)
-
     async def close(self) -> None:
         """Close the environment; one that is in a call is closed when the call returns."""
-        if not self._closed:
+        if not self.closed:
             # First: those whose waits `stop` ends look at it.
-            self._closed = True
+            self.closed = True
             self.pacer.stop()
-            await self.env.close(self._destroyed())
+            await self.env.close(self.destroyed())
 
 
 def env_world(world: World) -> EnvWorld | None:

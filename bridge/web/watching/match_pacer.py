@@ -18,12 +18,12 @@ from bridge.core.rounds import RoundState
 from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import Agent
 from bridge.core.worlds.default_actions import name_of_function
-from bridge.core.worlds.realtime.clock_pacer import RealtimeOptions
+from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.realtime.loop import LoopAgent
 from bridge.core.worlds.realtime.multi_agent import Frame, JointClock
+from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.scheduling import Timer
 from bridge.core.worlds.settings import ResetRequest
-from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.web.watching.match import Match, MatchOptions, Order
@@ -48,7 +48,7 @@ class MatchPacer(JointClock):
         self._next_settings: tuple[int | None, Any] = (None, None)
         self._match_timer: Timer | None = None
 
-    def bind(self, world: EnvWorld) -> None:
+    def bind(self, world: PacedWorld) -> None:
         """Begin with a world; raises SettingError as `JointClock.bind`."""
         super().bind(world)
         default = self.options.default_action
@@ -63,6 +63,7 @@ class MatchPacer(JointClock):
 
     def admitted(self, agent: Agent) -> None:
         """Give an agent that plays its seat, unless it has it still and its client came back."""
+        super().admitted(agent)
         own = self.inside.get(agent)
         # A seat that was kept for a lost client still has its state in the match: to take it again would forget that it
         # plays.

@@ -17,7 +17,6 @@ from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.web.controls import controls_of_space, known_agent_names
 from bridge.web.watching.match import visible_name
 from bridge.web.watching.takeovers import Takeover
 from bridge.web.watching.watch import Watch
@@ -211,6 +210,8 @@ class TakeoverAgent(Agent):
             return self._world.properties()
 
         def controls() -> str:
+            from bridge.web.controls import controls_of_space, known_agent_names  # once somebody asks
+
             return controls_of_space(self._space, names=known_agent_names(self._world.env.facts.name, self._space))
 
         keys = Property("world.controls", TEXT, "what keys do for a person, as JSON", controls)

@@ -8,35 +8,42 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array, Spec
+from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import Agent
 from bridge.core.worlds.settings import Settings, read_scalar, refuse_unknown
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 
-if TYPE_CHECKING:
-    from bridge.core.worlds.agent import EnvAgent
-    from bridge.core.worlds.realtime.clock_pacer import ClockPacer
-
-__all__ = ["ActingStreams"]
+__all__ = ["ActingStreams", "ActionTaker"]
 
 _KEY_BYTES = 16
 
 
-class ActingStreams(dict[str, "EnvAgent"]):
+class ActionTaker(Protocol):
+    """What takes the actions: the world's clock."""
+
+    def now(self) -> float:
+        """Return the clock's time, seconds."""
+
+    def act(self, agent: EnvAgent, action: object, received: float, episodes: Sequence[int]) -> None:
+        """Leave an agent's action for the next frames."""
+
+
+class ActingStreams(dict[str, EnvAgent]):
     """The agents of a world whose property `world.seat` was read, by the key that it gave.
 
     Args:
         pacer: The world's clock, which takes the actions.
     """
 
-    def __init__(self, pacer: ClockPacer) -> None:
+    def __init__(self, pacer: ActionTaker) -> None:
         super().__init__()
         self.pacer = pacer
 

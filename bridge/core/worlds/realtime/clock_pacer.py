@@ -6,13 +6,12 @@ in actions for the next frames and report the past ones.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
@@ -30,25 +29,21 @@ from bridge.core.worlds.default_actions import neutral_action
 from bridge.core.worlds.environment import Job, Transition, kept
 from bridge.core.worlds.group import ONE
 from bridge.core.worlds.lane_infos import join_infos
+from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.realtime.acting_stream import ActingStreams
 from bridge.core.worlds.realtime.lane_buffer import Ended, Taken
 from bridge.core.worlds.realtime.loop import LoopAgent, Phase, RealtimeLoop
+from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.rewards import as_number
 from bridge.core.worlds.scheduling import PendingResult, Scheduler, Timer
-from bridge.core.worlds.settings import ResetRequest, Settings, read_choice, read_reset, refuse_unknown, wrong
-from bridge.core.worlds.stand_ins import StandIns
+from bridge.core.worlds.settings import ROLES, ResetRequest, Settings, read_choice, read_reset, refuse_unknown, wrong
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-if TYPE_CHECKING:
-    from bridge.core.worlds.world import EnvWorld
-
-__all__ = ["ROLES", "WAITS", "ClockPacer", "ClockPart", "Outcome", "RealTime", "RealtimeOptions"]
+__all__ = ["WAITS", "ClockPacer", "ClockPart", "Outcome"]
 
 _log = SafeLog(__name__)
-ROLES = ("player", "spectator")
-"""The roles of an agent; the first is the default."""
 Outcome: TypeAlias = tuple[dict[str, Transition], list[str]]
 """The transition of each agent in a reset or a frame, by name, and the names of those that go on."""
 _EPISODES, _TIMING, _RESETTING = 1, 2, 3
@@ -63,81 +58,6 @@ WAITS = ("now", "next_frame", "new_frame")
 `now` is nothing. `next_frame` is one more finished frame of every lane. `new_frame` is a frame, an end or a new episode
 of any lane that was not told yet, for at most 2 s; clients with Steps in flight use it.
 """
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RealTime:
-    """How a real-time world runs: `realtime=` of `serve_gym` and `serve_parallel`, beside `fps=`.
-
-    Examples:
-        >>> from bridge import RealTime, serve_gym
-        >>> with serve_gym("CartPole-v1", fps=30, default_action=0, realtime=RealTime(max_action_age=0.5)) as server:
-        ...     pass
-
-    Args:
-        max_action_age: Seconds after which the default action replaces the agent's last action; None: the last action
-            stays in force.
-        catch_up: Seconds by which the server may be late and still run each frame that was missed; where it is later,
-            they are dropped.
-        reset_timeout: Seconds that the first Step of an agent waits for an episode to begin.
-        rest_when_empty: Stand still while nobody is in the world, neither a player nor a spectator; None: where the
-            server has a page (`web=True`) and the world is no match.
-        clock: What the frames follow, such as `bridge.testing.VirtualClock()` in tests; None: the machine's clock.
-    """
-
-    max_action_age: float | None = None
-    catch_up: float = 0.25
-    reset_timeout: float = 60.0
-    rest_when_empty: bool | None = None
-    clock: Clock | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class RealtimeOptions(RealTime):
-    """All that says how a real-time world runs."""
-
-    fps: float
-    """Frames a second."""
-    default_action: object = None
-    """Applied where there is no action of the player; None: the neutral one, zeros where the space has them. In a world
-    of several agents a function of an agent's id, last observation and action space; None: the first allowed action, or
-    the neutral one."""
-    stand_ins: StandIns | None = None
-    """In a world of several agents: who plays those that no client does, before `default_action` is asked; None:
-    nobody."""
-    autoreset: bool = True
-    """True if each episode begins by itself; False: the first and every later one waits for a reset."""
-
-    @classmethod
-    def of(
-        cls,
-        fps: float,
-        default_action: object,
-        realtime: RealTime | None,
-        stand_ins: StandIns | None = None,
-        *,
-        rests: bool = False,
-    ) -> RealtimeOptions:
-        """Read the keywords of `serve_gym` and `serve_parallel`; `rests` is the default of `rest_when_empty`.
-
-        Raises:
-            SettingError: A number is out of its range, or `realtime` is something else.
-        """
-        if realtime is not None and not isinstance(realtime, RealTime):
-            raise SettingError(f"expected realtime to be bridge.RealTime(…), got a {type(realtime).__name__}")
-        options = cls(fps=fps, default_action=default_action, stand_ins=stand_ins, **vars(realtime or RealTime()))
-        if options.rest_when_empty is None:
-            options = dataclasses.replace(options, rest_when_empty=rests)
-        return options
-
-    def __post_init__(self) -> None:
-        RealtimeLoop(1, self.fps, None, **self.timing())  # it raises SettingError where a number is out of its range
-        if not isinstance(self.reset_timeout, (int, float)) or not self.reset_timeout > 0:
-            raise SettingError(f"expected reset_timeout to be a positive number of seconds, got {self.reset_timeout!r}")
-
-    def timing(self) -> dict[str, Any]:
-        """Return the keywords of a `RealtimeLoop`."""
-        return {name: getattr(self, name) for name in ("max_action_age", "catch_up", "autoreset", "rest_when_empty")}
 
 
 class ClockPart:
@@ -200,7 +120,7 @@ class ClockPacer(Pacer):
         self.fps = options.fps
         self.begins_by_itself = options.autoreset
 
-    def bind(self, world: EnvWorld) -> None:
+    def bind(self, world: PacedWorld) -> None:
         """Begin with a world."""
         super().bind(world)
         self.loop = self._make_loop(world)
@@ -228,7 +148,7 @@ class ClockPacer(Pacer):
         facts = world.env.facts
         self._actions = None if facts.num_envs is None else batch_space(facts.action_space, facts.num_envs)
 
-    def _make_loop(self, world: EnvWorld) -> RealtimeLoop:
+    def _make_loop(self, world: PacedWorld) -> RealtimeLoop:
         """Return what decides which frames are due."""
         facts, options = world.env.facts, self.options
         if facts.num_envs is not None and not facts.steps_lanes:
@@ -277,7 +197,7 @@ class ClockPacer(Pacer):
         role, wait = read_choice(settings, "role", ROLES), read_choice(settings, "wait", WAITS)
         name, loop_agent = self._let_in(settings, role == "player")
         part = ClockPart(loop_agent, wait, self.world.env.facts.num_envs)
-        agent = EnvAgent(self.world, name, self.group.spaces[name], part, part.specs)
+        agent = EnvAgent(self, name, self.group.spaces[name], part, part.specs)
         self.inside[agent] = agent
         return agent
 
@@ -292,6 +212,11 @@ class ClockPacer(Pacer):
                 f"or {OTHER_WORLD}",
             )
         return ONE, self.loop.join(player)
+
+    def admitted(self, agent: Agent) -> None:
+        """Note who acts through an agent, for what recordings and pages are told."""
+        if (own := self.inside.get(agent)) is not None:
+            own.part.loop_agent.name = own.player
 
     def leave(self, agent: EnvAgent) -> None:
         """Remove an agent from the world, which goes on (D-16)."""
@@ -314,9 +239,10 @@ class ClockPacer(Pacer):
         return any(loop_agent.player for loop_agent in self.loop.loop_agents)
 
     @property
-    def played(self) -> Mapping[str, bool]:
-        """True if somebody plays the one agent."""
-        return {ONE: self.has_players}
+    def players(self) -> Mapping[str, str]:
+        """Who plays the one agent."""
+        names = [loop_agent.name for loop_agent in self.loop.loop_agents if loop_agent.player]
+        return {ONE: names[0]} if names else {}
 
     def watches(self, agent: EnvAgent) -> bool:
         """True if an agent's actions and resets change nothing."""
@@ -502,7 +428,6 @@ class ClockPacer(Pacer):
         own = agent.part.loop_agent
         if action is None or not own.player:
             return
-        own.name = agent.player
         for index, of_lane in enumerate([action] if self._actions is None else iterate(self._actions, action)):
             if episodes[index]:  # else the lane is in no episode: its action is for nothing (U-5)
                 self.loop.act(own, index, of_lane, received, episodes[index])

@@ -17,7 +17,7 @@ from bridge.core.encoding.interventions import split_intervention
 from bridge.core.samples import Samples
 from bridge.core.worlds.environment import Job, Transition, kept
 from bridge.core.worlds.realtime.lane_buffer import Ended, LaneBuffer, Taken
-from bridge.errors import SettingError
+from bridge.core.worlds.realtime_options import check_timing
 
 __all__ = ["TRANSITIONS", "LaneEvent", "LoopAgent", "LoopLane", "Phase", "RealtimeLoop"]
 
@@ -215,11 +215,7 @@ class RealtimeLoop:
         autoreset: bool = True,
         rest_when_empty: bool = False,
     ) -> None:
-        if not isinstance(fps, (int, float)) or isinstance(fps, bool) or not 0 < fps <= 10000:
-            raise SettingError(f"expected fps to be frames a second, above 0 and at most 10000, got {fps!r}")
-        for name, value in (("max_action_age", max_action_age), ("catch_up", catch_up)):
-            if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < math.inf):
-                raise SettingError(f"expected {name} in finite seconds, 0 or more, got {value!r}")
+        check_timing(fps, max_action_age, catch_up)
         self.fps = float(fps)
         self.lanes = [LoopLane() for _ in range(lanes)]
         self.frames = 0

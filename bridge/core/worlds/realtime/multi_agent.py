@@ -25,7 +25,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -35,14 +34,12 @@ from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import OTHER_WORLD, in_environment
 from bridge.core.worlds.default_actions import default_action, is_allowed
 from bridge.core.worlds.environment import Job, Transition
+from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.realtime.clock_pacer import ClockPacer, ClockPart, Outcome
 from bridge.core.worlds.realtime.joint_loop import JointLoop
 from bridge.core.worlds.realtime.loop import LoopAgent, Phase
 from bridge.core.worlds.settings import ResetRequest, Settings, read_scalar, wrong
 from bridge.errors import Code, RequestError
-
-if TYPE_CHECKING:
-    from bridge.core.worlds.world import EnvWorld
 
 __all__ = ["Frame", "JointClock", "PolicyPlayer"]
 
@@ -110,7 +107,7 @@ class JointClock(ClockPacer):
     by_lane = False
     loop: JointLoop
 
-    def bind(self, world: EnvWorld) -> None:
+    def bind(self, world: PacedWorld) -> None:
         """Begin with a world; raises SettingError as `ClockPacer.bind`."""
         super().bind(world)
         spaces = {name: pair[1] for name, pair in self.group.spaces.items()}
@@ -119,7 +116,7 @@ class JointClock(ClockPacer):
         self._listeners: list[Callable[[Frame], None]] = []
         self._together: object = None
 
-    def _make_loop(self, world: EnvWorld) -> JointLoop:
+    def _make_loop(self, world: PacedWorld) -> JointLoop:
         options = self.options
         return JointLoop(list(self.group), options.fps, may_repeat=self._may_repeat, **options.timing())
 
@@ -127,9 +124,9 @@ class JointClock(ClockPacer):
         return is_allowed(action, observation, self.group.spaces[name][1])
 
     @property
-    def played(self) -> Mapping[str, bool]:
-        """True if somebody plays, for each agent of the environment."""
-        return {name: self.loop.player_of(name) is not None for name in self.group}
+    def players(self) -> Mapping[str, str]:
+        """Who plays, by the name of the agent."""
+        return {name: loop_agent.name for name in self.group if (loop_agent := self.loop.player_of(name))}
 
     def applied_by(self, lane: int) -> object:
         """Return who the action of each agent is of that the environment is stepped by now."""

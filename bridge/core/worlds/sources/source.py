@@ -7,25 +7,26 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import cloudpickle
 
 from bridge.core.encoding.spaces import Layout
 from bridge.core.worlds.base import World
 from bridge.core.worlds.environment import Environment
-from bridge.core.worlds.isolated.env import start_isolated
-from bridge.core.worlds.isolated.world import Isolation
+from bridge.core.worlds.isolation import Isolation
 from bridge.core.worlds.kinds import Known
 from bridge.core.worlds.local import LaneGroup, adopt
 from bridge.core.worlds.lock_step import LockStep
-from bridge.core.worlds.own_worlds import OwnWorld, own_world
-from bridge.core.worlds.realtime.clock_pacer import ClockPacer, RealtimeOptions
+from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.recipe import MODES, SETTINGS, Adapter, EnvLike, EnvRecipe, LanesAlreadyError
 from bridge.core.worlds.scheduling import PendingResult, Runtime, gather
 from bridge.core.worlds.settings import Settings
 from bridge.core.worlds.world import WorldKind, paced_by
 from bridge.errors import Code, RequestError, SettingError, TensorError
+
+if TYPE_CHECKING:
+    from bridge.core.worlds.own_worlds import OwnWorld
 
 __all__ = ["EnvSource", "Recipe", "Source"]
 
@@ -171,6 +172,8 @@ class Source(abc.ABC, Generic[R]):
     async def _make_env(self, name: str, recipe: R, factory: bytes | None, runtime: Runtime) -> Environment:
         """Make the environment of a world of this name, in this process or in one of its own."""
         if self._isolation is not None:
+            from bridge.core.worlds.isolated.env import start_isolated  # few servers have worlds in processes
+
             return await start_isolated(name, cloudpickle.dumps(recipe), factory, self._isolation, runtime)
         thread = f"bridge-world {name or 'default'}"
         return await adopt(recipe.make_env, runtime.start_thread(thread) if self._thread_safe else runtime.executor)
@@ -258,7 +261,11 @@ class EnvSource(Source[EnvRecipe]):
     ) -> None:
         if world is not None and realtime is not None:
             raise SettingError("world= has a pacer of its own, in place of fps=: leave out either")
-        kind = None if world is None else own_world(world, num_envs)
+        kind: WorldKind | None = None
+        if world is not None:
+            from bridge.core.worlds.own_worlds import own_world  # most servers have no use for it
+
+            kind = own_world(world, num_envs)
         if not isinstance(num_envs, int) or not 1 <= num_envs <= max_lanes:
             raise SettingError(f"expected num_envs from 1 to max_lanes={max_lanes}, got {num_envs!r}")
         if vectorization_mode not in MODES:
@@ -279,6 +286,8 @@ class EnvSource(Source[EnvRecipe]):
         alike = recipe.single and kind is None and realtime is None and recipe.hands_over and not watched
         self._lanes = max_lanes if alike else 0
         if realtime is not None:
+            from bridge.core.worlds.realtime.clock_pacer import ClockPacer
+
             kind = paced_by(partial(ClockPacer, realtime))
         super().__init__(recipe, kind or paced_by(LockStep), realtime, thread_safe, isolation, traits)
         self._factories = allow_env_factories

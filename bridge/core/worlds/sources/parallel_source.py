@@ -14,17 +14,17 @@ import gymnasium
 from bridge.core.extras import needed
 from bridge.core.worlds.default_actions import check_default_action
 from bridge.core.worlds.environment import Environment
-from bridge.core.worlds.isolated.world import Isolation
+from bridge.core.worlds.isolation import Isolation
 from bridge.core.worlds.kinds import ParallelEnv, as_parallel, is_parallel
 from bridge.core.worlds.multi_agent.joint_steps import AllActed, MultiAgentOptions
 from bridge.core.worlds.own_worlds import OwnWorld, own_world
 from bridge.core.worlds.pacer import Pacer
-from bridge.core.worlds.realtime.clock_pacer import RealtimeOptions
 from bridge.core.worlds.realtime.multi_agent import JointClock
+from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.recipe import constructed
 from bridge.core.worlds.scheduling import Runtime
 from bridge.core.worlds.settings import Settings, read_kwargs
-from bridge.core.worlds.source import Source
+from bridge.core.worlds.sources.source import Source
 from bridge.core.worlds.turns import Turns
 from bridge.core.worlds.world import paced_by
 from bridge.errors import Code, RequestError, SettingError
