@@ -211,7 +211,7 @@ BASE = {
     "samples",
     "version",
 }
-BASE |= {"provided", "back_off", "gymnasium_versions", "signals"}
+BASE |= {"provided", "back_off", "gymnasium_versions", "plugins", "signals"}
 # What each package imports beside itself. A `perlert://` URL is handed on inside of a function, so it is listed below.
 DIRECTIONS = {
     "encoding": BASE,

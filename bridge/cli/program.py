@@ -97,7 +97,8 @@ def make_parser(command: str | None = None, debug: bool = False) -> argparse.Arg
     Raises:
         CommandError: The sub-command is of another package and broken, or of a feature that is not installed.
     """
-    from bridge.cli.commands import CommandError, load_command, other_commands, package_of  # it takes a while
+    from bridge.cli.commands import GROUP, CommandError, load_command  # it takes a while
+    from bridge.core.plugins import found, package_of
     from bridge.version import __version__  # likewise: Ctrl-C is handled by now
 
     called = program_name()
@@ -116,7 +117,7 @@ def make_parser(command: str | None = None, debug: bool = False) -> argparse.Arg
             importlib.import_module(module).register(commands)
         elif _lacks(name) is None:
             commands.add_parser(name, help=text, add_help=False)
-    others = {} if command in COMMANDS else other_commands()
+    others = {} if command in COMMANDS else found(GROUP)
     for name, entries in others.items():
         if name == command:
             load_command(entries, commands, debug)
@@ -161,9 +162,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
     known = {*COMMANDS}
     if not argv or argv[0] not in known:
-        from bridge.cli.commands import other_commands  # other packages are looked up, which takes a while
+        from bridge.cli.commands import GROUP  # other packages are looked up, which takes a while
+        from bridge.core.plugins import found
 
-        known |= {*other_commands()}
+        known |= {*found(GROUP)}
     parser = make_parser(argv[0] if argv and argv[0] in known else None, "--debug" in argv)
     if not argv:
         parser.print_help(sys.stderr)
