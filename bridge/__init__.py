@@ -11,15 +11,18 @@ if TYPE_CHECKING:
     from bridge.core.adapters.timed import TimeAction
     from bridge.core.client.env import RemoteEnv
     from bridge.core.client.make import make_remote, make_vec_remote
+    from bridge.core.client.messages import MessageReply, MessageTarget
     from bridge.core.client.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.core.client.slots.slot import SlotState
     from bridge.core.client.vector_env import RemoteVectorEnv
+    from bridge.core.encoding.message_form import MessageForm
     from bridge.core.encoding.space_json import register_space
     from bridge.core.server.auth import Auth
     from bridge.core.server.limits import Limits
     from bridge.core.server.server import Server
     from bridge.core.server.web_site import Web
     from bridge.core.transport.credentials import TLS
+    from bridge.core.worlds.messages import AskedMessage, MessageHandler, MessagePart, SessionMessage
     from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
     from bridge.core.worlds.realtime.clocked_world import RealTime
     from bridge.facade.blocking import serve
@@ -31,11 +34,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TLS",
+    "AskedMessage",
     "Auth",
     "Episode",
     "Episodes",
     "Limits",
     "Listener",
+    "MessageForm",
+    "MessageHandler",
+    "MessagePart",
+    "MessageReply",
+    "MessageTarget",
     "Observer",
     "RealTime",
     "Recorder",
@@ -44,6 +53,7 @@ __all__ = [
     "RemoteParallelEnv",
     "RemoteVectorEnv",
     "Server",
+    "SessionMessage",
     "SlotState",
     "TimeAction",
     "Web",
@@ -77,11 +87,18 @@ provide(
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
 _PLACES = {
+    "AskedMessage": "bridge.core.worlds.messages",
     "Auth": "bridge.core.server.auth",
     "Episode": "bridge.core.worlds.observers",
     "Episodes": "bridge.core.worlds.observers",
     "Limits": "bridge.core.server.limits",
     "Listener": "bridge.core.worlds.observers",
+    "SessionMessage": "bridge.core.worlds.messages",
+    "MessageForm": "bridge.core.encoding.message_form",
+    "MessageHandler": "bridge.core.worlds.messages",
+    "MessagePart": "bridge.core.worlds.messages",
+    "MessageReply": "bridge.core.client.messages",
+    "MessageTarget": "bridge.core.client.messages",
     "Observer": "bridge.core.worlds.observers",
     "RealTime": "bridge.core.worlds.realtime.clocked_world",
     "Recorder": "bridge.recording.recorder",

@@ -11,7 +11,7 @@ import pytest
 
 from bridge import Limits, serve_gym, serve_parallel
 from bridge.cli import main
-from bridge.cli.serve import client_credentials, read_pairs, serve_options
+from bridge.cli.serve import client_credentials, flag_of, read_pairs, serve_options
 from bridge.errors import SettingError
 
 
@@ -43,7 +43,9 @@ def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() 
         "action_names",
     ]
     assert {"num_envs", "vectorization_mode", "env_kwargs", "host", "port", "max_connections"} <= set(keywords)
-    assert sorted(options) == sorted(f"--{name.replace('_', '-')}" for name in keywords)
+    assert sorted(options) == sorted(map(flag_of, keywords))
+    assert flag_of("max_worlds") == "--max-worlds"
+    assert flag_of("messages") == "--message"  # one for each
     for flag, arguments in options.items():
         assert len(arguments["help"].split()) > 2, f"the docstrings say nothing of {flag}"
 

@@ -274,7 +274,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         ),
         Block({**LOCAL, "num_envs=8": "num_envs=2"}, CARTPOLE, after=RESET),
     ],
-    "plugins.md": [Elsewhere("tests/test_cli_commands.py")],
+    "plugins.md": [Elsewhere("tests/test_cli_commands.py"), Elsewhere("tests/test_messages.py")],
     "reference.md": [Elsewhere("tests/test_readme.py")],
     "security.md": [
         Block({"port=50051": "port={port}", '"0.0.0.0"': '"127.0.0.1"'}, with_certificates(nothing), serves=True),
@@ -301,7 +301,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
 
 def python_blocks(page: str) -> list[str]:
     return re.findall(
-        r"^```python(?: title=.*)?\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        r"^```python(?: title=[^\n]*)?\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
 
 

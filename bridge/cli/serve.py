@@ -61,9 +61,12 @@ _SECTIONS = {
     "several agents": "missing_agent agent_timeout agents match countdown patience",
     "page in a browser": "web web_hosts openenv",
     "recording": "",
+    "messages of other packages": "messages message_options",
     "limits": "",
 }
 """The sections of the help, in order, and the keywords in each."""
+_ONE_EACH = {"messages": "--message"}
+"""Keywords that are given by an option for each of their items, and these options."""
 _SECTION_OF_GROUP = {
     "limits": "limits",
     "realtime": "real time",
@@ -171,12 +174,15 @@ def sections(flags: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _keyword_of(flag: str) -> str:
+    for keyword, other in _ONE_EACH.items():
+        if flag == other:
+            return keyword
     return flag.removeprefix("--").replace("-", "_")
 
 
 def flag_of(keyword: str) -> str:
     """Return the option that a keyword is."""
-    return f"--{keyword.replace('_', '-')}"
+    return _ONE_EACH.get(keyword) or f"--{keyword.replace('_', '-')}"
 
 
 def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -212,6 +218,11 @@ def _option(name: str, keyword: _Keyword, known: Mapping[str, _Keyword]) -> dict
     kind = _plain_type(annotation)
     shown = "" if default is None or isinstance(default, bool) or default == () else f" (default: {default})"
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{text}{shown}"}
+    if name in _ONE_EACH:
+        text = options["help"].partition(", or ")[0]
+        return {**options, "help": text, "dest": name, "action": "append", "metavar": "NAME"}
+    if name == "message_options":
+        return {**options, "nargs": "+", "metavar": "NAME.KEY=VALUE", "action": "extend"}
     choices = re.fullmatch(r"(bool \| )?Literal\[(.*)\]( \| None)?", annotation)
     if "Policy" in annotation:
         text = f"{text}. A function is given as MODULE:FUNCTION"
@@ -342,6 +353,17 @@ def read_pairs(pairs: Sequence[str], option: str = "--env-kwargs") -> dict[str, 
     return found
 
 
+def _read_named_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    """Read NAME.KEY=VALUE pairs, each value as `read_pairs` does; return a dict for each name."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, dot, rest = pair.partition(".")
+        if not dot or "=" in name:
+            raise SettingError(f"expected {option} to be NAME.KEY=VALUE, got {pair!r}")
+        found.setdefault(name, {}).update(read_pairs([rest], option))
+    return found
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal."""
     names = {*_keywords(serve_gym), *_keywords(serve_parallel)}
@@ -349,8 +371,9 @@ def run(arguments: argparse.Namespace) -> int:
     if "agents" in keywords:
         keywords["agents"] = find_policies(keywords["agents"])
     for name, value in keywords.items():
-        if isinstance(value, list):
-            keywords[name] = read_pairs(value, flag_of(name))
+        if isinstance(value, list) and name not in _ONE_EACH:
+            read = _read_named_pairs if name == "message_options" else read_pairs
+            keywords[name] = read(value, flag_of(name))
     with server_logging(arguments.verbose, arguments.quiet):
         return _serve(arguments, keywords)
 

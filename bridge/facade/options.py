@@ -17,6 +17,8 @@ from bridge.core.server.web_site import OpenEnvOptions, Web, WebSite, page_files
 from bridge.core.transport.credentials import TLS, TokenLike
 from bridge.core.worlds.controls import checked_play_fps
 from bridge.core.worlds.isolated.world import Isolation, start_method
+from bridge.core.worlds.message_loading import load_messages
+from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
 from bridge.core.worlds.realtime.clocked_world import RealTime
 
@@ -59,6 +61,8 @@ class ServerKeywords(TypedDict, total=False):
     record: str | os.PathLike[str] | Recording | None
     web: bool | Web
     observers: Sequence[Observer]
+    messages: Sequence[str | SessionMessage]
+    message_options: Mapping[str, Mapping[str, Any]] | None
     start: bool
 
 
@@ -97,6 +101,9 @@ class ServerOptions:
             environment is made with `render_mode="rgb_array"`, where it has that and `env_kwargs` name no other.
         observers: Objects of subclasses of `bridge.Observer`, which are told of the worlds and of what environments
             do. With `processes` each process has copies of them.
+        messages: The names of messages of installed packages that sessions answer (docs/plugins.md), or objects of
+            `bridge.SessionMessage`. Their code runs in this server, and beside the environments.
+        message_options: The keywords that these messages are made with, a dict for each name.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -122,6 +129,8 @@ class ServerOptions:
     record: str | os.PathLike[str] | Recording | None = None
     web: bool | Web = False
     observers: Sequence[Observer] = ()
+    messages: Sequence[str | SessionMessage] = ()
+    message_options: Mapping[str, Mapping[str, Any]] | None = None
     start: bool = True
     bounds: Limits = dataclasses.field(init=False)
     """`limits`, or their defaults."""
@@ -192,6 +201,7 @@ class ServerOptions:
             insecure=self.auth is not None and self.auth.insecure,
             web=None if page is None else WebSite(page_files(), page.hosts, openenv),
             observers=(*self.observers, *_gallery(bounds)),
+            messages=load_messages(self.messages, self.message_options or {}),
         )
 
     def _recorded(self, source: WorldSource) -> WorldSource:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.core.logs import SafeLog
 from bridge.core.server.limits import Limits
+from bridge.core.server.messages import ServedMessages
 from bridge.core.worlds.base import Agent, World
 from bridge.core.worlds.observers import ObservedEnv, Observer
 from bridge.core.worlds.resets import ResetOrder
@@ -110,6 +111,7 @@ class Registry:
         shared_control: Whether also who watches, or shares a world, may call methods and set attributes of
             environments.
         observers: Are told of the worlds, and let agents in; the first is asked first.
+        messages: What else is served in a session; None: nothing.
     """
 
     def __init__(
@@ -122,8 +124,11 @@ class Registry:
         lists_worlds: bool = False,
         shared_control: bool = False,
         observers: Sequence[Observer] = (),
+        messages: ServedMessages | None = None,
     ) -> None:
         self._observers = observers
+        self.messages = ServedMessages((), runtime.scheduler) if messages is None else messages
+        """The messages of features, and of other packages."""
         self._lists_worlds = lists_worlds
         self.shared_control = shared_control
         """True if also who watches, or shares a world, may change environments by attributes and methods."""
@@ -365,7 +370,10 @@ class Registry:
         del self._entries[name]
         entry.world.resets.close()
         with self._awaited():
-            await entry.world.close()
+            try:
+                await entry.world.close()
+            finally:
+                self._gone(entry.world)
         self.freed()
 
     async def reset_world(
@@ -444,6 +452,7 @@ class Registry:
         except RequestError as error:
             _log.warning("the environment that was made ahead did not close: %s", error)
         self.close_observers()
+        self.messages.close()
 
     def close_observers(self) -> None:
         """End all observers."""
@@ -493,6 +502,7 @@ class Registry:
                 Property("server.status", ENCODED, "what the server does and has done, a dict", self.status),
                 Property("server.web", TEXT, "what a page shows: the worlds, as JSON", self._overview),
                 *limits,
+                *self.messages.properties(),
                 *getattr(self._source, "leaves", ()),
             ]
         )
@@ -537,7 +547,14 @@ class Registry:
                 _log.warning("the world %r did not close: %s", world.name, error)
             except Exception:
                 _log.exception("the world %r did not close", world.name)
+            finally:
+                self._gone(world)
         self.freed()
+
+    def _gone(self, world: World) -> None:
+        """Tell of a process that has ended with its world."""
+        if isinstance(world, EnvWorld):
+            self.messages.ended(world.env.home)
 
     def _find(self, name: str) -> _Entry:
         if (entry := self._entries.get(name)) is None:

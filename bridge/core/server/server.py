@@ -29,6 +29,7 @@ from bridge.core.server.grpc_services import Services
 from bridge.core.server.idle_worlds import IdleWorlds
 from bridge.core.server.limits import ConnectionCount, Limits, check_drain_timeout
 from bridge.core.server.memory import MemoryRelease
+from bridge.core.server.messages import ServedMessages
 from bridge.core.server.metrics import Metrics
 from bridge.core.server.registry import Registry, WorldSource
 from bridge.core.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
@@ -38,6 +39,7 @@ from bridge.core.transport.address import is_loopback
 from bridge.core.transport.credentials import TLS, ClientCredentials, TokenLike
 from bridge.core.transport.tls import Tls
 from bridge.core.worlds.base import start_error
+from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
 from bridge.core.worlds.scheduling import Runtime
 from bridge.errors import RequestError, SettingError
@@ -89,6 +91,8 @@ class Server:
         insecure: Whether it goes without a token where others reach it; else it makes one.
         web: What browsers get, and who of them may come; None: no HTTP/1.1 and no WebSocket is spoken.
         sessions: Makes what answers calls; None: sessions with the worlds of this server.
+        observers: Are told of the worlds.
+        messages: What else is served in a session.
     """
 
     _dialing: tuple[Any, ...] = ()
@@ -108,6 +112,7 @@ class Server:
         web: WebSite | None = None,
         sessions: Sessions | None = None,
         observers: Sequence[Observer] = (),
+        messages: Sequence[SessionMessage] = (),
     ) -> None:
         _check_settings(port, transport)
         self._source = source
@@ -120,6 +125,11 @@ class Server:
         self._serving = ServingThread(self._loop, lambda: self._calls.flush_served())
         runtime = self._runtime = ServerRuntime(self._loop, self._serving)
         self._unix_path = None if unix_path is None else os.path.abspath(unix_path)
+        try:
+            served = ServedMessages(messages, self._loop.scheduler)
+        except BaseException:  # a handler is another package's own
+            self._loop.close()
+            raise
         self._registry = Registry(
             source,
             limits,
@@ -128,6 +138,7 @@ class Server:
             lists_worlds=web is not None,
             shared_control=security.shared_control,
             observers=observers,
+            messages=served,
         )
         self._count = ConnectionCount(limits.max_connections, "max_connections")
         self._viewers = ConnectionCount(limits.max_viewers, "max_viewers")

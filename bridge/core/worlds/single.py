@@ -15,8 +15,9 @@ from bridge.core.encoding.properties import ENCODED, TEXT, Property, PropertyTre
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, Spec
 from bridge.core.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent, World, WorldCounts, answer_to, failures_in
-from bridge.core.worlds.environment import Environment, Spaces
+from bridge.core.worlds.environment import Environment, Result, Spaces
 from bridge.core.worlds.hosts import refuse_private
+from bridge.core.worlds.messages import PartOutcome, SessionMessage
 from bridge.core.worlds.rewards import HELD_BY_FLOAT64, Rewards, as_number, is_held_by_float64, reward_type
 from bridge.core.worlds.scheduling import Scheduler
 from bridge.core.worlds.settings import Settings, read_reset, reading, refuse_unknown
@@ -258,6 +259,31 @@ class EnvAgent(Agent):
         self._world.refuse_if_over()
         return await self._world.env.call(request)
 
+    can_place = False
+    """True if its sequence may go on in another situation, into which a message has put the environment."""
+
+    async def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
+        """Have the part of a message beside the environment answer a request."""
+        self._world.refuse_if_over()
+        if message.form.places and not self.can_place:
+            text = f"a {message.form.name!r} is for worlds in lock-step that one client has; this one is another kind"
+            raise RequestError(Code.UNIMPLEMENTED, text)
+        return await self._world.env.run_message(message, request)
+
+    @property
+    def home(self) -> object:
+        """Where the environment lives."""
+        return self._world.env.home
+
+    def place(self, result: Result) -> None:
+        """Begin a sequence in the situation that the environment is in, as `begin` does after a reset."""
+        self._observation, self._info = result
+        for array in (self._reward, self._terminated, self._truncated):
+            array[...] = 0
+        self._beside.clear()
+        self._failed = ()
+        self._tell_names()
+
     def leave(self) -> None:
         """Leave the world to the next agent."""
         self._world.vacate(self)
@@ -265,6 +291,8 @@ class EnvAgent(Agent):
 
 class GymAgent(EnvAgent):
     """The agent of a single environment."""
+
+    can_place = True
 
     async def apply(self, action: object) -> int:
         """Step the environment; truncation alone interrupts, termination terminates (D-13)."""
@@ -288,6 +316,7 @@ class VectorAgent(EnvAgent):
     """The agent of all lanes. It stays RUNNING: a lane that ended begins anew by itself, in this Step or the next."""
 
     SETTINGS = ("seed", "options", "reset_mask")
+    can_place = True
 
     def read_settings(self, settings: Settings) -> tuple[object, object]:
         """Return the seed and the options that Reset settings give.

@@ -249,6 +249,14 @@ class ClientSession:
         self._require_world()
         self._send(RequestKind.QUESTION, request, now)
 
+    def placed(self, step: pb.StepResponse) -> StepAnswered:
+        """Enter a sequence that a message has begun, in another situation; return its first answer."""
+        world = self._require_world()
+        self._move(Trigger.BEGIN)
+        # What still comes of the episode before is stale.
+        self._episode += 1
+        return self._step_answered(world, pb.EnvironmentResponse(step=step), step.state)
+
     def leave(self, now: float) -> None:
         """Leave the world, and destroy it where it was made for this session."""
         # Without a world there is nothing to leave. If one was made and not joined, a server of ours ends it.
