@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from bridge.facade.serve_parallel import serve_parallel
     from bridge.recording.record import Recording
     from bridge.recording.recorder import Recorder
+    from bridge.states.message import States
+    from bridge.states.saved import SavedState
     from bridge.version import __version__
 
 __all__ = [
@@ -52,9 +54,11 @@ __all__ = [
     "RemoteEnv",
     "RemoteParallelEnv",
     "RemoteVectorEnv",
+    "SavedState",
     "Server",
     "SessionMessage",
     "SlotState",
+    "States",
     "TimeAction",
     "Web",
     "__version__",
@@ -83,6 +87,7 @@ provide(
     serve_gym="bridge.facade.serve:serve_gym",
     groups="bridge.facade.options:GROUPS",
     gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
+    client_methods="bridge.facade.client_methods:CLIENT_METHODS",
 )
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
@@ -106,8 +111,10 @@ _PLACES = {
     "RemoteEnv": "bridge.core.client.env",
     "RemoteParallelEnv": "bridge.core.client.parallel_env",
     "RemoteVectorEnv": "bridge.core.client.vector_env",
+    "SavedState": "bridge.states.saved",
     "Server": "bridge.core.server.server",
     "SlotState": "bridge.core.client.slots.slot",
+    "States": "bridge.states.message",
     "TLS": "bridge.core.transport.credentials",
     "TimeAction": "bridge.core.adapters.timed",
     "Web": "bridge.core.server.web_site",
@@ -125,7 +132,7 @@ _MODULES = {name: f"bridge.{name}" for name in ("errors", "perlert", "testing", 
 _MODULES["recording"] = "bridge.recording.reader"
 
 # Likewise what is of a feature that this installation lacks.
-for _module in _MODULES:
+for _module in (*_MODULES, "states"):
     if not has_feature(_module):
         _absent |= {_module, *(name for name, place in _PLACES.items() if place.startswith(f"bridge.{_module}."))}
 __all__ = [name for name in __all__ if name not in _absent]

@@ -62,6 +62,7 @@ _SECTIONS = {
     "page in a browser": "web web_hosts openenv",
     "recording": "",
     "messages of other packages": "messages message_options",
+    "states of environments": "",
     "limits": "",
 }
 """The sections of the help, in order, and the keywords in each."""
@@ -74,6 +75,7 @@ _SECTION_OF_GROUP = {
     "auth": "access",
     "record": "recording",
     "web": "page in a browser",
+    "states": "states of environments",
 }
 _METAVARS = {
     "unix_path": "PATH",

@@ -27,7 +27,8 @@ def provide(**places: str) -> None:
 def provided(name: str) -> Any:
     """Return what the composition root provides by this name.
 
-    `serve_gym` is the function of that name; `groups` the dataclasses that its keywords take, by keyword;
+    `serve_gym` is the function of that name; `client_methods` a dict of what `bridge.core.client.added_methods` adds;
+    `groups` the dataclasses that its keywords take, by keyword;
     `gateway_schemes` the `bridge.web.gateway.schemes.GatewayScheme` objects of this package.
 
     Raises:

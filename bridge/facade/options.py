@@ -21,9 +21,11 @@ from bridge.core.worlds.message_loading import load_messages
 from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
 from bridge.core.worlds.realtime.clocked_world import RealTime
+from bridge.errors import SettingError
 
 if TYPE_CHECKING:
     from bridge.recording.record import Recording
+    from bridge.states.message import States
 
 __all__ = ["GROUPS", "ServerKeywords", "ServerOptions"]
 
@@ -34,6 +36,7 @@ GROUPS: dict[str, type | str] = {
     "tls": TLS,
     "auth": Auth,
     "web": Web,
+    "states": "bridge.states.message:States",
 }
 """The dataclasses that keywords take, by keyword; the command line has an option for each field of theirs.
 
@@ -63,6 +66,7 @@ class ServerKeywords(TypedDict, total=False):
     observers: Sequence[Observer]
     messages: Sequence[str | SessionMessage]
     message_options: Mapping[str, Mapping[str, Any]] | None
+    states: States | Literal[False] | None
     start: bool
 
 
@@ -104,6 +108,7 @@ class ServerOptions:
         messages: The names of messages of installed packages that sessions answer (docs/plugins.md), or objects of
             `bridge.SessionMessage`. Their code runs in this server, and beside the environments.
         message_options: The keywords that these messages are made with, a dict for each name.
+        states: Bounds of the states that clients save; None: the defaults of `States`; False: clients save none.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -131,6 +136,7 @@ class ServerOptions:
     observers: Sequence[Observer] = ()
     messages: Sequence[str | SessionMessage] = ()
     message_options: Mapping[str, Mapping[str, Any]] | None = None
+    states: States | Literal[False] | None = None
     start: bool = True
     bounds: Limits = dataclasses.field(init=False)
     """`limits`, or their defaults."""
@@ -201,8 +207,19 @@ class ServerOptions:
             insecure=self.auth is not None and self.auth.insecure,
             web=None if page is None else WebSite(page_files(), page.hosts, openenv),
             observers=(*self.observers, *_gallery(bounds)),
-            messages=load_messages(self.messages, self.message_options or {}),
+            messages=[*load_messages(self.messages, self.message_options or {}), *self._states()],
         )
+
+    def _states(self) -> Sequence[SessionMessage]:
+        """Return the message by which clients save states, where this installation has it."""
+        if self.states is False or (self.states is None and not has_feature("states")):
+            return ()
+        with feature("states", "states="):
+            from bridge.states.message import States, states_message
+        if self.states is not None and not isinstance(self.states, States):
+            text = f"expected states to be bridge.States(…) or False, got a {type(self.states).__name__}"
+            raise SettingError(text)
+        return (states_message(self.states or States()),)
 
     def _recorded(self, source: WorldSource) -> WorldSource:
         """Return a source whose worlds are recorded where `record` is given, else the source as it is."""

@@ -9,6 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from bridge.core.client.added_methods import added_method
 from bridge.core.encoding.attribute_names import KnownNames
 from bridge.errors import Code, MissingAttributeError, RefusedError
 
@@ -29,6 +30,9 @@ class OwnAttributes:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name):
+            method = None if name[:1] == "_" else added_method(self, name)
+            if method is not None:
+                return method
             self._raise_missing(name)
 
         def __setattr__(self, name, value):
@@ -79,6 +83,9 @@ class RemoteAttributes(OwnAttributes):
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
+        # As what this class defines, what is added to it hides the environment's.
+        if name[:1] != "_" and (method := added_method(self, name)) is not None:
+            return method
         # Copying, pickling and other tools ask for special names, some of them before there is anything to ask.
         if name[:1] != "_" and "_remotes" in self.__dict__ and not _defined(type(self), name):
             names = self._attribute_names() or KnownNames()

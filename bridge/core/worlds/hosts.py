@@ -79,6 +79,8 @@ class Host(abc.ABC, Generic[E]):
         self.result: Result | None = None
         """What `reset` or `step` returned last, set by whoever calls them; None: nothing, or the last call failed."""
         self._parts: dict[str, MessagePart] = {}
+        self._message: SessionMessage | None = None
+        """The message at hand."""
         self._placed: dict[int, tuple[Any, Any]] = {}
         """What environments see, by lane, which the message at hand has put into another situation."""
         self.lanes: Sequence[EnvHost] = ()
@@ -136,16 +138,28 @@ class Host(abc.ABC, Generic[E]):
             raise no_episode(None)
         return result[0], result[-1]
 
-    def place(self, lane: int, observation: Any, info: Any) -> None:
-        """Note that an environment is in another situation, in which an episode runs."""
+    def check_place(self) -> None:
+        """Raise where no environment may be put into another situation."""
+        message = self._message
+        assert message is not None, "called by the part of a message"
+        if message.cannot_place or not message.form.places:
+            raise RequestError(
+                Code.UNIMPLEMENTED,
+                message.cannot_place or f"the form of {message.form.name!r} does not say places=True",
+            )
         if not self.can_place:
             raise RequestError(Code.UNIMPLEMENTED, f"{self.facts.kind} cannot be put into another situation")
+
+    def place(self, lane: int, observation: Any, info: Any) -> None:
+        """Note that an environment is in another situation, in which an episode runs."""
+        self.check_place()
         self._placed[lane] = observation, info
 
     def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
         """Have the part of a message answer a request. Raises RequestError, whatever the part raises."""
         name = message.form.name
         self._placed.clear()
+        self._message = message
         with _failures_of(name):
             part = self._parts.get(name)
             if part is None:

@@ -65,6 +65,14 @@ class Stage(Protocol):
             RequestError: FAILED_PRECONDITION: no episode runs in it.
         """
 
+    def check_place(self) -> None:
+        """Raise what `place` would, before anything is changed.
+
+        Raises:
+            RequestError: UNIMPLEMENTED: this world cannot follow, as one in real time, or one that is recorded; or the
+                form of the message does not say `places`.
+        """
+
     def place(self, lane: int, observation: Any, info: Any) -> None:
         """Say that an environment is in another situation now, in which an episode runs.
 
@@ -78,7 +86,7 @@ class Stage(Protocol):
             info: The info that goes with it.
 
         Raises:
-            RequestError: UNIMPLEMENTED: this world cannot follow, as one in real time; nothing was changed.
+            RequestError: As `check_place`.
         """
 
 
@@ -181,6 +189,8 @@ class SessionMessage:
             environment answers alone.
         free_seconds: The processor time of one request that is not charged, as that of a Step is not. Beyond it, the
             client's connection is read later.
+        cannot_place: Why it may put no environment into another situation, whatever its form says; set by what stands
+            between a world and its environment.
 
     Raises:
         SettingError: It has neither part.
@@ -190,6 +200,7 @@ class SessionMessage:
     part: PartMaker | None = None
     handler: Callable[[Scheduler], MessageHandler] | None = None
     free_seconds: float = 0.02
+    cannot_place: str = ""
 
     def __post_init__(self) -> None:
         if self.part is None and self.handler is None:
