@@ -66,6 +66,7 @@ ECHO = SessionMessage(form("echo", max_bytes=100), part=Echo)
 def page_blocks() -> dict[str, str]:
     """The files that docs/plugins.md shows, by name and section."""
     page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8").partition("\n## A message\n")[2]
+    page = page.partition("\n## ")[0]
     return dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', page, re.MULTILINE | re.DOTALL))
 
 

@@ -8,6 +8,7 @@ other, and whether the end of one is the end of the other. Around each reset and
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -133,6 +134,10 @@ def examine(make: Callable[[], Any]) -> str:
             _try_closing(env, other)
     except (CannotCopyError, _DiffersError) as error:
         return str(error)
+    finally:
+        for each in (env, other):
+            with contextlib.suppress(Exception):
+                each.close()
     return ""
 
 

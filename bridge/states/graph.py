@@ -234,6 +234,7 @@ class _Copier:
         self._memo: dict[int, Any] = {}
         self._alive: list[Any] = []  # whose ids are in the memo
         self._deep: dict[int, Any] = {}
+        self._owners: set[int] = set()  # bytes that are the memory of an array
         self._depth = 0
         self.size = 0
         self.ways: set[str] = set()
@@ -315,6 +316,8 @@ class _Copier:
             self.size += sys.getsizeof(value)
             return made
         if kind is bytearray:
+            if id(value) in self._owners:
+                raise CannotCopyError(f"{_place(path)} is the memory of an array too, and is not copied")
             self.size += len(value)
             return self._keep(value, bytearray(value))
         if isinstance(value, types.MethodType):
@@ -414,6 +417,9 @@ class _Copier:
             made = value.copy()
             self.size += value.nbytes
             return self._keep(value, made)
+        if foreign and self._owns_alone(root, path):
+            foreign = False
+            root = value
         if foreign:
             kind = f"{type(root.base).__module__}.{type(root.base).__qualname__}"
             raise CannotCopyError(f"{_place(path)} is an array in the memory of a {kind}, which is not copied")
@@ -438,6 +444,15 @@ class _Copier:
         made = np.ndarray(value.shape, value.dtype, flat, offset, value.strides)
         made.flags.writeable = value.flags.writeable
         return self._keep(value, made)
+
+    def _owns_alone(self, root: Any, path: tuple[str, ...]) -> bool:
+        """True if an array's memory is that of bytes which nothing else here refers to, as after it was unpickled."""
+        owner = root.base.obj if isinstance(root.base, memoryview) else None
+        if type(owner) not in (bytes, bytearray) or id(owner) in self._memo or id(owner) in self._owners:
+            return False
+        self._owners.add(id(owner))
+        self._alive.append(owner)
+        return True
 
     def _owns_pictures(self, base: Any) -> bool:
         """True if memory is a picture that an emulator has given away, and does not write into any more."""
