@@ -315,7 +315,7 @@ def test_a_property_says_which_messages_there_are_and_a_handler_adds_others() ->
         env.reset(seed=0)
         env.send_message(counts.form, b"")
         with Inspector(server.url, DEADLINE) as inspector:
-            assert unpack_tensor(inspector.read_property("server.messages")) == "echo count"
+            assert unpack_tensor(inspector.read_property("server.messages")) == "echo count states"
             assert unpack_tensor(inspector.read_property("server.messages.count.asked")) == 1
 
 

@@ -26,7 +26,7 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from bridge.states.graph import CannotCopyError, Snapshot, restore, take
+from bridge.states.graph import CannotCopyError, EnvSnapshot, restore, take
 from bridge.states.scan import Shared, shared_by
 
 __all__ = ["CHECK_SECONDS", "examine", "run_check", "run_child"]
@@ -184,7 +184,7 @@ class _Watched:
         return found
 
 
-def _look(env: Any, snapshot: Snapshot) -> Shared:
+def _look(env: Any, snapshot: EnvSnapshot) -> Shared:
     shared = shared_by(snapshot.classes)
     if shared.reason:
         raise _DiffersError(shared.reason)

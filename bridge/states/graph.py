@@ -35,7 +35,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from bridge.states.kinds import OwnWay, draws, own_way
 
-__all__ = ["CannotCopyError", "Snapshot", "layers_of", "restore", "take"]
+__all__ = ["CannotCopyError", "EnvSnapshot", "layers_of", "restore", "take"]
 
 _ATOMS = (
     type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice,
@@ -81,7 +81,7 @@ class _Kept:
         self.path, self.kind, self.digest, self.own = path, kind, digest, own
 
 
-class Snapshot:
+class EnvSnapshot:
     """The fields of all layers of an environment.
 
     Args:
@@ -116,7 +116,7 @@ def layers_of(env: Any) -> list[Any]:
     return found
 
 
-def take(env: Any, *more: Any) -> tuple[Snapshot, tuple[Any, ...]]:
+def take(env: Any, *more: Any) -> tuple[EnvSnapshot, tuple[Any, ...]]:
     """Copy all that an environment is.
 
     Args:
@@ -138,10 +138,10 @@ def take(env: Any, *more: Any) -> tuple[Snapshot, tuple[Any, ...]]:
     copied = tuple(copier.copy(value, ("result",)) for value in more)
     how = ("copy", *sorted(copier.ways))
     kinds = [type(layer) for layer in layers]
-    return Snapshot(kinds, fields, copier.size, how, frozenset((*kinds, *copier.classes))), copied
+    return EnvSnapshot(kinds, fields, copier.size, how, frozenset((*kinds, *copier.classes))), copied
 
 
-def restore(snapshot: Snapshot, env: Any, *more: Any, seed: int | None = None) -> tuple[Any, ...]:
+def restore(snapshot: EnvSnapshot, env: Any, *more: Any, seed: int | None = None) -> tuple[Any, ...]:
     """Put a snapshot into a living environment; all is looked at before anything is changed.
 
     Args:

@@ -34,7 +34,7 @@ _LOOK = 0.5
 
 
 @dataclasses.dataclass
-class _Entry:
+class _StateEntry:
     """A state, without what it holds."""
 
     home: object
@@ -63,7 +63,7 @@ class StatesHandler(MessageHandler):
         super().__init__(scheduler)
         self._limits = limits
         self._start = start
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _StateEntry] = {}
         self._verdicts: dict[str, PendingResult[str]] = {}
         """Why a kind of environment has no states, by what it is; not done while it is checked."""
         self._dropped: dict[object, list[str]] = {}
@@ -106,7 +106,7 @@ class StatesHandler(MessageHandler):
         identifiers = [f"{self._start}.{secrets.token_urlsafe(24)}" for _ in lanes]
         # Held while the environment is in the call, in which the deputy may serve another request.
         entries = [
-            _Entry(asked.home, environment, 0, asked.client, {asked.client}, self.scheduler.now()) for _ in lanes
+            _StateEntry(asked.home, environment, 0, asked.client, {asked.client}, self.scheduler.now()) for _ in lanes
         ]
         self._entries.update(zip(identifiers, entries, strict=True))
         try:

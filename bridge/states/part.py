@@ -16,7 +16,7 @@ from bridge.core.encoding import values
 from bridge.core.worlds.messages import MessagePart, Stage
 from bridge.errors import Code, RequestError
 from bridge.states.check import single
-from bridge.states.graph import CannotCopyError, Snapshot, layers_of, restore, take
+from bridge.states.graph import CannotCopyError, EnvSnapshot, layers_of, restore, take
 from bridge.states.scan import shared_by
 
 __all__ = ["StatesPart", "drop", "forget"]
@@ -25,7 +25,7 @@ __all__ = ["StatesPart", "drop", "forget"]
 class _Saved:
     """A state."""
 
-    def __init__(self, snapshot: Snapshot, result: tuple[Any, ...], shared: str) -> None:
+    def __init__(self, snapshot: EnvSnapshot, result: tuple[Any, ...], shared: str) -> None:
         self.snapshot, self.result, self.shared = snapshot, result, shared
 
 
