@@ -4,6 +4,7 @@
 # make test-all      run all of them, also those that repeat others with further parameters
 # make test-core     run the core tests, which need few packages
 # make test-versions     run the core tests and both ends together on other versions of Python, Gymnasium, NumPy and Protobuf
+# make test-without FEATURE=recording     delete a feature from a clone, and run the core tests on what is left
 # make test-pins     train with RLlib and play zoos that pin an older Gymnasium, each installed beside this package
 # make test-old-peer   play with an older version of this package, in an interpreter of its own
 # make dist    build the packages, check them, and run the demo from them
@@ -66,7 +67,7 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-ci test-all test-core test-versions test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check check-python check-web check-calls bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-ci test-all test-core test-versions test-without test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check check-python check-web check-calls bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 
 # A step says its name and how long it took, and shows what its command wrote only where that fails.
 STEP = @PYTHONWARNINGS=ignore $(PYTHON) .ci/step
@@ -121,6 +122,10 @@ test-core:
 	.venv-core/bin/python -m pytest $(CORE_TESTS)
 
 # VERSIONS names some environments; none: all of tests/versions/environments.py, and the table of docs/transports.md.
+# FEATURE names folders of `bridge`, one or several.
+test-without: | $(BIN)/pip
+	$(BIN)/python -m tests.without $(FEATURE)
+
 test-versions: $(VENV)/.installed-test
 	$(BIN)/python -m tests.versions.environments $(VERSIONS)
 	$(BIN)/python -m tests.versions.run_core $(VERSIONS)

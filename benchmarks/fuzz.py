@@ -23,7 +23,7 @@ from bridge.core.encoding.tensors import pack_tensor
 from bridge.core.server.limits import Limits
 from bridge.core.server.registry import Registry
 from bridge.core.server.session import Session
-from bridge.core.worlds.source import EnvSource
+from bridge.core.worlds.sources.source import EnvSource
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.testing import CountingEnv, LocalRuntime

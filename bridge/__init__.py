@@ -9,23 +9,25 @@ from bridge.registration import register_remote
 
 if TYPE_CHECKING:
     from bridge.core.adapters.timed import TimeAction
-    from bridge.core.client.env import RemoteEnv
-    from bridge.core.client.make import make_remote, make_vec_remote
+    from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, FileDirectory
+    from bridge.core.client.envs.env import RemoteEnv
+    from bridge.core.client.envs.parallel_env import RemoteParallelEnv, make_parallel_remote
+    from bridge.core.client.envs.vector_env import RemoteVectorEnv
     from bridge.core.client.messages import MessageReply, MessageTarget
-    from bridge.core.client.parallel_env import RemoteParallelEnv, make_parallel_remote
+    from bridge.core.client.schemes import Scheme
     from bridge.core.client.slots.slot import SlotState
-    from bridge.core.client.vector_env import RemoteVectorEnv
     from bridge.core.encoding.message_form import MessageForm
     from bridge.core.encoding.space_json import register_space
     from bridge.core.server.auth import Auth
     from bridge.core.server.limits import Limits
     from bridge.core.server.server import Server
     from bridge.core.server.web_site import Web
-    from bridge.core.transport.credentials import TLS
+    from bridge.core.transport.credentials import TLS, ClientCredentials
     from bridge.core.worlds.messages import AskedMessage, MessageHandler, MessagePart, SessionMessage
     from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
     from bridge.core.worlds.realtime.clocked_world import RealTime
     from bridge.facade.blocking import serve
+    from bridge.facade.make import make_remote, make_vec_remote
     from bridge.facade.serve import serve_gym
     from bridge.facade.serve_parallel import serve_parallel
     from bridge.recording.record import Recording
@@ -38,8 +40,13 @@ __all__ = [
     "TLS",
     "AskedMessage",
     "Auth",
+    "ClientCredentials",
+    "Directory",
+    "DnsDirectory",
+    "Endpoint",
     "Episode",
     "Episodes",
+    "FileDirectory",
     "Limits",
     "Listener",
     "MessageForm",
@@ -55,6 +62,7 @@ __all__ = [
     "RemoteParallelEnv",
     "RemoteVectorEnv",
     "SavedState",
+    "Scheme",
     "Server",
     "SessionMessage",
     "SlotState",
@@ -86,6 +94,8 @@ register_remote()
 provide(
     serve_gym="bridge.facade.serve:serve_gym",
     groups="bridge.facade.options:GROUPS",
+    make_vec_remote="bridge.facade.make:make_vec_remote",
+    other_schemes="bridge.facade.schemes:other_schemes",
     gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
     client_methods="bridge.facade.client_methods:CLIENT_METHODS",
 )
@@ -94,8 +104,13 @@ provide(
 _PLACES = {
     "AskedMessage": "bridge.core.worlds.messages",
     "Auth": "bridge.core.server.auth",
+    "ClientCredentials": "bridge.core.transport.credentials",
+    "Directory": "bridge.core.client.endpoints",
+    "DnsDirectory": "bridge.core.client.endpoints",
+    "Endpoint": "bridge.core.client.endpoints",
     "Episode": "bridge.core.worlds.observers",
     "Episodes": "bridge.core.worlds.observers",
+    "FileDirectory": "bridge.core.client.endpoints",
     "Limits": "bridge.core.server.limits",
     "Listener": "bridge.core.worlds.observers",
     "SessionMessage": "bridge.core.worlds.messages",
@@ -108,10 +123,11 @@ _PLACES = {
     "RealTime": "bridge.core.worlds.realtime.clocked_world",
     "Recorder": "bridge.recording.recorder",
     "Recording": "bridge.recording.record",
-    "RemoteEnv": "bridge.core.client.env",
-    "RemoteParallelEnv": "bridge.core.client.parallel_env",
-    "RemoteVectorEnv": "bridge.core.client.vector_env",
     "SavedState": "bridge.states.saved",
+    "RemoteEnv": "bridge.core.client.envs.env",
+    "RemoteParallelEnv": "bridge.core.client.envs.parallel_env",
+    "RemoteVectorEnv": "bridge.core.client.envs.vector_env",
+    "Scheme": "bridge.core.client.schemes",
     "Server": "bridge.core.server.server",
     "SlotState": "bridge.core.client.slots.slot",
     "States": "bridge.states.message",
@@ -119,9 +135,9 @@ _PLACES = {
     "TimeAction": "bridge.core.adapters.timed",
     "Web": "bridge.core.server.web_site",
     "__version__": "bridge.version",
-    "make_parallel_remote": "bridge.core.client.parallel_env",
-    "make_remote": "bridge.core.client.make",
-    "make_vec_remote": "bridge.core.client.make",
+    "make_parallel_remote": "bridge.core.client.envs.parallel_env",
+    "make_remote": "bridge.facade.make",
+    "make_vec_remote": "bridge.facade.make",
     "register_space": "bridge.core.encoding.space_json",
     "serve": "bridge.facade.blocking",
     "serve_gym": "bridge.facade.serve",

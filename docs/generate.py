@@ -12,9 +12,9 @@ from pathlib import Path
 
 from bridge.core.encoding import names
 from bridge.core.worlds.multi_agent.joint_steps import MissingAgent
-from bridge.core.worlds.multi_agent.source import ParallelSource
 from bridge.core.worlds.single import VectorAgent
-from bridge.core.worlds.source import EnvSource
+from bridge.core.worlds.sources.parallel_source import ParallelSource
+from bridge.core.worlds.sources.source import EnvSource
 
 FOLDER = Path(__file__).resolve().parent
 

@@ -29,7 +29,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with contextlib.ExitStack() as stack:
         urls = arguments.urls or [stack.enter_context(serve_gym("CartPole-v1", num_envs=8)).url]
-        envs = VecMonitor(SB3VecEnv(make_vec_remote(urls, num_envs=arguments.num_envs)))
+        envs = VecMonitor(SB3VecEnv(make_vec_remote(urls, num_envs=arguments.num_envs, blocking=True)))
         model = PPO("MlpPolicy", envs, n_steps=128, batch_size=256, verbose=1, seed=1, device="cpu")
         model.learn(arguments.steps)
         mean, _ = evaluate_policy(model, envs, n_eval_episodes=arguments.episodes)

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from bridge import Limits
+from bridge import ClientCredentials, Limits
 from bridge.cli import program
-from bridge.core.client.vector_env import slots_of
+from bridge.core.client.envs.vector_env import slots_of
 from bridge.core.client.wire.connect import connect
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.events import StepAnswered
-from bridge.core.server import connection_protocol, serving
+from bridge.core.server import connection as connection_module
+from bridge.core.server import serving
 from bridge.core.server.admission import Admission
 from bridge.core.server.auth import Gate
 from bridge.core.server.connection import Connection
@@ -29,7 +30,6 @@ from bridge.core.server.fair_share import FairShare, ProcessorAccount
 from bridge.core.server.grpc_server import GrpcProtocol
 from bridge.core.server.grpc_services import Services
 from bridge.core.transport.address import parse_address
-from bridge.core.transport.credentials import ClientCredentials
 
 
 def new_poller() -> Any:
@@ -194,17 +194,17 @@ def server_signs_of_life(
     monkeypatch.setattr("bridge.core.server.connections._KEEPALIVE", every)
     for name, seconds in (("QUIET", quiet), ("PATIENCE", patience)):
         if seconds is not None:
-            monkeypatch.setattr(f"bridge.core.server.connection_protocol.{name}", seconds)
+            monkeypatch.setattr(f"bridge.core.server.connection.{name}", seconds)
 
 
 def look_at_sockets_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have servers answer requests for so long at most before they look at their sockets again."""
-    _set_moment(monkeypatch, "server.calls", seconds)
+    _set_moment(monkeypatch, "core.server.calls", seconds)
 
 
 def deputy_runs_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have the deputies of servers run the loop once a call of an environment has lasted so long."""
-    _set_moment(monkeypatch, "server.serving", seconds)
+    _set_moment(monkeypatch, "core.server.serving", seconds)
 
 
 def _set_moment(monkeypatch: pytest.MonkeyPatch, module: str, seconds: float) -> None:
@@ -213,7 +213,7 @@ def _set_moment(monkeypatch: pytest.MonkeyPatch, module: str, seconds: float) ->
 
 def server_waits() -> tuple[float, float]:
     """The seconds after which a quiet client is asked for a sign of life, and those that it has for it."""
-    return connection_protocol.QUIET, connection_protocol.PATIENCE
+    return connection_module.QUIET, connection_module.PATIENCE
 
 
 def set_websocket_clock(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[], float]) -> None:

@@ -38,37 +38,42 @@ VOCABULARY = {
     "bridge.perlert.protocol.profile": "the values that its specs have on the wire",
     "bridge.core.rounds": "the states of players who gather and play, of a lobby and of a match",
     "bridge.core.transport.frames": "HTTP/2's frames and events",
+    "bridge.core.transport.credentials": "the variable that holds a token, and how a secret is written",
 }
 """Internal modules that any test may import, each with the reason: names and values as they are on the wire."""
 
 HELPERS = {
     "tests/inside.py": (
         "what is behind the public objects of a server and a client",
-        """cli.program client.slots client.wire.connect client.world.events client.wire.poller client.vector_env
-        server.admission
-        server.auth server.connection server.connections server.fair_share server.grpc_server
-        server.grpc_services server.connection_protocol server.serving server.web_protocol transport.address
-        transport.keepalive recording.library recording.replay_world watching.takeovers""",
+        """cli.program core.client.slots core.client.wire.connect core.client.world.events
+        core.client.wire.poller core.client.envs.vector_env
+        core.server.admission
+        core.server.auth core.server.connection core.server.connections core.server.fair_share core.server.grpc_server
+        core.server.grpc_services core.server.serving core.server.web_protocol
+        core.transport.address
+        core.transport.keepalive recording.library recording.replay_world web.watching.takeovers""",
     ),
     "tests/support.py": (
         "worlds, registries and sessions without a server; spaces as tensors, with any Gymnasium",
-        """encoding.space_json encoding.spaces gymnasium_versions server.registry server.session worlds.base
-        worlds.isolated.world worlds.multi_agent.joint_steps worlds.multi_agent.source
-        worlds.realtime.clocked_world worlds.source""",
+        """core.encoding.space_json core.encoding.spaces core.gymnasium_versions core.server.registry
+        core.server.session core.worlds.base
+        core.worlds.isolation core.worlds.multi_agent.joint_steps core.worlds.sources.parallel_source
+        core.worlds.realtime.clocked_world core.worlds.sources.source""",
     ),
     "tests/realtime_tools.py": (
         "remotes and sessions joined by a link in virtual time",
-        """client.wire.connect client.world.events client.wire.poller client.world.remote client.world.step_reader
-        client.world.world_request
-        worlds.realtime.world""",
+        """core.client.wire.connect core.client.world.events core.client.wire.poller core.client.world.remote
+        core.client.world.step_reader
+        core.client.world.world_request
+        core.worlds.realtime.world""",
     ),
     "tests/far_network.py": (
         "the same with the second stream of an agent, and timers",
-        "client.world.events client.wire.poller client.world.remote client.world.world_request",
+        "core.client.world.events core.client.wire.poller core.client.world.remote core.client.world.world_request",
     ),
     "tests/perlert_simulation.py": (
         "PERLERT's server and its clients joined by a link",
-        """perlert.guard perlert.host perlert.player perlert.player_run perlert.server""",
+        """perlert.protocol.guard perlert.host perlert.player perlert.player_run perlert.server""",
     ),
     "tests/recording_tape.py": (
         "rows of a made-up environment",
@@ -76,21 +81,21 @@ HELPERS = {
     ),
     "tests/test_client_session.py": (
         "what the session takes and gives: who wants which world, events, extensions",
-        "client.world.events client.world.extensions client.world.world_request",
+        "core.client.world.events core.client.world.extensions core.client.world.world_request",
     ),
     "tests/test_policy.py": (
         "the tables whose policy it plays on random fleets",
-        "client.slots.remote_record client.slots.placement client.slots.slot",
+        "core.client.world.remote_record core.client.slots.placement core.client.slots.slot",
     ),
-    "tests/test_pool.py": ("the events that a pool hands out", "client.world.events"),
+    "tests/test_pool.py": ("the events that a pool hands out", "core.client.world.events"),
     "tests/test_http2.py": (
         "a call of gRPC, by which HTTP/2 is used",
-        "client.wire.grpc_client transport.address transport.messages",
+        "core.client.wire.grpc_client core.transport.address core.transport.messages",
     ),
-    "tests/test_http2_server.py": ("what reads the messages of a stream", "transport.messages"),
-    "tests/test_poller.py": ("a server of HTTP/2 without sockets", "transport.http2 transport.messages"),
-    "tests/test_health.py": ("the address that the check takes", "transport.address"),
-    "tests/test_token.py": ("the address that a token is shown to", "transport.address"),
+    "tests/test_http2_server.py": ("what reads the messages of a stream", "core.transport.messages"),
+    "tests/test_poller.py": ("a server of HTTP/2 without sockets", "core.transport.http2 core.transport.messages"),
+    "tests/test_health.py": ("the address that the check takes", "core.transport.address"),
+    "tests/test_token.py": ("the address that a token is shown to", "core.transport.address"),
     "tests/test_perlert_lobby.py": ("the run that a lobby hands its players to", "perlert.rollout"),
     "tests/test_perlert_draft.py": (
         "the draft's example session, played on the machines without input or output",
@@ -98,17 +103,20 @@ HELPERS = {
     ),
     "tests/test_state_charts.py": (
         "the tables that the pages draw",
-        "client.world.session_states perlert.lobby perlert.player server.session",
+        "core.client.world.session_states perlert.lobby perlert.player core.server.session",
     ),
-    "tests/test_protocol_docs.py": ("the end of a stream in the server's table", "server.session"),
-    "tests/test_dying_clients.py": ("the table of which each state is killed in", "server.session"),
-    "tests/test_session_fast.py": ("the codec with which our client writes Steps", "encoding.step_codec"),
+    "tests/test_protocol_docs.py": ("the end of a stream in the server's table", "core.server.session"),
+    "tests/test_dying_clients.py": ("the table of which each state is killed in", "core.server.session"),
+    "tests/test_session_fast.py": ("the codec with which our client writes Steps", "core.encoding.step_codec"),
     "tests/fleet/test_ray.py": (
         "the names of a fleet's actors, and the table that reads it",
         "fleet.ray_actors fleet.top",
     ),
-    "tests/test_realtime_multi_agent.py": ("what stands in for an agent that does nothing", "worlds.default_actions"),
-    "tests/versions/play.py": ("exact spaces as text, compared between versions", "encoding.space_json"),
+    "tests/test_realtime_multi_agent.py": (
+        "what stands in for an agent that does nothing",
+        "core.worlds.default_actions",
+    ),
+    "tests/versions/play.py": ("exact spaces as text, compared between versions", "core.encoding.space_json"),
 }
 """For files that must know further internals the reason, and the modules, without `bridge`.
 

@@ -31,12 +31,12 @@ from bridge.core.server.messages import ServedMessages
 from bridge.core.server.registry import Registry
 from bridge.core.server.session import Session
 from bridge.core.worlds.base import Agent, World
-from bridge.core.worlds.isolated.world import CALL_TIMEOUT, Isolation
+from bridge.core.worlds.isolation import CALL_TIMEOUT, Isolation
 from bridge.core.worlds.multi_agent.joint_steps import MultiAgentOptions
-from bridge.core.worlds.multi_agent.source import ParallelSource
 from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.core.worlds.scheduling import PendingResult
-from bridge.core.worlds.source import EnvSource
+from bridge.core.worlds.sources.parallel_source import ParallelSource
+from bridge.core.worlds.sources.source import EnvSource
 from bridge.testing import Inspector, LocalRuntime
 from tests.inside import registry_of
 

@@ -260,7 +260,7 @@ def test_who_is_refused_since_the_environments_token_was_kept_back_is_told_so(
         with pytest.raises(errors.RefusedError, match=f"set the environment variable {TOKEN_VARIABLE}$"):
             make_remote(url, timeout=20)
         monkeypatch.setenv(TOKEN_VARIABLE, SECRET)
-        as_another_machine(monkeypatch, "transport.address")
+        as_another_machine(monkeypatch, "core.transport.address")
         told = rf"{TOKEN_VARIABLE} is not sent unencrypted .*{scheme}s://"
         with pytest.raises(errors.RefusedError, match=told):
             make_remote(url, timeout=20)
@@ -343,7 +343,7 @@ def test_beyond_loopback_what_is_missing_is_warned_of(
     given = {name: keywords[name] for name in ("token",) if name in keywords}
     if keywords.get("tls"):
         given.update(tls(certs, clients=keywords.get("clients", False)))
-    as_another_machine(monkeypatch, "server.server")
+    as_another_machine(monkeypatch, "core.server.server")
     serve_gym("CartPole-v1", **given).stop()
     said = [str(warning.message) for warning in recwarn.list]
     assert len(said) == bool(lacks)

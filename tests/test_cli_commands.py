@@ -254,6 +254,11 @@ with serve_gym("CartPole-v1") as server, make_remote(server.url) as env:
         ("web", "serve_gym('CartPole-v1', web=True)", "which web= needs"),
         ("web", "serve_parallel('x', fps=30, match=True)", "which match=True needs"),
         ("perlert", "bridge.perlert", "which this program needs"),
+        ("perlert", "make_remote('perlert://127.0.0.1:1/x:0')", "which a URL of perlert:// needs"),
+        ("perlert", "make_vec_remote(['perlert://127.0.0.1:1/x:0'])", "which a URL of perlert:// needs"),
+        ("openenv", "make_remote('openenvs://127.0.0.1:1')", "which a URL of openenvs:// needs"),
+        ("openenv", "make_vec_remote('openenv://127.0.0.1:1', num_envs=2)", "which a URL of openenv:// needs"),
+        ("dial", "make_vec_remote('listen://127.0.0.1:0', num_envs=1)", "which a URL of listen:// needs"),
         ("dial", "bridge.testing.check_server('listen://127.0.0.1:1')", "which a URL of listen:// needs"),
     ],
 )

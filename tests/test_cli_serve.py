@@ -41,6 +41,7 @@ def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() 
         "web_hosts",
         "play_fps",
         "action_names",
+        "quality",
     ]
     keywords += [field.name for field in dataclasses.fields(States)]
     assert {"num_envs", "vectorization_mode", "env_kwargs", "host", "port", "max_connections"} <= set(keywords)

@@ -185,7 +185,7 @@ def test_the_environments_token_is_not_dialed_in_the_clear_nor_one_that_was_made
         monkeypatch.setenv(TOKEN_VARIABLE, "secret")
         with serve_gym("CartPole-v1", dial=url, dial_name="near"):
             until(lambda: names(listener) == ["near"])
-        as_another_machine(monkeypatch, "transport.address")
+        as_another_machine(monkeypatch, "core.transport.address")
         caplog.clear()
         with serve_gym("CartPole-v1", dial=url):
             until(lambda: f"{TOKEN_VARIABLE} is not sent unencrypted to another machine" in caplog.text)

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge import TLS, serve_gym
+from bridge import TLS, FileDirectory, serve_gym
 from bridge.cli import main
-from bridge.core.client.endpoints import FileDirectory
 from bridge.errors import ConnectError, InvalidActionError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, compare, evaluate, serve_policy
 from bridge.testing import make_certificates

@@ -18,8 +18,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import Limits, make_parallel_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.core.client.endpoints import Endpoint
+from bridge import Endpoint, Limits, make_parallel_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.errors import RemoteError, RemoteTimeoutError, SettingError
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset

@@ -174,6 +174,14 @@ def test_certificates_without_tls_are_refused(tmp_path: Path, capsys: pytest.Cap
     assert "write grpcs://" in capsys.readouterr().err
 
 
+def test_a_unix_socket_is_refused_where_there_are_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(socket, "AF_UNIX")
+    assert main(["health", "unix:///socket"]) == 2
+    assert "no Unix sockets" in capsys.readouterr().err
+
+
 def test_a_watch_takes_one_request() -> None:
     """Who need not show a token could otherwise keep the server busy with requests that cost nothing to send."""
     with serve_gym("CartPole-v1", token="secret") as server:

@@ -113,6 +113,41 @@ def test_slots_and_lanes_equal_the_local_ones(
     assert_identical(mine, theirs)
 
 
+@pytest.mark.parametrize("served", ["", ", num_envs=3", ", thread_safe=True", ", token='a-secret-of-this-test'"])
+def test_the_usual_call_equals_local_environments(client: Any, server: Any, url: Any, served: str) -> None:
+    """Today's client asks first whether lanes are as good as worlds, which an older server does not know.
+
+    The older client has no `blocking=True`, and so makes a world for each slot.
+    """
+    token = served if "token" in served else ""
+    usual = f"bridge.make_vec_remote(url, num_envs=3, blocking=True{token})"
+    if client.python == OLD_PYTHON:
+        usual = f"BlockingReset(bridge.make_vec_remote(url, num_envs=3{token}))"
+    address = url(f"serve_gym(of_space('mixed'){served})")
+    mine = client.run(f"envs = {usual}; result = play_vector(envs); envs.close()", url=address)
+    assert_identical(mine, server.run("result = play_vector(local_vector(of_space('mixed'), 3))"))
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_episodes_that_begin_in_the_same_step_equal_local_ones(client: Any, server: Any, url: Any, lanes: int) -> None:
+    """Today's client asks for their beginnings within the answer to the step, which an older server does not know."""
+    served = url("serve_gym('CartPole-v1', num_envs=lanes)", lanes=lanes)
+    play = """
+envs.action_space.seed(3)
+result = [envs.reset(seed=3)] + [envs.step(envs.action_space.sample()) for _ in range(80)]
+envs.close()
+"""
+    mine = client.run(
+        f"envs = BlockingReset(bridge.make_vec_remote(url, num_envs=3), autoreset_mode='SameStep'){play}", url=served
+    )
+    vector = "gymnasium.make_vec('CartPole-v1', 3, vectorization_mode='sync', vector_kwargs=modes)"
+    theirs = server.run(
+        f"modes = {{'autoreset_mode': gymnasium.vector.AutoresetMode.SAME_STEP}}; envs = {vector}{play}"
+    )
+    assert sum(int(step[2].sum()) for step in mine[1:]) > 5
+    assert_identical(mine, theirs)
+
+
 def test_attributes_pictures_and_methods_of_environments_are_reached(client: Any, server: Any, url: Any) -> None:
     served = url("serve_gym('CartPole-v1', num_envs=2, env_kwargs={'render_mode': 'rgb_array'})")
     gravity, masses, pictures = client.run(

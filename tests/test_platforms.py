@@ -30,7 +30,7 @@ def test_without_unix_sockets_each_way_to_ask_for_one_is_an_error(
         serve_gym("CartPole-v1", unix_path="socket")
     with pytest.raises(SettingError, match="no Unix sockets for 'unix:///socket'; use grpc://HOST:PORT"):
         make_remote("unix:///socket")
-    assert main(["health", "unix:///socket"]) == 2
+    assert main(["info", "unix:///socket"]) == 2
     assert "no Unix sockets" in capsys.readouterr().err
 
 

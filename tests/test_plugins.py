@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from bridge.core.plugins import found, load, package_of
+from bridge.core.plugins import for_a_client, found, load, package_of
 from bridge.errors import SettingError
+from tests.packages import Install, installer
 
 GROUP = "gymnasium_bridge.tests"
-
-Install = Callable[..., None]
 
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Lay out a package as pip installs it, with entry points of `GROUP` and modules."""
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def lay_out(package: str, names: dict[str, str], **modules: str) -> None:
-        for module, source in modules.items():
-            (tmp_path / f"{module}.py").write_text(source, encoding="utf-8")
-            monkeypatch.delitem(sys.modules, module, raising=False)
-        info = tmp_path / f"{package}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n", encoding="utf-8")
-        lines = [f"{name} = {place}" for name, place in names.items()]
-        (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *lines]), encoding="utf-8")
-
-    return lay_out
+    return installer(tmp_path, monkeypatch, GROUP)
 
 
 def test_plugins_are_found_in_order_of_their_names_and_nothing_is_imported(install: Install) -> None:
@@ -85,3 +70,17 @@ def test_two_packages_with_a_plugin_of_one_name_are_both_told_even_where_they_na
     with pytest.raises(SettingError, match="the packages first and second have a thing a each: uninstall all but one"):
         load(GROUP, "a", "thing")
     assert "plugin_a" not in sys.modules
+
+
+def test_nothing_is_imported_because_a_client_names_it(install: Install) -> None:
+    install("first", {"a": "plugin_a"}, plugin_a="")
+    before = for_a_client.set(True)
+    try:
+        with pytest.raises(
+            SettingError, match="the thing a of the package first is not imported because a client names"
+        ):
+            load(GROUP, "a", "thing")
+    finally:
+        for_a_client.reset(before)
+    assert "plugin_a" not in sys.modules
+    load(GROUP, "a", "thing")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge import errors, make_remote, make_vec_remote, progress, serve_gym
+from bridge import errors, make_remote, make_vec_remote, serve_gym
+from bridge.core import progress
 from bridge.core.progress import Progress
 from tests.inside import look_every
 

@@ -27,6 +27,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
+CORE = ROOT / "bridge" / "core"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 API = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
 PAGES = [
@@ -159,7 +160,24 @@ def test_the_readme_names_the_page_for_each_reader_and_explains_its_words() -> N
 def test_the_data_flow_names_an_existing_file_for_each_arrow() -> None:
     arrows = re.findall(r"^  → (\S+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(arrows) >= 7
-    assert [name for name in arrows if not (ROOT / name).is_file()] == []
+    assert [name for name in arrows if not any((folder / name).is_file() for folder in (ROOT, CORE))] == []
+
+
+def test_contributing_names_files_that_there_are() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:[\w.]+/)*[\w.]+\.(?:py|txt|md|js|toml))`", text))
+    assert len(named) > 60
+    # A name without a folder stands beside one with it: it is a file of that name.
+    names = {path.name for folder in ("bridge", "wrappers", "tests") for path in (ROOT / folder).rglob("*.*")}
+    assert [name for name in named if not (ROOT / name).is_file() and name not in names] == []
+
+
+def test_pages_name_what_users_need_by_its_public_name() -> None:
+    # The logger's name; and keywords, whose entries in the reference show the last part alone.
+    inside = {"bridge.core.server"}
+    inside |= {f"bridge.core.client.options.{name}Options" for name in ("Remote", "Env", "Vector")}
+    pages = [path.read_text("utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
+    assert {name for page in pages for name in re.findall(r"bridge\.(?:core|facade)\.[\w.]+\w", page)} == inside
 
 
 def test_the_reference_has_every_public_name() -> None:
@@ -206,7 +224,7 @@ def test_the_table_of_properties_is_the_one_that_is_served() -> None:
         name for names, _, content in rows if "may be written" in content for name in re.findall(r"[\w.]+", names)
     }
     items = []
-    for server in (serve_gym("CartPole-v1"), bridge.serve_parallel(Relay)):
+    for server in (serve_gym("CartPole-v1"), serve_gym("CartPole-v1", num_envs=2), bridge.serve_parallel(Relay)):
         with server, Inspector(server.url, 10.0) as inspector:
             inspector.join()
             items += [item for item in inspector.list_properties() if ".attributes." not in item.spec.name]

@@ -15,9 +15,18 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import TLS, Limits, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import (
+    TLS,
+    DnsDirectory,
+    Endpoint,
+    Limits,
+    make_parallel_remote,
+    make_remote,
+    make_vec_remote,
+    serve_gym,
+    serve_parallel,
+)
 from bridge.cli import main
-from bridge.core.client.endpoints import DnsDirectory, Endpoint
 from bridge.errors import (
     AddressError,
     ConnectError,

@@ -115,7 +115,7 @@ def test_an_environment_that_raised_in_three_resets_in_a_row_fails_always() -> N
 
 
 def test_no_other_file_assigns_a_state() -> None:
-    root = Path(bridge.__file__).parent / "client"
+    root = Path(bridge.__file__).parent / "core" / "client"
     assigns = re.compile(r"\.phase(: \w+)? = ")
     found = [
         path.relative_to(root).as_posix() for path in root.rglob("*.py") if assigns.search(path.read_text("utf-8"))

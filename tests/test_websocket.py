@@ -778,5 +778,5 @@ def test_the_page_names_all_of_its_scripts_so_that_a_browser_asks_for_them_at_on
         hand.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         hand.head()
         page = hand.body().decode()
-    scripts = {path.name for path in (Path(bridge.__file__).parent / "web").glob("*.js")}
+    scripts = {path.name for path in (Path(bridge.__file__).parent / "web" / "page").glob("*.js")}
     assert scripts == set(re.findall(r'<link rel="modulepreload" href="([a-z]+\.js)">', page))

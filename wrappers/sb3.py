@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import VecEnv
 
 from bridge.core.client.attributes import OwnAttributes
-from bridge.core.client.vector_env import RemoteVectorEnv
+from bridge.core.client.envs.vector_env import RemoteVectorEnv
 from bridge.core.encoding.tensors import Array
 from bridge.errors import InvalidActionError, SettingError
 
@@ -35,8 +35,8 @@ class SB3VecEnv(OwnAttributes, VecEnv):
         >>> from bridge.wrappers import SB3VecEnv
         >>> from stable_baselines3 import PPO
         >>> from stable_baselines3.common.vec_env import VecMonitor
-        >>> with serve_gym("CartPole-v1", num_envs=8) as server:
-        ...     envs = VecMonitor(SB3VecEnv(make_vec_remote(server.url)))
+        >>> with serve_gym("CartPole-v1") as server:
+        ...     envs = VecMonitor(SB3VecEnv(make_vec_remote(server.url, num_envs=8, blocking=True)))
         ...     model = PPO("MlpPolicy", envs, n_steps=32, device="cpu").learn(256)
         ...     envs.close()
 
@@ -149,14 +149,15 @@ class SB3VecEnv(OwnAttributes, VecEnv):
         results = self._envs.wait_for_all("step")
         self._stepping = False
         infos, batch, dones = results.own_infos(), results.batch, results.ended
-        for slot, info in enumerate(infos):
-            # As DummyVecEnv says it: where it is True, algorithms bootstrap with the value of the terminal observation.
-            info["TimeLimit.truncated"] = bool(batch.truncations[slot] and not batch.terminations[slot])
+        # As DummyVecEnv says it: where it is True, algorithms bootstrap with the value of the terminal observation.
+        cut_off: list[bool] = (batch.truncations & ~batch.terminations).tolist()
+        for info, cut in zip(infos, cut_off, strict=True):
+            info["TimeLimit.truncated"] = cut
         if results.begun is not None:
-            first = results.begun.own_infos()
-            for slot in np.flatnonzero(dones).tolist():
+            ended = np.flatnonzero(dones).tolist()
+            for slot, first in zip(ended, results.begun.own_infos(ended), strict=True):
                 infos[slot]["terminal_observation"] = results.row(slot)
-                self.reset_infos[slot] = first[slot]
+                self.reset_infos[slot] = first
         else:  # a simulator that has reset its lanes already tells their ends in its infos
             for slot in np.flatnonzero(dones).tolist():
                 infos[slot]["terminal_observation"] = infos[slot].pop("final_obs", None)

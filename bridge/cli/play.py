@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from bridge.cli.program import OK, add_wait_option, positive, positive_int
-from bridge.core.client.env import RemoteEnv
+from bridge.core.client.envs.env import RemoteEnv
 from bridge.core.extras import needed
 from bridge.core.transport.credentials import add_credential_options, credential_keywords
 from bridge.errors import RefusedError, SettingError

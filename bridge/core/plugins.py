@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-__all__ = ["found", "load", "loading", "package_of"]
+__all__ = ["for_a_client", "found", "load", "loading", "package_of"]
+
+for_a_client: ContextVar[bool] = ContextVar("for_a_client", default=False)
+"""True while a server makes an environment with arguments that a client sent: what they name is not imported."""
 
 
 def found(group: str) -> dict[str, list[EntryPoint]]:
@@ -46,7 +50,7 @@ def load(group: str, name: str, what: str) -> Any:
         what: What it is, for errors, in a word or two: `command`.
 
     Raises:
-        SettingError: No package has it, several have, or it cannot be imported.
+        SettingError: No package has it, several have, it cannot be imported, or a client of a server named it.
     """
     from bridge.errors import SettingError  # here: it imports Gymnasium, and the command line is to start quickly
 
@@ -56,6 +60,8 @@ def load(group: str, name: str, what: str) -> Any:
         raise SettingError(f"no installed package has a {what} {name!r} (installed: {known})")
     entries = by_name[name]
     package = package_of(entries)
+    if for_a_client.get():
+        raise SettingError(f"the {what} {name} of the package {package} is not imported because a client names it")
     if len(entries) > 1:
         raise SettingError(f"the packages {package} have a {what} {name} each: uninstall all but one")
     with loading(f"the {what} {name}", package):

@@ -27,7 +27,8 @@ def provide(**places: str) -> None:
 def provided(name: str) -> Any:
     """Return what the composition root provides by this name.
 
-    `serve_gym` is the function of that name; `client_methods` a dict of what `bridge.core.client.added_methods` adds;
+    `serve_gym` and `make_vec_remote` are the functions of these names; `other_schemes` says for errors which URL
+    schemes there are beside those of servers; `client_methods` is a dict of what `added_methods` of the client adds;
     `groups` the dataclasses that its keywords take, by keyword;
     `gateway_schemes` the `bridge.web.gateway.schemes.GatewayScheme` objects of this package.
 

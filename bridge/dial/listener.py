@@ -13,16 +13,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bridge.core.client.endpoints import Endpoint
+from bridge.core.client.envs.vector_env import OwningVectorEnv
 from bridge.core.client.options import TIMEOUT
-from bridge.core.client.vector_env import OwningVectorEnv
 from bridge.core.client.wire.dialed import Dialed, listeners
 from bridge.core.finalizers import end_apart
 from bridge.core.forks import forget_in_child
 from bridge.core.logs import LimitedLog, SafeLog
 from bridge.core.server.admission import Admission
 from bridge.core.server.auth import Gate, Security
-from bridge.core.server.connection import Connection
-from bridge.core.server.connection_protocol import ConnectionProtocol
+from bridge.core.server.connection import Connection, ConnectionProtocol
 from bridge.core.server.connections import Connections
 from bridge.core.server.event_loop import EventLoop
 from bridge.core.server.limits import Limits

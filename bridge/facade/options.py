@@ -16,7 +16,7 @@ from bridge.core.server.server import Server, Transport
 from bridge.core.server.web_site import OpenEnvOptions, Web, WebSite, page_files
 from bridge.core.transport.credentials import TLS, TokenLike
 from bridge.core.worlds.controls import checked_play_fps
-from bridge.core.worlds.isolated.world import Isolation, start_method
+from bridge.core.worlds.isolation import Isolation, start_method
 from bridge.core.worlds.message_loading import load_messages
 from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
@@ -206,7 +206,7 @@ class ServerOptions:
             transport=self.transport,
             insecure=self.auth is not None and self.auth.insecure,
             web=None if page is None else WebSite(page_files(), page.hosts, openenv),
-            observers=(*self.observers, *_gallery(bounds)),
+            observers=(*self.observers, *_gallery(bounds, page)),
             messages=[*load_messages(self.messages, self.message_options or {}), *self._states()],
         )
 
@@ -226,15 +226,16 @@ class ServerOptions:
         if self.record is None:
             return source
         with feature("recording", "record="):
-            from bridge.recording.record import open_journal, recorded
+            from bridge.recording.served import open_journal, recorded
         made: WorldSource = recorded(source, open_journal(self.record))
         return made
 
 
-def _gallery(bounds: Limits) -> Sequence[Observer]:
+def _gallery(bounds: Limits, page: Web | None) -> Sequence[Observer]:
     """Return what lets clients watch and take over, where this installation has it."""
     if not has_feature("web"):
         return ()
     from bridge.web.watching.agents import Gallery
 
-    return (Gallery(bounds.takeover_timeout, bounds.seat_timeout),)
+    # Programs watch, and take pictures, where there is no page, too.
+    return (Gallery(bounds.takeover_timeout, bounds.seat_timeout, (page or Web()).quality),)

@@ -15,7 +15,7 @@ from bridge.core.transport.address import is_loopback
 from bridge.core.transport.credentials import TLS
 from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.core.worlds.recipe import Adapter, EnvLike
-from bridge.core.worlds.source import EnvSource, WorldKind
+from bridge.core.worlds.sources.source import EnvSource, WorldKind
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
 

@@ -12,10 +12,10 @@ from bridge.core.keywords import grouped
 from bridge.core.server.server import Server
 from bridge.core.worlds.kinds import is_parallel
 from bridge.core.worlds.multi_agent.joint_steps import MultiAgentOptions
-from bridge.core.worlds.multi_agent.source import ParallelSource, WorldKind
 from bridge.core.worlds.policies import RANDOM, Policy
 from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.core.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
+from bridge.core.worlds.sources.parallel_source import ParallelSource, WorldKind
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
 

@@ -46,7 +46,7 @@ class PlacingResponse(_message.Message):
     def __init__(self, response: _Optional[bytes] = ..., step: _Optional[_Union[_dm_env_rpc_pb2.StepResponse, _Mapping]] = ...) -> None: ...
 
 class Value(_message.Message):
-    __slots__ = ["agents", "array", "big_integer", "boolean", "column", "complex", "data", "dict", "failed", "form", "frozenset", "integer", "list", "missing", "names", "none", "notes", "number", "reads_columns", "reward", "set", "text", "tuple"]
+    __slots__ = ["agents", "array", "begun", "big_integer", "boolean", "column", "complex", "data", "dict", "failed", "form", "frozenset", "integer", "list", "missing", "names", "none", "notes", "number", "reads_columns", "reward", "set", "text", "tuple"]
     class Array(_message.Message):
         __slots__ = ["column", "data", "dtype", "is_scalar", "items", "shape"]
         COLUMN_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +135,7 @@ class Value(_message.Message):
         def __init__(self, joined: _Optional[str] = ..., lengths: _Optional[_Union[Value.Array, _Mapping]] = ...) -> None: ...
     AGENTS_FIELD_NUMBER: _ClassVar[int]
     ARRAY_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     BIG_INTEGER_FIELD_NUMBER: _ClassVar[int]
     BOOLEAN_FIELD_NUMBER: _ClassVar[int]
     COLUMN_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +159,7 @@ class Value(_message.Message):
     TUPLE_FIELD_NUMBER: _ClassVar[int]
     agents: _containers.RepeatedScalarFieldContainer[str]
     array: Value.Array
+    begun: bytes
     big_integer: str
     boolean: bool
     column: Value.Column
@@ -179,4 +181,4 @@ class Value(_message.Message):
     set: Value.List
     text: str
     tuple: Value.List
-    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ..., set: _Optional[_Union[Value.List, _Mapping]] = ..., frozenset: _Optional[_Union[Value.List, _Mapping]] = ..., complex: _Optional[_Union[Value.Complex, _Mapping]] = ..., column: _Optional[_Union[Value.Column, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., form: _Optional[_Union[Value, _Mapping]] = ..., failed: _Optional[_Iterable[int]] = ..., names: _Optional[str] = ..., reads_columns: bool = ..., reward: _Optional[_Union[Value, _Mapping]] = ..., agents: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ..., set: _Optional[_Union[Value.List, _Mapping]] = ..., frozenset: _Optional[_Union[Value.List, _Mapping]] = ..., complex: _Optional[_Union[Value.Complex, _Mapping]] = ..., column: _Optional[_Union[Value.Column, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., form: _Optional[_Union[Value, _Mapping]] = ..., failed: _Optional[_Iterable[int]] = ..., names: _Optional[str] = ..., reads_columns: bool = ..., reward: _Optional[_Union[Value, _Mapping]] = ..., agents: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., begun: _Optional[bytes] = ...) -> None: ...

@@ -19,10 +19,10 @@ from bridge.core.worlds.policies import as_policy, by_name
 from bridge.core.worlds.realtime.multi_agent import Frame, PolicyPlayer, RealtimeMultiAgentWorld
 from bridge.core.worlds.scheduling import Scheduler, Timer
 from bridge.errors import InvalidActionError, PacketError, RequestError, SettingError, UnsupportedSpaceError
-from bridge.perlert.guard import Address, Guard, GuardConfig, Outgoing
 from bridge.perlert.lobby import Lobby
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import TextCodec
+from bridge.perlert.protocol.guard import Address, Guard, GuardConfig, Outgoing
 from bridge.perlert.rollout import Rollout, RolloutConfig
 
 __all__ = ["Instance", "InstanceHost"]

@@ -1,4 +1,7 @@
-"""Policies at the other end, over openpi's wire: called and served; and how good they are on served environments."""
+"""Policies at the other end, over openpi's wire: called and served; and how good they are on served environments.
+
+May be imported by the composition root.
+"""
 
 from bridge.policies.evaluation import Comparison, Evaluation, compare, evaluate
 from bridge.policies.remote_policy import RemotePolicy

@@ -23,7 +23,7 @@ from bridge.core.logs import SafeLog
 from bridge.core.worlds.base import Agent
 from bridge.core.worlds.environment import Environment, EnvironmentProxy, Result
 from bridge.core.worlds.isolated.env import start_isolated
-from bridge.core.worlds.isolated.world import Isolation
+from bridge.core.worlds.isolation import Isolation
 from bridge.core.worlds.realtime.clocked_world import ROLES, RealtimeOptions
 from bridge.core.worlds.realtime.world import RealtimeWorld
 from bridge.core.worlds.recipe import EnvRecipe

@@ -8,7 +8,7 @@ from typing import Any, overload
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from bridge.core.client.env import RemoteEnv
+from bridge.core.client.envs.env import RemoteEnv
 from bridge.core.client.messages import MessageAnswer, MessageReply, MessageTarget
 from bridge.errors import PeerError, SettingError, shown_url
 from bridge.pb import states_pb2

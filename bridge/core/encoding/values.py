@@ -41,6 +41,7 @@ __all__ = [
     "read_varint",
     "remarks_of",
     "to_value",
+    "with_begun",
     "with_remarks",
 ]
 
@@ -93,6 +94,9 @@ class StepInfo(NamedTuple):
     """Of one of several agents: what the environment did not return for it."""
     failed: Sequence[int] = ()
     """Of lanes: those whose environments failed, each with an `error` in its info."""
+    begun: bytes = b""
+    """Of lanes: the serialized answer that tells how those that ended began their next episodes; none: it was not asked
+    for, or none ended."""
 
 
 class _TooDeepError(TensorError):
@@ -186,6 +190,12 @@ def encode_info(
     return message.SerializeToString()
 
 
+def with_begun(data: bytes, begun: bytes) -> bytes:
+    """Return an encoded info that also holds the answer which `StepInfo.begun` is."""
+    # Messages of protobuf that stand one behind the other are read as one.
+    return data + pb.Value(begun=begun).SerializeToString()
+
+
 def decode_info(data: bytes) -> tuple[Any, list[str], Any]:
     """Decode what `encode_info` gave; raises as `decode`.
 
@@ -206,7 +216,8 @@ def decode_step_info(data: bytes) -> StepInfo:
     reward = from_value(message.reward) if message.HasField("reward") else UNCHANGED
     names = [AttributeNames(message.names)] if message.names else []
     notes = [*message.notes, *names]
-    return StepInfo(from_value(message), notes, form, reward, message.agents, message.missing, message.failed)
+    beside = message.agents, message.missing, message.failed, message.begun
+    return StepInfo(from_value(message), notes, form, reward, *beside)
 
 
 def remarks_of(data: bytes) -> pb.Value | None:
@@ -552,6 +563,8 @@ def _read_dict(message: pb.Value.Dict, depth: int) -> dict[Any, Any]:
     values = message.values
     if len(keys) != len(values):
         raise TensorError(f"a dict came with {len(keys)} keys and {len(values)} values")
+    if not values:  # as most infos
+        return {}
     items = [from_value(value, depth + 1) for value in values]
     # Nobody can choose the hashes of text.
     return _hashed(lambda: dict(zip(keys, items, strict=True)), "a dict", () if message.keys else keys)

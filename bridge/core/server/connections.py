@@ -15,8 +15,7 @@ from functools import partial
 from bridge.core.logs import LimitedLog, SafeLog
 from bridge.core.server.admission import Admission
 from bridge.core.server.calls import Call, Calls
-from bridge.core.server.connection import CHUNK, Connection
-from bridge.core.server.connection_protocol import ConnectionProtocol
+from bridge.core.server.connection import CHUNK, Connection, ConnectionProtocol
 from bridge.core.server.event_loop import READ, WRITE, EventLoop
 from bridge.core.server.fair_share import FairShare, ProcessorAccount
 from bridge.core.server.helper_thread import HelperThread

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bridge.core.server.connection import Connection
-from bridge.core.server.connection_protocol import ConnectionProtocol
+from bridge.core.server.connection import Connection, ConnectionProtocol
 from bridge.core.transport.frames import PREFACE
 
 __all__ = ["FirstBytes"]

@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 from bridge.core.server.auth import Gate
 from bridge.core.server.calls import Call
-from bridge.core.server.connection import Connection
-from bridge.core.server.connection_protocol import ConnectionProtocol
+from bridge.core.server.connection import Connection, ConnectionProtocol
 from bridge.core.server.connections import Connections
 from bridge.core.server.grpc_services import MAX_REQUEST, Services, SideCall
 from bridge.core.server.inflation import Inflation

@@ -136,7 +136,7 @@ class ClientMessage:
         self.charge(outcome.seconds)
         if outcome.placed is not None:
             # At once: whatever the handler does then, the environment is there, and its world follows.
-            self._agent.place(outcome.placed)
+            self._agent.place(outcome.placed, outcome.lanes)
             self.placed = outcome.placed
         return outcome.answer
 

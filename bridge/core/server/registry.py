@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.core.logs import SafeLog
@@ -24,10 +24,7 @@ from bridge.core.worlds.single import EnvWorld
 from bridge.errors import Code, RequestError
 from bridge.version import __version__
 
-if TYPE_CHECKING:
-    from bridge.core.server.session import Session
-
-__all__ = ["Registry", "WorldSource"]
+__all__ = ["Registry", "WorldSource", "WorldUser"]
 
 _log = SafeLog(__name__)
 DEFAULT_WORLD = ""
@@ -78,12 +75,25 @@ class WorldSource(Protocol):
         """Close what was made ahead, where no world has taken it."""
 
 
+class WorldUser(Protocol):
+    """A client's session, as the registry knows it: who is in a world, and who has made it."""
+
+    client_key: str
+    """By which a client's sessions are known to be its own; empty: it has not said one."""
+    connection: object
+    """What carries the session."""
+
+    @property
+    def plays(self) -> bool:
+        """True if it takes part in a world, and does not only watch."""
+
+
 @dataclasses.dataclass
 class _Entry:
     """A world and whom it belongs to."""
 
     world: World
-    owner: Session | None
+    owner: WorldUser | None
     """The connection that created it, as long as it is there."""
     goes_with_owner: bool = False
     """True if its creator joined it, or made it for nobody else."""
@@ -132,7 +142,7 @@ class Registry:
         self._lists_worlds = lists_worlds
         self.shared_control = shared_control
         """True if also who watches, or shares a world, may change environments by attributes and methods."""
-        self._inside: dict[World, list[Session]] = {}
+        self._inside: dict[World, list[WorldUser]] = {}
         """The sessions that are in each world."""
         self._unix_path = unix_path
         self._source = source
@@ -208,7 +218,7 @@ class Registry:
             "use another server",
         )
 
-    async def create_world(self, settings: Settings, owner: Session, *, for_others: bool = True) -> str:
+    async def create_world(self, settings: Settings, owner: WorldUser, *, for_others: bool = True) -> str:
         """Make a world with a name that nobody else has (D-3).
 
         Args:
@@ -326,16 +336,16 @@ class Registry:
             finally:
                 self._default = None
 
-    def inside(self, world: World) -> Sequence[Session]:
+    def inside(self, world: World) -> Sequence[WorldUser]:
         """Return the sessions that are in a world."""
         return self._inside.get(world, ())
 
-    def maker(self, world: World) -> Session | None:
+    def maker(self, world: World) -> WorldUser | None:
         """Return the session that has made a world for its client alone; None: it is gone, or was made for others."""
         entry = self._entries.get(world.name)
         return entry.owner if entry is not None and entry.world is world and entry.goes_with_owner else None
 
-    def joined(self, world: World, owner: Session) -> None:
+    def joined(self, world: World, owner: WorldUser) -> None:
         """Record that a session is in a world; a world that its creator has joined goes with the creator."""
         self._inside.setdefault(world, []).append(owner)
         if (entry := self._entries.get(world.name)) is None:
@@ -344,7 +354,7 @@ class Registry:
         if entry.owner is owner:
             entry.goes_with_owner = True
 
-    def left(self, world: World, owner: Session | None = None) -> None:
+    def left(self, world: World, owner: WorldUser | None = None) -> None:
         """Note that an agent has left. The world goes on (D-16); one that `lingers` ends if it stays empty so long."""
         others = [each for each in self._inside.pop(world, ()) if each is not owner]
         if others:
@@ -413,7 +423,7 @@ class Registry:
                     self._close_later(name)
         return idle
 
-    def disconnected(self, owner: Session) -> None:
+    def disconnected(self, owner: WorldUser) -> None:
         """Destroy the worlds that nobody but this connection used."""
         for name, entry in list(self._entries.items()):
             if entry is None or entry.owner is not owner:
@@ -527,7 +537,12 @@ class Registry:
         )
 
     def _describe(self, world: World) -> dict[str, Any]:
-        own = {"name": world.name, "title": world.title or self._source.title, "seats": dict(world.seats)}
+        own = {
+            "name": world.name,
+            "title": world.title or self._source.title,
+            "seats": dict(world.seats),
+            "players": dict(world.players),
+        }
         found = {**own, **_UNKNOWN, **world.describe()}
         for observer in self._observers:
             found.update(observer.describe(world))

@@ -19,8 +19,7 @@ from bridge.core.forks import forget_in_child, leak
 from bridge.core.server.admission import Admission
 from bridge.core.server.auth import Gate, Security
 from bridge.core.server.calls import Calls, ServedSession
-from bridge.core.server.connection import Connection
-from bridge.core.server.connection_protocol import ConnectionProtocol
+from bridge.core.server.connection import Connection, ConnectionProtocol
 from bridge.core.server.connections import Connections
 from bridge.core.server.event_loop import EventLoop
 from bridge.core.server.first_bytes import FirstBytes

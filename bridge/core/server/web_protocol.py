@@ -20,8 +20,7 @@ from websockets.typing import Subprotocol
 
 from bridge.core.logs import LimitedLog
 from bridge.core.server.auth import Gate
-from bridge.core.server.connection import Connection
-from bridge.core.server.connection_protocol import ConnectionProtocol
+from bridge.core.server.connection import Connection, ConnectionProtocol
 from bridge.core.server.limits import Limits
 from bridge.core.server.web_site import HttpAnswer, WebSite
 from bridge.core.transport.http2_sender import SMALL

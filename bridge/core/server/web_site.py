@@ -109,11 +109,19 @@ class Web:
             string: with commas between them. LEFT, RIGHT, UP and DOWN are played by the arrows, FIRE by the space bar,
             others by a letter of their names. None: the names that the environment's `get_action_meanings` returns.
             Environments of several agents take none.
+        quality: Of pictures as JPEG, 1 to 100: from 90 on each pixel has its own color, and 100 sends all pictures
+            without loss, as PNG. Those that are smaller without loss, as most drawings are, are sent so in any case.
     """
 
     hosts: str | Sequence[str] = ()
     play_fps: float | None = None
     action_names: str | Sequence[str] | None = None
+    quality: int = 80
+
+    def __post_init__(self) -> None:
+        fits = isinstance(self.quality, int) and not isinstance(self.quality, bool)
+        if not fits or not 1 <= self.quality <= 100:
+            raise SettingError(f"expected quality to be an integer from 1 to 100, got {self.quality!r:.80}")
 
     @classmethod
     def of(cls, web: bool | Web) -> Web | None:

@@ -71,6 +71,10 @@ class Agent(abc.ABC):
     observations: Mapping[int, Spec]
     """Observation specs by UID."""
 
+    def name_player(self, player: str) -> None:
+        """Set who acts through it."""
+        self.player = player
+
     def specs(self) -> pb.ActionObservationSpecs:
         """Return the specs as they travel."""
         actions = {uid: spec.to_proto() for uid, spec in self.actions.items()}
@@ -171,11 +175,12 @@ class Agent(abc.ABC):
         """As `Environment.home`."""
         return None
 
-    def place(self, result: Result) -> None:
+    def place(self, result: Result, lanes: Sequence[int]) -> None:
         """Take what the environment sees in another situation: a sequence begins there, without a reset.
 
         Args:
             result: Observation and info, as a reset returns them.
+            lanes: Those that are there; of a single environment lane 0.
         """
         raise RequestError(Code.UNIMPLEMENTED, "this world cannot be put into another situation")
 
@@ -247,7 +252,7 @@ class World(abc.ABC):
         if not whole:
             agent.hide_gymnasium()
         if "player" in settings:
-            agent.unwrapped.player = read_text(settings, "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER)
+            agent.unwrapped.name_player(read_text(settings, "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER))
         return agent
 
     @property
@@ -264,6 +269,11 @@ class World(abc.ABC):
     def seats(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent that can be played, by its name."""
         return {"agent": self.has_players}
+
+    @property
+    def players(self) -> Mapping[str, str]:
+        """Who plays, as `Agent.player` says it, for each of `seats` that is taken."""
+        return {}
 
     def describe(self) -> dict[str, object]:
         """Return what a page shows of it beside its name, title and seats."""

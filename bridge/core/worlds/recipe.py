@@ -14,10 +14,11 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from bridge.core.plugins import for_a_client
 from bridge.core.worlds.base import answer_to
-from bridge.core.worlds.isolated.world import start_method
+from bridge.core.worlds.isolation import start_method
 from bridge.core.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
-from bridge.core.worlds.settings import Settings, read_choice, read_kwargs, read_scalar, read_string, wrong
+from bridge.core.worlds.settings import SentKwargs, Settings, read_choice, read_kwargs, read_scalar, read_string, wrong
 from bridge.errors import Code, RequestError, SettingError
 
 __all__ = ["MODES", "SETTINGS", "Adapter", "EnvLike", "EnvRecipe", "LanesAlreadyError", "constructed"]
@@ -281,13 +282,14 @@ def constructed(
 
     Args:
         title: The environment, for the message.
-        kwargs: The arguments, for the message.
+        kwargs: The arguments, for the message. While `make` runs, `for_a_client` says whether a client sent some.
         make: Calls its constructor.
         constructor: Asked after a TypeError: the constructor, or the name of it, and the arguments that it got.
 
     Raises:
         RequestError: INVALID_ARGUMENT, it does not take the arguments; else as `answer_to`.
     """
+    before = for_a_client.set(isinstance(kwargs, SentKwargs))
     try:
         return make()
     except RequestError:
@@ -300,6 +302,8 @@ def constructed(
             raise answer_to("its construction", error) from error
         text = f"{title} could not be made with env_kwargs={dict(kwargs)}: {error}. {wrong}"
         raise RequestError(Code.INVALID_ARGUMENT, text) from error
+    finally:
+        for_a_client.reset(before)
 
 
 def _misfit(constructor: Any, arguments: Mapping[str, object]) -> str | None:

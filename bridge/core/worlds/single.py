@@ -13,14 +13,24 @@ from bridge.core.encoding.attribute_names import AttributeNames
 from bridge.core.encoding.names import NAMES
 from bridge.core.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.core.encoding.spaces import Layout
+from bridge.core.encoding.step_codec import StepCodec
 from bridge.core.encoding.tensors import Array, Spec
-from bridge.core.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent, World, WorldCounts, answer_to, failures_in
+from bridge.core.worlds.base import (
+    DEFAULT_PLAYER,
+    OTHER_WORLD,
+    Agent,
+    World,
+    WorldCounts,
+    answer_to,
+    failures_in,
+    fill_observations,
+)
 from bridge.core.worlds.environment import Environment, Result, Spaces
 from bridge.core.worlds.hosts import refuse_private
 from bridge.core.worlds.messages import PartOutcome, SessionMessage
 from bridge.core.worlds.rewards import HELD_BY_FLOAT64, Rewards, as_number, is_held_by_float64, reward_type
 from bridge.core.worlds.scheduling import Scheduler
-from bridge.core.worlds.settings import Settings, read_reset, reading, refuse_unknown
+from bridge.core.worlds.settings import Settings, read_reset, reading, refuse_unknown, wrong
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -28,6 +38,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 __all__ = ["EnvAgent", "EnvWorld", "GymAgent", "GymWorld", "VectorAgent"]
 
 
+_IN_NEXT_STEP, _IN_SAME_STEP = "next_step", "same_step"
 NO_INFO = values.encode_info({}, values.Notes())
 """An empty info as it travels."""
 
@@ -275,7 +286,7 @@ class EnvAgent(Agent):
         """Where the environment lives."""
         return self._world.env.home
 
-    def place(self, result: Result) -> None:
+    def place(self, result: Result, lanes: Sequence[int]) -> None:
         """Begin a sequence in the situation that the environment is in, as `begin` does after a reset."""
         self._observation, self._info = result
         for array in (self._reward, self._terminated, self._truncated):
@@ -313,10 +324,31 @@ class GymAgent(EnvAgent):
 
 
 class VectorAgent(EnvAgent):
-    """The agent of all lanes. It stays RUNNING: a lane that ended begins anew by itself, in this Step or the next."""
+    """The agent of all lanes. It stays RUNNING: a lane that ended begins anew by itself, in this Step or the next.
+
+    A client that has set the property `world.autoreset` to `same_step` gets with the answer to a Step also the answer
+    to what it would ask next: the Reset of the lanes that ended, and the Step that begins their episodes. The
+    environment is called as if it had asked, so observers and recordings see the same.
+    """
 
     SETTINGS = ("seed", "options", "reset_mask")
     can_place = True
+
+    def __init__(self, world: EnvWorld, spaces: Spaces | None = None) -> None:
+        super().__init__(world, spaces)
+        self._in_same_step = False
+        self._asked_as_usual = False
+        self._told: list[Any] | None = None
+        """The answer to the Step at hand, where the lanes that it ended have begun their next episodes since; None: the
+        newest observations are the answer."""
+        self._unbegun: Sequence[int] = ()
+        """The lanes that the Step before ended, and that failed to begin their next episodes with it."""
+        self._codec: StepCodec | None = None
+        """Writes the answers in answers; made for the first one."""
+
+    def prepare(self, uids: Sequence[int]) -> None:
+        """Learn whether the Steps that follow ask for what is usual."""
+        self._asked_as_usual = tuple(uids) == self._usual
 
     def read_settings(self, settings: Settings) -> tuple[object, object]:
         """Return the seed and the options that Reset settings give.
@@ -351,10 +383,20 @@ class VectorAgent(EnvAgent):
 
     async def begin(self) -> int:
         """Reset the environment; a lane that failed has no episode, and begins anew in the next step."""
+        options = self.pending[1]
+        mask = options.get("reset_mask") if isinstance(options, Mapping) else None
+        self._told = None
         state = await super().begin()
+        self._unbegun = [] if mask is None else [lane for lane in self._unbegun if not mask[lane]]
         self._note_failures()
         self._truncated[list(self._failed)] = True
         return state
+
+    def place(self, result: Result, lanes: Sequence[int]) -> None:
+        """Begin a sequence in the situation that the environment is in; the other lanes go on."""
+        super().place(result, lanes)
+        self._told = None
+        self._unbegun = [lane for lane in self._unbegun if lane not in lanes]
 
     def _note_failures(self) -> None:
         """Keep which lanes failed in the last call of the environment, and have the server log why."""
@@ -379,8 +421,91 @@ class VectorAgent(EnvAgent):
             self._reward[...] = self._rewards.read(reward, self._notes)
             self._terminated[...] = terminated
             self._truncated[...] = truncated
-        self._world.episodes += int(np.count_nonzero(self._terminated | self._truncated)) - unbegun
+        ended: Array = self._terminated | self._truncated
+        self._world.episodes += int(np.count_nonzero(ended)) - unbegun
+        self._told = None
+        if self._in_same_step and self._asked_as_usual:
+            # The client takes the step in which they begin for an episode of its own, which was cut, and asks anew.
+            ended[list(self._unbegun)] = True
+            if ended.any():
+                await self._begin_next(ended)
         return pb.RUNNING
+
+    async def _begin_next(self, ended: Array) -> None:
+        """Begin the next episodes of lanes that ended, and keep what the Step is answered."""
+        # First: notes, and the form of observations, are told once, and the client reads this part first. Copies,
+        # because an environment may write what it observes next into the same arrays.
+        *parts, info = super().values(self._usual)
+        told = [np.array(part) for part in parts]
+        self._unbegun = ()
+        response = pb.EnvironmentResponse()
+        try:
+            options = None if ended.all() else {"reset_mask": ended}
+            result = await self._world.env.reset(seed=None, options=options)
+            with failures_in("reset"):
+                self._observation, self._info = result
+            for array in (self._reward, self._terminated, self._truncated):
+                array[...] = 0
+            self._note_failures()
+            self._unbegun = self._failed
+            self._truncated[list(self._failed)] = True
+            begun = self._write_answer(response)
+        except Exception as error:  # the Reset would have been refused; the step was taken all the same
+            refused = answer_to("reset", error)
+            if refused.code is Code.INTERNAL:
+                self._world.report_failure(refused.message)
+            response.error.code, response.error.message = int(refused.code), refused.message
+            begun = response.SerializeToString()
+        self._told = [*told, values.with_begun(cast(bytes, info), begun)]
+
+    def _write_answer(self, response: pb.EnvironmentResponse) -> bytes:
+        """Return the answer to a Step that asks for what is usual, serialized; `response` is an empty message."""
+        specs = self.observations
+        if self._codec is None:
+            self._codec = StepCodec.make(list(self.actions.items()), [(uid, specs[uid]) for uid in self._usual])
+        *parts, info = super().values(self._usual)
+        if self._codec is not None:
+            written = self._codec.write_response(pb.RUNNING, parts, cast(bytes, info))
+            if written is not None:
+                return b"".join(written)
+        response.step.state = pb.RUNNING
+        fill_observations(response.step, self._by_uid([*parts, info]))
+        return response.SerializeToString()
+
+    def _by_uid(self, parts: Sequence[Any]) -> dict[int, Array]:
+        """Return what `values` gives of the usual observations as `observe` does."""
+        arrays = [np.frombuffer(part, np.uint8) if isinstance(part, bytes) else np.asarray(part) for part in parts]
+        return dict(zip(self._usual, arrays, strict=True))
+
+    def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
+        """Return observations of the last transition in order."""
+        if self._told is None:
+            return super().values(uids)
+        told, self._told = self._told, None
+        return told
+
+    def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
+        """Return observations of the last transition."""
+        if self._told is None:
+            return super().observe(uids)
+        return self._by_uid(self.values(uids))
+
+    def properties(self) -> PropertyTree:
+        """Return the tree below `world`."""
+        tree = super().properties()
+        if self._facts.autoreset is not AutoresetMode.NEXT_STEP or not self._facts.resets_lanes:
+            return tree
+        text = f"when lanes that ended begin anew for this client: {_IN_NEXT_STEP}, {_IN_SAME_STEP}"
+        mode = Property("world.autoreset", TEXT, text, self._autoreset, self._set_autoreset)
+        return tree.merged(PropertyTree([mode]))
+
+    def _autoreset(self) -> str:
+        return _IN_SAME_STEP if self._in_same_step else _IN_NEXT_STEP
+
+    def _set_autoreset(self, mode: object) -> None:
+        if mode not in (_IN_NEXT_STEP, _IN_SAME_STEP):
+            raise wrong("world.autoreset", f"{_IN_NEXT_STEP} or {_IN_SAME_STEP}", mode)
+        self._in_same_step, self._unbegun = mode == _IN_SAME_STEP, ()
 
 
 class EnvWorld(World):
@@ -441,6 +566,11 @@ class EnvWorld(World):
             A text such as `agent`, `agent:PPO`, `person:Ann` or `default`; of several agents one for each, by name.
         """
         return self._agent.player if self._agent is not None else DEFAULT_PLAYER
+
+    @property
+    def players(self) -> Mapping[str, str]:
+        """Who plays, by the name of the seat."""
+        return {} if self._agent is None else dict.fromkeys(self.seats, self._agent.player)
 
     @property
     def clock_frames(self) -> int | None:

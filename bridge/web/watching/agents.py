@@ -15,6 +15,7 @@ import numpy as np
 from bridge.core.encoding.names import WATCH
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array, Spec
+from bridge.core.image_files import QUALITY
 from bridge.core.worlds.base import Agent, World
 from bridge.core.worlds.observers import Background, Observer
 from bridge.core.worlds.realtime.agent import RealtimeAgent
@@ -44,12 +45,14 @@ class Gallery(Observer):
     Args:
         takeover_timeout: Seconds that a person who has taken over at a pace may do nothing.
         seat_timeout: Seconds that a seat waits for who lost the connection.
+        quality: Of pictures as JPEG, 1 to 100.
     """
 
-    def __init__(self, takeover_timeout: float, seat_timeout: float) -> None:
+    def __init__(self, takeover_timeout: float, seat_timeout: float, quality: int = QUALITY) -> None:
         self._background: Background
         self._kept_seats = KeptSeats(seat_timeout)
         self._takeover_timeout = takeover_timeout
+        self._quality = quality
         self._watches: dict[World, Watch] = {}
 
     def start(self, background: Background) -> None:
@@ -60,7 +63,7 @@ class Gallery(Observer):
         """Return the watch of a world; it is made where there is none."""
         if world not in self._watches:
             share = REALTIME_SHARE if isinstance(world, ClockedWorld) else SHARE
-            self._watches[world] = Watch(world, self._background, share, self._takeover_timeout)
+            self._watches[world] = Watch(world, self._background, share, self._takeover_timeout, self._quality)
         return self._watches[world]
 
     def forget(self, world: EnvWorld) -> None:
@@ -72,13 +75,15 @@ class Gallery(Observer):
         return {"viewers": sum(map(self._viewers, worlds))}
 
     def describe(self, world: World) -> Mapping[str, Any]:
-        """Return how many look at a world, and what each of several agents got since then: last, and on average.
+        """Return how many look at a world, who may act in an agent's place, and each agent's returns: last, and mean.
 
         `returns` is empty where nobody looks, no episode has ended, or there is one agent.
         """
-        found = self._watches[world].returns.of_agents if world in self._watches else {}
+        watch = self._watches.get(world)
+        found = {} if watch is None else watch.returns.of_agents
+        people = [] if watch is None else [takeover.who for takeover in watch.takeovers.values()]
         returns = {agent: (finite(values[-1]), finite(sum(values) / len(values))) for agent, values in found.items()}
-        return {"viewers": self._viewers(world), "returns": returns}
+        return {"viewers": self._viewers(world), "returns": returns, "taken_over_by": people}
 
     def _viewers(self, world: World) -> int:
         return self._watches[world].viewers if world in self._watches else 0

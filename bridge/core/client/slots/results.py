@@ -10,13 +10,12 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
-from bridge.core.client.realtime.reader import merge_latency
-from bridge.core.client.slots.infos import as_rows, batch_interventions, joins, lane_info, merge_lanes
 from bridge.core.client.slots.slot import CUT, Member, SlotEvent, SlotPhase
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.session_states import ClientState
 from bridge.core.client.world.step_reader import Batch, StepReader
 from bridge.core.encoding import values
+from bridge.core.encoding.infos import as_rows, batch_interventions, joins, lane_info, merge_lanes
 from bridge.core.encoding.interventions import ACTION
 from bridge.core.encoding.spaces import Column, Layout
 from bridge.core.encoding.step_codec import StepAnswer
@@ -280,11 +279,24 @@ class Results:
             else:
                 for lane in range(member.lanes):
                     joiner.add(lane_info(rows, lane), start + lane)
-        merge_latency(joiner.infos, times, self.size)
+        if times:
+            from bridge.core.client.realtime.reader import merge_latency  # there are only such of real-time worlds
+
+            merge_latency(joiner.infos, times, self.size)
         return joiner.infos
 
-    def own_infos(self) -> list[dict[str, Any]]:
-        """Return each row's own info."""
+    def own_infos(self, rows: Sequence[int] | None = None) -> list[dict[str, Any]]:
+        """Return each row's own info.
+
+        Args:
+            rows: Only those of these rows, in their order; None: all.
+        """
+        if rows is not None and not (self._any_info or self.errors or self._unbegun or self.moved is not None):
+            return [{} for _ in rows]  # as nearly always
+        own = self._own_infos()
+        return own if rows is None else [own[row] for row in rows]
+
+    def _own_infos(self) -> list[dict[str, Any]]:
         own: list[dict[str, Any]] = [{} for _ in range(self.size)]
         for member, start, info in self._infos if self._any_info else ():
             rows = info if member.single or isinstance(info, list) else as_rows(info, member.lanes)

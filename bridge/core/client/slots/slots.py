@@ -251,7 +251,7 @@ class Slots:
             data, step = read_message(form, message, member.remote.url)
             answers.append(MessageAnswer(target_of(member, lanes), data, step is not None))
             if step is not None:
-                self.stepper.place(member, step, whole=len(lanes) == member.lanes)
+                self.stepper.place(member, step, lanes)
         answers.sort(key=lambda answer: answer.target.slots)
         return answers, question.failure
 

@@ -54,6 +54,10 @@ class Stepper:
         self._reward_space = world_info.reward_space
         self._tells = True
         """False in a reset, which returns no flags: the ends of episodes that were cut are kept for the next step."""
+        self.begins_in_step = False
+        """Set before a step: lanes that it ends are to begin their next episodes in the same request, as far as their
+        server knows how. It holds for that step alone."""
+        self._in_step = False
         self._all_running = False
         """True if every slot has given what was asked of it, and is in an episode."""
         self._stepped: Results | None = None
@@ -113,28 +117,30 @@ class Stepper:
                 self.pool.lose_interrupted(member, "its reset was sent")
                 raise
 
-    def place(self, member: Member, step: pb.StepResponse, *, whole: bool) -> None:
+    def place(self, member: Member, step: pb.StepResponse, lanes: Sequence[int]) -> None:
         """Take the first observation of a sequence that a message has begun in the slots of a member.
 
         Args:
             member: Whose.
             step: What its environments see.
-            whole: Whether all its lanes are in another situation; else the others go on.
+            lanes: Those of its lanes that are in another situation; the others go on.
         """
         self._all_running, self._stepped, self._tells = False, None, False
         # As by a reset: the end of an episode that was cut is no news any more.
         if member.phase in CUT:
             member.handle(SlotEvent.TOLD)
-        renewed = not whole and member.phase in (SlotPhase.RUNNING, SlotPhase.RENEWED)
+        renewed = len(lanes) < member.lanes and member.phase in (SlotPhase.RUNNING, SlotPhase.RENEWED)
         member.handle(SlotEvent.RENEW if renewed else SlotEvent.BEGIN)
         member.settings = member.refusal = member.error = None
-        own = range(member.start, member.start + member.lanes)
-        self._unbegun = {slot: why for slot, why in self._unbegun.items() if not whole or slot not in own}
+        placed = {member.start + lane for lane in lanes}
+        self._unbegun = {slot: why for slot, why in self._unbegun.items() if slot not in placed}
         member.take(member.remote.session.placed(step))
         self.pool.started = True
 
     def begin_step(self, actions: Any) -> None:
         """Check and send the Steps."""
+        # In a directory each new episode may begin at another server, if its own drains.
+        self._in_step, self.begins_in_step = self.begins_in_step and not self.pool.policy.moves, False
         if not self.pool.started:
             raise ResetNeededError("expected reset() before the first step(), and after one that was interrupted")
         self._stepped, self._tells = None, True
@@ -181,6 +187,10 @@ class Stepper:
                 # `_act` has sent the action: the Step asks what came of it, and has none.
                 request = world.first_step if acted else world.write_columns(columns, position)
             requests.append(request)
+        if len(pool.members.filling) < len(pool.members.at):  # there are lanes
+            for member, _ in running:
+                if not member.single:
+                    member.remote.set_autoreset(same_step=self._in_step)
         self._all_running = False
         deadline = now + min(pool.timeout, pool.step_timeout or pool.timeout)
         # Remotes of one place share a socket: what is sent meanwhile leaves in one piece.
@@ -246,7 +256,7 @@ class Stepper:
                 continue  # one that was cut begins anew once its remote is back
             if member.single:
                 self.pool.begin(member, None, reset=False)
-            else:
+            elif not self.pool.renew_in_step(member, chosen):
                 settings = reset_settings(reset_mask=None if chosen.all() else chosen)
                 if member.remote.realtime is not None:
                     settings["restart"] = pack_tensor(False)  # their next episodes run already
@@ -289,7 +299,9 @@ class Stepper:
             self._begin_next(results.ended)
             self._stepped = results  # a wait that times out in the second trip goes on there when it is called again
         self.pool.handing_out = False
-        gather_all(self.pool, timeout, on_lost)
+        # Where lanes have begun in the step itself, nothing is waited for: a look at the sockets costs system calls.
+        if self.pool.has_errors or any(member.phase not in SETTLED for member in self.pool.members.filling):
+            gather_all(self.pool, timeout, on_lost)
         begun = self.take_results()
         self._stepped = None
         # A world that was lost during the second trip has told its step already. Its loss must be seen in this step
@@ -310,6 +322,7 @@ class Stepper:
 
     def send(self, actions: Any, slots: Any) -> None:
         """Do what `RemoteVectorEnv.send` says."""
+        self._in_step = False
         if not self.pool.started:
             raise ResetNeededError("expected reset() before the first send(), and after a call that was interrupted")
         order = _checked_slots(slots, len(self.pool.members.at))

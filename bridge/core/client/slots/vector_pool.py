@@ -16,12 +16,13 @@ from bridge.core.client.slots.endpoint import EndpointEvent
 from bridge.core.client.slots.members import SlotMembers
 from bridge.core.client.slots.pool import Pool
 from bridge.core.client.slots.question import Question
-from bridge.core.client.slots.resets import further_seeds
+from bridge.core.client.slots.resets import further_seeds, reset_settings
 from bridge.core.client.slots.slot import CONNECTING, CUT, JOINED, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
 from bridge.core.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.client.world.remote import Delivery
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.encoding.seeds import pack_seed
+from bridge.core.encoding.tensors import Array
 from bridge.core.logs import LimitedLog, SafeLog
 from bridge.core.transport import keepalive
 from bridge.errors import ConnectionLostError, PeerError, SettingError
@@ -223,6 +224,30 @@ class VectorPool(Pool):
                 settings, reset = {**(settings or {}), "seed": pack_seed(seed)}, True
         member.handle(SlotEvent.BEGIN)
         remote.begin(settings, reset=reset)
+
+    def renew_in_step(self, member: Member, chosen: Array) -> bool:
+        """Take how the lanes that ended began their next episodes, where the server told it with their ends.
+
+        Args:
+            member: Whose last answer was handed out.
+            chosen: Its lanes whose episodes ended, bools.
+
+        Returns:
+            Whether it did; else they are to be reset.
+        """
+        event = member.remote.begun_in_step()
+        if event is None:
+            return False
+        # From here on all is as if they had been reset by a request of their own.
+        if chosen.all():
+            member.episodes += 1
+            member.handle(SlotEvent.BEGIN)
+        else:
+            member.handle(SlotEvent.RENEW)
+        if not isinstance(event, StepAnswered):
+            member.settings = reset_settings(reset_mask=None if chosen.all() else chosen)
+        self.handle(event, member)
+        return True
 
     # Answers
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bridge.core.client.realtime.answer_buffer import AnswerBuffer
-from bridge.core.client.realtime.reader import SIGNALS as REALTIME_SIGNALS
-from bridge.core.client.realtime.reader import RealtimeReader
 from bridge.core.client.world.step_reader import SIGNALS, StepMessage, StepReader
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.attribute_names import KnownNames
+from bridge.core.encoding.names import REALTIME_SIGNALS
 from bridge.core.encoding.space_json import plain_space_from_json, space_from_json
 from bridge.core.encoding.space_specs import space_from_specs
 from bridge.core.encoding.spaces import Column, Layout
@@ -21,6 +19,10 @@ from bridge.core.encoding.step_codec import StepCodec
 from bridge.core.encoding.tensors import Array, Spec, fill_tensor
 from bridge.errors import UNREADABLE, PeerError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
+
+if TYPE_CHECKING:
+    from bridge.core.client.realtime.answer_buffer import AnswerBuffer
+    from bridge.core.client.realtime.reader import RealtimeReader
 
 __all__ = ["JoinedWorld", "changes_of"]
 
@@ -81,6 +83,10 @@ class JoinedWorld:
         self.answers: AnswerBuffer | None = None
         """The results of Steps in flight; None: each Step waits for its own answer."""
         if "frames" in self._uids:
+            # Here: clients of worlds in lock step have no use for them.
+            from bridge.core.client.realtime.answer_buffer import AnswerBuffer
+            from bridge.core.client.realtime.reader import RealtimeReader
+
             single = Layout(self.info.observation_space, "observation")
             self.realtime = RealtimeReader(url, self._uids, lanes, single, request.diagnostics)
             tensors = [(uid, leaf) for (uid, _), leaf in zip(leaves, layout.leaves, strict=True)]
@@ -93,16 +99,23 @@ class JoinedWorld:
             self.reader.names = KnownNames(str(properties["names"]))
         self.codec: StepCodec | None = None
         """Writes and reads Steps without protobuf; None: protobuf does."""
+        self.begun_codec: StepCodec | None = None
+        """Reads the answers that come within others, as `StepReader.begun`; None: protobuf does."""
         if not foreign and self.realtime is None and all(name in self._uids for name in SIGNALS):
             # Other servers write their messages in another way.
             order = [(uid, observations[uid]) for uid in self.reader.wanted]
-            self.codec = StepCodec.make([(uid, actions[uid]) for uid in self._action_uids], order)
+            written = [(uid, actions[uid]) for uid in self._action_uids]
+            self.codec = StepCodec.make(written, order)
+            # A codec is quick where an answer is like the one before, and these two are not alike.
+            self.begun_codec = None if lanes is None else StepCodec.make(written, order)
         self.form = None if self.codec is None or lanes is not None else self.codec.form
         """A key that is equal for worlds whose Steps `write_steps` may write together; None: it may not."""
         self.reads_columns = bool(properties.get("reads_columns"))
         """Whether the server takes long lists of what is alike as columns."""
         self.seat: str | None = properties.get("seat")
         """The key of a stream for its actions; None: there is none."""
+        self.begins_in_step = False
+        """Whether the server was asked to begin the next episodes of lanes that ended in the same Step."""
         self._known: dict[Any, bytes] = {}
         self.first_step = self._write_first_step()
         """The Step without an action, by which an episode begins."""

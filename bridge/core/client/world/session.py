@@ -14,22 +14,24 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from bridge.core.client.realtime.answer_buffer import AnswerBuffer
-from bridge.core.client.warn import warn
 from bridge.core.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
-from bridge.core.client.world.extensions import refusal
+from bridge.core.client.world.extensions import property_write, refusal
 from bridge.core.client.world.join_sequence import JoinSequence
 from bridge.core.client.world.joined_world import JoinedWorld, changes_of
 from bridge.core.client.world.session_states import ONLINE, TRANSITIONS, ClientState, Trigger
 from bridge.core.client.world.step_reader import StepMessage
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.warn import warn
 from bridge.errors import UNREADABLE, Code, PeerError, RefusedError, RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
+
+if TYPE_CHECKING:
+    from bridge.core.client.realtime.answer_buffer import AnswerBuffer
 
 __all__ = ["ENDED_CODES", "ClientSession"]
 
@@ -256,6 +258,45 @@ class ClientSession:
         # What still comes of the episode before is stale.
         self._episode += 1
         return self._step_answered(world, pb.EnvironmentResponse(step=step), step.state)
+
+    def set_autoreset(self, *, same_step: bool, now: float) -> None:
+        """Have a world of lanes begin the next episodes of those that ended in the same Step, or in the next one.
+
+        It holds for the Steps that follow. A server that does not know it goes on as before: `begun_in_step` says what
+        came of it.
+        """
+        world = self._require_world()
+        if world.begins_in_step is same_step or self.foreign or world.info.lanes is None or world.realtime is not None:
+            return
+        world.begins_in_step = same_step
+        data = self.write(property_write("world.autoreset", pack_tensor("same_step" if same_step else "next_step")))
+        # Nobody waits for the answer, which is dropped.
+        self._pending.append(OpenRequest(RequestKind.QUESTION, -1, now))
+        self.out.append(data)
+
+    def begun_in_step(self) -> StepAnswered | Refused | Lost | None:
+        """Return how lanes that ended in the Step that was read last began their next episodes; None: they did not."""
+        world = self._require_world()
+        data = world.reader.take_begun()
+        if not data:
+            return None
+        answer: StepMessage | None = world.begun_codec.read_response(data) if world.begun_codec else None
+        if answer is None:
+            try:
+                answer = pb.EnvironmentResponse.FromString(data)
+            except DecodeError as problem:
+                return self._break(f"an info holds {len(data)} bytes that are no EnvironmentResponse: {problem}")
+            kind = answer.WhichOneof("payload")
+            if kind == "error":
+                # As where a Reset is refused.
+                error = refusal(self._url, answer.error)
+                if error.code in ENDED_CODES:
+                    return self.connection_lost(error)
+                self._move(Trigger.REFUSED)
+                return Refused(error)
+            if kind != "step":
+                return self._break(f"an info holds {kind} as the beginning of episodes")
+        return StepAnswered(answer, world.reader)
 
     def leave(self, now: float) -> None:
         """Leave the world, and destroy it where it was made for this session."""

@@ -5,21 +5,23 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from gymnasium import Space
 
-from bridge.core.client.realtime.reader import RealtimeReader
-from bridge.core.client.warn import warn
 from bridge.core.encoding import values
 from bridge.core.encoding.attribute_names import AttributeNames, KnownNames
 from bridge.core.encoding.interventions import PACE
 from bridge.core.encoding.spaces import Column, Layout
 from bridge.core.encoding.step_codec import StepAnswer
 from bridge.core.encoding.tensors import Array, Spec, unpack_tensor
+from bridge.core.warn import warn
 from bridge.errors import UNREADABLE, PeerError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
+
+if TYPE_CHECKING:
+    from bridge.core.client.realtime.reader import RealtimeReader
 
 __all__ = ["SIGNALS", "Batch", "StepMessage", "StepReader", "Transition"]
 
@@ -72,6 +74,8 @@ class StepReader:
     """Seconds that a step may take longer since a person follows it, by the last info that told a pace."""
     failed: Sequence[int] = ()
     """The lanes whose environments failed in the last answer, each alone; `error` of their infos says why."""
+    begun: bytes = b""
+    """The answer that came within the last one: how lanes that it ended began their next episodes; none came."""
     names: KnownNames | None = None
     """The names of the environment's attributes and methods, by the join and later infos; None: they are not known."""
     _form: Any = None
@@ -145,6 +149,11 @@ class StepReader:
         self.agents = self.missing = ()
         return found
 
+    def take_begun(self) -> bytes:
+        """Return `begun` of the answer that was read, once."""
+        begun, self.begun = self.begun, b""
+        return begun
+
     def take_remarks(self, answer: StepMessage) -> None:
         """Take from an answer that nobody reads what holds for those after it.
 
@@ -156,6 +165,8 @@ class StepReader:
         elif "info" in self.uids and self.uids["info"] in answer.step.observations:
             self._decode_info(answer.step.observations[self.uids["info"]].uint8s.array)
         self._told_reward = values.UNCHANGED
+        if begun := self.take_begun():
+            self.take_remarks(pb.EnvironmentResponse.FromString(begun))
 
     def read_into(self, message: StepMessage, batch: Batch, slot: int, now: float) -> Any:
         """Write an answer into a batch, from `slot` on.
@@ -217,7 +228,7 @@ class StepReader:
         """Return an info; take how observations are built from here on, and tell the user what did not travel."""
         told = values.decode_step_info(data)
         info, notes, form, reward = told[:4]
-        self.agents, self.missing, failed = told[4:]
+        self.agents, self.missing, failed, self.begun = told[4:]
         self.failed = [lane for lane in failed if 0 <= lane < (self.lanes or 0)] if failed else ()
         # Else it would be found where the infos of all slots are joined, and cost those of other servers too.
         if not isinstance(info, dict) and not (

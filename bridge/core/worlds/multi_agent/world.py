@@ -130,6 +130,11 @@ class MultiAgentWorld(EnvWorld):
         """True if somebody plays, for each agent of the environment."""
         return {name: name in self.table.participants for name in self.members}
 
+    @property
+    def players(self) -> Mapping[str, str]:
+        """Who plays, by the name of the agent."""
+        return {name: participant.agent.player for name, participant in self.table.participants.items()}
+
     def join(self, settings: Settings) -> Agent:
         """Let in the agent that the setting `agent` names, or the first that is free."""
         refuse_unknown(settings, ("agent",), "JoinWorld")

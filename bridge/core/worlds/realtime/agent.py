@@ -82,6 +82,11 @@ class RealtimeAgent(EnvAgent):
         self._finals = self._observation_layout if lanes is None else Layout(self._space, "observation")
         self._batched_actions = action_space if lanes is None else batch_space(action_space, lanes)
 
+    def name_player(self, player: str) -> None:
+        """Set who acts through it."""
+        super().name_player(player)
+        self._loop_agent.name = player
+
     @property
     def plays(self) -> bool:
         """True if it is a player."""
@@ -204,7 +209,6 @@ class RealtimeAgent(EnvAgent):
         self.world.refuse_if_over()
         if action is None or not self._loop_agent.player:
             return
-        self._loop_agent.name = self.player
         for index, own in enumerate([action] if self.lanes is None else iterate(self._batched_actions, action)):
             if episodes[index]:  # else the lane is in no episode: its action is for nothing (U-5)
                 self.world.loop.act(self._loop_agent, index, own, received, episodes[index])

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -200,6 +200,12 @@ class ClockedWorld(EnvWorld, abc.ABC, Generic[Outcome]):
     def has_players(self) -> bool:
         """True if somebody plays."""
         return any(loop_agent.player for loop_agent in self.loop.loop_agents)
+
+    @property
+    def players(self) -> Mapping[str, str]:
+        """Who plays, by the name of the seat; a world of several agents has a seat for each."""
+        names = [loop_agent.name for loop_agent in self.loop.loop_agents if loop_agent.player]
+        return dict.fromkeys(self.seats, names[0]) if names else {}
 
     def counts(self) -> WorldCounts:
         """Return how much it has done; frames count as steps."""

@@ -173,6 +173,11 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         """True if somebody plays, for each agent of the environment."""
         return {name: self.loop.player_of(name) is not None for name in self.members}
 
+    @property
+    def players(self) -> Mapping[str, str]:
+        """Who plays, by the name of the agent."""
+        return {name: loop_agent.name for name in self.members if (loop_agent := self.loop.player_of(name))}
+
     def applied_by(self, lane: int) -> object:
         """Return who the action of each agent is of that the environment is stepped by now."""
         return {name: part.applied_by or self._stand_in(name) for name, part in self.loop.parts.items()}

@@ -14,8 +14,7 @@ import cloudpickle
 from bridge.core.encoding.spaces import Layout
 from bridge.core.worlds.base import World
 from bridge.core.worlds.environment import Environment
-from bridge.core.worlds.isolated.env import start_isolated
-from bridge.core.worlds.isolated.world import Isolation
+from bridge.core.worlds.isolation import Isolation
 from bridge.core.worlds.kinds import Known
 from bridge.core.worlds.local import LaneGroup, adopt
 from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
@@ -173,6 +172,8 @@ class Source(abc.ABC, Generic[R]):
     async def _make_env(self, name: str, recipe: R, factory: bytes | None, runtime: Runtime) -> Environment:
         """Make the environment of a world of this name, in this process or in one of its own."""
         if self._isolation is not None:
+            from bridge.core.worlds.isolated.env import start_isolated  # few servers have worlds in processes
+
             return await start_isolated(name, cloudpickle.dumps(recipe), factory, self._isolation, runtime)
         thread = f"bridge-world {name or 'default'}"
         return await adopt(recipe.make_env, runtime.start_thread(thread) if self._thread_safe else runtime.executor)

@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bridge.core.client.env import remote_metadata
+from bridge.core.client.envs.env import remote_metadata
+from bridge.core.client.envs.pool_owner import PoolOwner
 from bridge.core.client.options import RemoteKeywords, RemoteOptions
-from bridge.core.client.pool_owner import PoolOwner
 from bridge.core.client.slots.pool import Awaited
 from bridge.core.client.slots.resets import reset_settings
 from bridge.core.client.world.events import Joined, Replied, StepAnswered

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple, NoReturn
 import gymnasium
 from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
+from bridge.core.client.envs.pool_owner import PoolOwner
 from bridge.core.client.messages import MessageAnswer, MessageReply, MessageTarget, message_request, read_message
 from bridge.core.client.options import EnvOptions
-from bridge.core.client.pool_owner import PoolOwner
 from bridge.core.client.slots.resets import reset_settings
-from bridge.core.client.warn import warn
 from bridge.core.client.world.events import StepAnswered
 from bridge.core.client.world.joined_world import JoinedWorld
 from bridge.core.client.world.remote import Remote
@@ -27,6 +26,7 @@ from bridge.core.keywords import grouped
 from bridge.core.server_wait import until_up
 from bridge.core.transport.address import secret_url
 from bridge.core.transport.credentials import TLS
+from bridge.core.warn import warn
 from bridge.errors import (
     AlreadyPendingError,
     BridgeError,
@@ -133,7 +133,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         self.metadata = remote_metadata(world_info, options.render_mode)
         self.render_mode = options.render_mode or world_info.render_mode
         keywords = {"url": secret_url(url), **options.keywords()}
-        self.spec = remote_spec("bridge.core.client.env:RemoteEnv", keywords, world_info, self.render_mode)
+        self.spec = remote_spec("bridge.core.client.envs.env:RemoteEnv", keywords, world_info, self.render_mode)
         self.spec.max_episode_steps = (world_info.spec or {}).get("max_episode_steps")
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -17,16 +17,16 @@ from gymnasium.vector.utils import batch_space
 
 from bridge.core.client.attributes import OwnAttributes
 from bridge.core.client.endpoints import Directory, as_directory
-from bridge.core.client.env import remote_metadata, remote_spec
+from bridge.core.client.envs.env import remote_metadata, remote_spec
 from bridge.core.client.messages import MessageAnswer, MessageReply, MessageWriter
 from bridge.core.client.options import VectorOptions, checked_urls
 from bridge.core.client.slots.joining import join
-from bridge.core.client.slots.remote_record import RemoteReport
 from bridge.core.client.slots.reports import as_universe, flat_report, remote_reports, slot_states
 from bridge.core.client.slots.results import Results
 from bridge.core.client.slots.slots import Slots
 from bridge.core.client.slots.stepper import Received
 from bridge.core.client.slots.waiting import OnLost
+from bridge.core.client.world.remote_record import RemoteReport
 from bridge.core.encoding.message_form import MessageForm
 from bridge.core.encoding.random_state import generator_of
 from bridge.core.encoding.tensors import Array

@@ -15,7 +15,7 @@ from bridge.core.extras import needed
 from bridge.core.worlds.base import World
 from bridge.core.worlds.default_actions import check_default_action
 from bridge.core.worlds.environment import Environment
-from bridge.core.worlds.isolated.world import Isolation
+from bridge.core.worlds.isolation import Isolation
 from bridge.core.worlds.kinds import ParallelEnv, as_parallel, is_parallel
 from bridge.core.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.core.worlds.multi_agent.world import MultiAgentWorld
@@ -25,7 +25,7 @@ from bridge.core.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
 from bridge.core.worlds.recipe import constructed
 from bridge.core.worlds.scheduling import Runtime
 from bridge.core.worlds.settings import Settings, read_kwargs
-from bridge.core.worlds.source import Source
+from bridge.core.worlds.sources.source import Source
 from bridge.errors import Code, RequestError, SettingError
 
 __all__ = ["ParallelRecipe", "ParallelSource", "WorldKind"]

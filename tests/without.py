@@ -1,0 +1,149 @@
+"""Delete a feature from a clone, and see that the rest works: `python -m tests.without FEATURE`.
+
+In a clone of what is committed, the feature's folder goes, the tests that import it, and its lines in `pyproject.toml`;
+nothing else. What is left is installed without extras into an environment of its own. There the core tests pass, an
+environment is served and stepped, and using the feature raises the one error that names it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PLAY = """
+import contextlib
+from bridge import make_remote, make_vec_remote, serve_gym
+
+with serve_gym("CartPole-v1") as server:
+    with contextlib.closing(make_vec_remote(server.url, num_envs=4, blocking=True)) as envs:
+        envs.reset(seed=0)
+        for _ in range(100):
+            envs.step(envs.action_space.sample())
+    with contextlib.closing(make_remote(server.url)) as env:
+        env.reset(seed=0)
+        env.step(env.action_space.sample())
+"""
+"""What works without any feature."""
+USES = {
+    "dial": [
+        "import bridge\nwith bridge.serve_gym('CartPole-v1') as server:\n    server.dial('grpc://127.0.0.1:1')",
+        "import bridge\nbridge.make_vec_remote('listen://127.0.0.1:0', num_envs=1)",
+    ],
+    "fleet": ["from bridge.cli import main\nmain(['top', 'grpc://127.0.0.1:1'])"],
+    "openenv": [
+        "import bridge\nbridge.make_remote('openenv://127.0.0.1:1')",
+        "import bridge\nbridge.make_vec_remote('openenv://127.0.0.1:1', num_envs=2)",
+    ],
+    "perlert": [
+        "import bridge\nbridge.make_remote('perlert://127.0.0.1:1/x:0')",
+        "import bridge\nbridge.make_vec_remote('perlert://127.0.0.1:1/x:0', num_envs=2)",
+        "from bridge.cli import main\nmain(['lobby', 'perlert://127.0.0.1:1/x:0'])",
+    ],
+    "policies": ["from bridge.cli import main\nmain(['policy', 'x:y'])"],
+    "recording": [
+        "import bridge\nbridge.serve_gym('CartPole-v1', record='runs')",
+        "from bridge.cli import main\nmain(['runs', 'x'])",
+    ],
+    "web": [
+        "import bridge\nbridge.serve_gym('CartPole-v1', web=True)",
+        "from bridge.cli import main\nmain(['web', 'grpc://127.0.0.1:1'])",
+    ],
+}
+"""Programs that use a feature, each in one way: all say that it is missing."""
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Give the names of the modules that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def is_of(name: str, feature: str) -> bool:
+    return f"{name}.".startswith(f"bridge.{feature}.")
+
+
+def tests_of(feature: str, clone: Path) -> list[Path]:
+    """Return the test files that import a feature, or another of these files."""
+    files = {path: set(imported(path)) for path in (clone / "tests").rglob("test_*.py")}
+    return sorted(path for path, names in files.items() if any(is_of(name, feature) for name in names))
+
+
+def delete(feature: str, clone: Path) -> None:
+    """Delete a feature's folder, its tests and its lines in `pyproject.toml`."""
+    for path in tests_of(feature, clone):
+        path.unlink()
+    shutil.rmtree(clone / "bridge" / feature)
+    settings = clone / "pyproject.toml"
+    lines = settings.read_text(encoding="utf-8").splitlines(keepends=True)
+    # Of `packages` and `package-data`.
+    of_it = re.compile(rf'\s*"bridge\.{feature}(\.[\w.]+)?"(,$| = )')
+    settings.write_text("".join(line for line in lines if not of_it.match(line)), encoding="utf-8")
+
+
+def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(word) for word in command], cwd=cwd, text=True, capture_output=True, check=False)
+
+
+def checked(*command: str | Path, cwd: Path) -> None:
+    """Run a command; exit with what it wrote where it fails."""
+    if (done := run(*command, cwd=cwd)).returncode != 0:
+        sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+
+
+def failure_without(feature: str, folder: Path) -> str:
+    """Try an installation without a feature; return what failed, or "" where nothing did.
+
+    Args:
+        feature: The folder of `bridge` to delete.
+        folder: An empty folder.
+    """
+    clone, elsewhere = folder / "clone", folder / "elsewhere"
+    elsewhere.mkdir()
+    checked("git", "clone", "--quiet", ROOT, clone, cwd=ROOT)
+    delete(feature, clone)
+    checked(sys.executable, "-m", "venv", "--without-pip", elsewhere / "venv", cwd=elsewhere)
+    python = elsewhere / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    checked(*pip, clone, cwd=elsewhere)
+    checked(python, "-c", PLAY, cwd=elsewhere)
+    for program in USES[feature]:
+        done = run(python, "-c", program, cwd=elsewhere)
+        said = done.stdout + done.stderr
+        if said.count(f"this installation lacks bridge.{feature}, which ") != 1:
+            return f"{program}\nexpected one error, that bridge.{feature} is missing, got:\n{said}"
+    # As a clone has it, since the tests lie beside the package.
+    checked(*pip, "--editable", f"{clone}[test-core]", cwd=elsewhere)
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not Pong and not MiniGrid"]
+    done = run(*command, "@tests/core.txt", cwd=clone)
+    print(f"without {feature}: {done.stdout.strip().splitlines()[-1]}", flush=True)
+    return done.stdout if done.returncode else ""
+
+
+def main() -> None:
+    """Try an installation without each feature that is named, and say what failed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("features", nargs="+", choices=sorted(USES), metavar="FEATURE", help=", ".join(sorted(USES)))
+    failed = []
+    for feature in parser.parse_args().features:
+        with tempfile.TemporaryDirectory() as folder:
+            if failure := failure_without(feature, Path(folder)):
+                print(f"without {feature}:\n{failure}")
+                failed.append(feature)
+    if failed:
+        sys.exit(f"something fails without {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
