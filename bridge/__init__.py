@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from bridge.facade.serve_parallel import serve_parallel
     from bridge.recording.record import Recording
     from bridge.recording.recorder import Recorder
-    from bridge.states.message import States
+    from bridge.states.bounds import States
     from bridge.states.saved import SavedState
     from bridge.version import __version__
 
@@ -130,7 +130,7 @@ _PLACES = {
     "Scheme": "bridge.core.client.schemes",
     "Server": "bridge.core.server.server",
     "SlotState": "bridge.core.client.slots.slot",
-    "States": "bridge.states.message",
+    "States": "bridge.states.bounds",
     "TLS": "bridge.core.transport.credentials",
     "TimeAction": "bridge.core.adapters.timed",
     "Web": "bridge.core.server.web_site",

@@ -274,11 +274,19 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         ),
         Block({**LOCAL, "num_envs=8": "num_envs=2"}, CARTPOLE, after=RESET),
     ],
-    "plugins.md": [Elsewhere("tests/test_cli_commands.py"), Elsewhere("tests/test_messages.py")],
+    "plugins.md": [
+        Elsewhere("tests/test_cli_commands.py"),
+        Elsewhere("tests/test_messages.py"),
+        Elsewhere("tests/test_schemes.py"),
+        Elsewhere("tests/test_schemes.py"),
+    ],
     "reference.md": [Elsewhere("tests/test_readme.py")],
     "security.md": [
         Block({"port=50051": "port={port}", '"0.0.0.0"': '"127.0.0.1"'}, with_certificates(nothing), serves=True),
         Block({"gpu-box.lan:50051": "127.0.0.1:{port}"}, block_of("security.md", 0), after=RESET),
+    ],
+    "states.md": [
+        Block({"localhost:50051": "localhost:{port}", "num_envs=64": "num_envs=4"}, CARTPOLE, after="envs.close()\n"),
     ],
     "trainers.md": [
         Elsewhere("tests/test_lost_slots.py"),

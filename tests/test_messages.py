@@ -161,7 +161,7 @@ def test_the_example_moves_some_slots_and_the_others_go_on(
             (moved, *_), *_ = local_from(STATE, [0])
             assert_identical(np.asarray(observations[1]), moved)
             assert_identical(np.asarray(observations[3]), moved)
-            assert np.asarray(rewards).tolist() == [1.0] * 4
+            assert np.asarray(rewards)[[1, 3]].tolist() == [1.0, 1.0]
             if blocking:
                 theirs = twin.step(np.array([1, 0, 1, 0]))[0]
                 assert_identical(observations[[0, 2]], theirs[[0, 2]])

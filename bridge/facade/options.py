@@ -17,7 +17,6 @@ from bridge.core.server.web_site import OpenEnvOptions, Web, WebSite, page_files
 from bridge.core.transport.credentials import TLS, TokenLike
 from bridge.core.worlds.controls import checked_play_fps
 from bridge.core.worlds.isolation import Isolation, start_method
-from bridge.core.worlds.message_loading import load_messages
 from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
 from bridge.core.worlds.realtime.clocked_world import RealTime
@@ -25,7 +24,7 @@ from bridge.errors import SettingError
 
 if TYPE_CHECKING:
     from bridge.recording.record import Recording
-    from bridge.states.message import States
+    from bridge.states.bounds import States
 
 __all__ = ["GROUPS", "ServerKeywords", "ServerOptions"]
 
@@ -36,7 +35,7 @@ GROUPS: dict[str, type | str] = {
     "tls": TLS,
     "auth": Auth,
     "web": Web,
-    "states": "bridge.states.message:States",
+    "states": "bridge.states.bounds:States",
 }
 """The dataclasses that keywords take, by keyword; the command line has an option for each field of theirs.
 
@@ -207,15 +206,24 @@ class ServerOptions:
             insecure=self.auth is not None and self.auth.insecure,
             web=None if page is None else WebSite(page_files(), page.hosts, openenv),
             observers=(*self.observers, *_gallery(bounds, page)),
-            messages=[*load_messages(self.messages, self.message_options or {}), *self._states()],
+            messages=[*self._others(), *self._states()],
         )
+
+    def _others(self) -> Sequence[SessionMessage]:
+        """Return the messages of other packages that are named."""
+        if not self.messages and not self.message_options:
+            return ()
+        from bridge.core.worlds.message_loading import load_messages
+
+        return load_messages(self.messages, self.message_options or {})
 
     def _states(self) -> Sequence[SessionMessage]:
         """Return the message by which clients save states, where this installation has it."""
         if self.states is False or (self.states is None and not has_feature("states")):
             return ()
         with feature("states", "states="):
-            from bridge.states.message import States, states_message
+            from bridge.states.bounds import States
+            from bridge.states.message import states_message
         if self.states is not None and not isinstance(self.states, States):
             text = f"expected states to be bridge.States(…) or False, got a {type(self.states).__name__}"
             raise SettingError(text)

@@ -5,5 +5,5 @@ what cannot be copied by its fields (emulators, physics, what draws), `scan` loo
 tries a kind of environment out in a process of its own, and `part` answers requests there. In a server, `handler` keeps
 to the bounds, and knows whose a state is.
 
-It knows the core; the composition root hands it in, and nothing but that imports it.
+May be imported by the composition root.
 """

@@ -12,7 +12,7 @@ from bridge.core.client.envs.env import RemoteEnv
 from bridge.core.client.messages import MessageAnswer, MessageReply, MessageTarget
 from bridge.errors import PeerError, SettingError, shown_url
 from bridge.pb import states_pb2
-from bridge.states.message import FORM
+from bridge.states.bounds import FORM
 from bridge.states.saved import SavedState
 
 __all__ = ["release_states", "restore_state", "save_state"]
@@ -45,7 +45,7 @@ def save_state(env: Any, slots: Sequence[int] | None = None) -> Any:
         _refuse_slots(slots)
         request = states_pb2.StatesRequest(save=states_pb2.SaveStates(lanes=[0]))
         (answer,) = env.send_message(FORM, request.SerializeToString()).answers
-        return _states_of(answer)[0].saved_by(env)
+        return _states_of(answer)[0].saved_by(env, release_states)
     order = _checked(env, slots)
 
     def write(target: MessageTarget) -> bytes:
@@ -56,7 +56,7 @@ def save_state(env: Any, slots: Sequence[int] | None = None) -> Any:
     found: dict[int, SavedState] = {}
     for answer in reply.answers:
         found.update(zip(answer.target.slots, _states_of(answer), strict=True))
-    return [found[slot].saved_by(env) for slot in order]
+    return [found[slot].saved_by(env, release_states) for slot in order]
 
 
 def restore_state(

@@ -7,7 +7,6 @@ import hashlib
 import os
 import secrets
 import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -21,7 +20,9 @@ from bridge.core.worlds.messages import AskedMessage, MessageHandler
 from bridge.core.worlds.scheduling import PendingResult, Scheduler
 from bridge.errors import Code, RequestError
 from bridge.pb import states_pb2
-from bridge.states.message import START_KEY, States
+from bridge.states.bounds import START_KEY, States
+from bridge.states.check import run_check
+from bridge.states.part import drop, forget
 
 __all__ = ["StatesHandler"]
 
@@ -155,8 +156,6 @@ class StatesHandler(MessageHandler):
     def _check(self, made: bytes, verdict: PendingResult[str]) -> None:
         """Check a kind of environment; in a thread of its own, which waits for the process that does it."""
         try:
-            from bridge.states.check import run_check
-
             reason = run_check(made, self._started)
         except Exception as error:  # such as a full disk: whoever waits is told
             reason = f"its kind could not be checked: {error!r}"
@@ -271,8 +270,6 @@ class StatesHandler(MessageHandler):
         ]
         self._forget(over)
         if _here() in self._dropped:
-            from bridge.states.part import drop
-
             drop(self._start, self._dropped.pop(_here()))
         self._look_later()
 
@@ -303,10 +300,7 @@ class StatesHandler(MessageHandler):
         for thread in self._threads:
             thread.join(_LOOK)
         self._entries.clear()
-        if "bridge.states.part" in sys.modules:
-            from bridge.states.part import forget
-
-            forget(self._start)
+        forget(self._start)
 
 
 def _here() -> object:

@@ -1,78 +1,72 @@
-"""How the message of states travels, and how it is made for a server."""
+"""The message of states, as the composition root hands it to a server; the rest is imported for the first state."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import secrets
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from bridge.core.encoding.message_form import MessageForm
-from bridge.errors import SettingError
+from bridge.core.encoding.properties import Property
+from bridge.core.worlds.messages import AskedMessage, MessageHandler, MessagePart, SessionMessage, Stage
+from bridge.core.worlds.scheduling import Scheduler
+from bridge.states.bounds import FORM, States
 
-__all__ = ["FORM", "START_KEY", "States", "states_message"]
-
-FORM = MessageForm(
-    "states",
-    "type.googleapis.com/gymnasium_bridge.StatesRequest",
-    "type.googleapis.com/gymnasium_bridge.StatesResponse",
-    max_bytes=4 * 1024 * 1024,
-    places=True,
-)
-START_KEY = "server.messages.states.start"
-"""The property that tells one start of a server from another."""
+__all__ = ["states_message"]
 
 
-@dataclasses.dataclass(frozen=True)
-class States:
-    """The limits of saved states: `states=` of `serve_gym`.
-
-    A save beyond a limit is refused with an error that names the limit: no state is dropped for another one.
-
-    Examples:
-        >>> from bridge import serve_gym
-        >>> from bridge.states.message import States
-        >>> with serve_gym("CartPole-v1", states=States(max_states=64)) as server:
-        ...     print(server.url.startswith("grpc://"))
-        True
-
-    Args:
-        max_states: The most states of one client at a time; all clients together have twice as many at most.
-        max_state_bytes: The most bytes of memory that they take, about; those of all clients together twice as many.
-        state_timeout: Seconds after which a state goes that nobody has used.
-        state_abandoned_timeout: Seconds after which a state goes once all clients have left that used it.
-
-    Raises:
-        SettingError: A value is out of its range.
-    """
-
-    max_states: int = 1024
-    max_state_bytes: int = 1024 * 1024 * 1024
-    state_timeout: float = 3600.0
-    state_abandoned_timeout: float = 60.0
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, whole = getattr(self, field.name), field.type == "int"
-            fits = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-            if not fits or not 0 < value < math.inf:
-                wanted = "integer" if whole else "number of seconds"
-                raise SettingError(f"expected {field.name} to be a positive {wanted}, got {value!r}")
+def states_message(limits: States) -> SessionMessage:
+    """Return the message that serves states within some limits."""
+    # Of this start of the server: what was saved in another one is gone.
+    start = secrets.token_hex(8)
+    return SessionMessage(FORM, part=partial(_make_part, start=start), handler=partial(_LateHandler, limits, start))
 
 
-def make_part(stage: Any, start: str) -> Any:
-    """Make the part beside the environments of a world; what it needs is imported for the first state."""
+def _make_part(stage: Stage, start: str) -> MessagePart:
     from bridge.states.part import StatesPart
 
     return StatesPart(stage, start)
 
 
-def states_message(limits: States) -> Any:
-    """Return the `SessionMessage` that serves states within some limits."""
-    from bridge.core.worlds.messages import SessionMessage
-    from bridge.states.handler import StatesHandler
+class _LateHandler(MessageHandler):
+    """Makes a `StatesHandler` for the first request, and hands on to it.
 
-    # Of this start of the server: what was saved in another one is gone.
-    start = secrets.token_hex(8)
-    return SessionMessage(FORM, part=partial(make_part, start=start), handler=partial(StatesHandler, limits, start))
+    Args:
+        limits: The bounds.
+        start: Names this start of the server.
+        scheduler: As of every handler.
+    """
+
+    def __init__(self, limits: States, start: str, scheduler: Scheduler) -> None:
+        super().__init__(scheduler)
+        self._limits, self._start = limits, start
+        self._made: Any = None
+
+    async def answer(self, request: bytes, asked: AskedMessage) -> bytes:
+        """Hand on a request."""
+        if self._made is None:
+            from bridge.states.handler import StatesHandler
+
+            self._made = StatesHandler(self._limits, self._start, self.scheduler)
+        answer: bytes = await self._made.answer(request, asked)
+        return answer
+
+    def left(self, client: object) -> None:
+        """Hand on that a client is gone."""
+        if self._made is not None:
+            self._made.left(client)
+
+    def ended(self, home: object) -> None:
+        """Hand on that a process is gone."""
+        if self._made is not None:
+            self._made.ended(home)
+
+    def properties(self) -> Sequence[Property]:
+        """Return those of the handler, from the first state on."""
+        found: Sequence[Property] = () if self._made is None else self._made.properties()
+        return found
+
+    def close(self) -> None:
+        """End with the server."""
+        if self._made is not None:
+            self._made.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from bridge.errors import SettingError
@@ -45,9 +46,9 @@ class SavedState:
         """Pickle the fields, and nothing of the environment that has saved it."""
         return SavedState, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
-    def saved_by(self, env: Any) -> SavedState:
-        """Note the remote environment that can release it."""
-        object.__setattr__(self, "_env", weakref.ref(env))
+    def saved_by(self, env: Any, release: Callable[[Any, list[SavedState]], None]) -> SavedState:
+        """Note the remote environment that can release it, and the function that does."""
+        object.__setattr__(self, "_saver", (weakref.ref(env), release))
         return self
 
     def release(self) -> None:
@@ -57,10 +58,8 @@ class SavedState:
             SettingError: This is a copy, or its environment is closed: use `release_states` of one at the server.
             RemoteError: The server cannot be asked.
         """
-        from bridge.states.client import release_states
-
-        found = self.__dict__.get("_env")
-        env = None if found is None else found()
+        reference, release = self.__dict__.get("_saver", (lambda: None, None))
+        env = reference()
         if env is None:
             raise SettingError("this state does not know its environment any more: call env.release_states([state])")
-        release_states(env, [self])
+        release(env, [self])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bridge.core.client.added_methods import added_method
 from bridge.core.encoding.attribute_names import KnownNames
+from bridge.core.provided import provided
 from bridge.errors import Code, MissingAttributeError, RefusedError
 
 __all__ = ["OwnAttributes", "RemoteAttributes", "missing_attributes"]
@@ -105,6 +106,28 @@ class RemoteAttributes(OwnAttributes):
             self.set_attr(name, value)
         else:
             super()._set_new(name, value, frame)
+
+
+def added_method(env: object, name: str) -> Callable[..., Any] | None:
+    """Return a method that a feature adds, bound to an environment; None: there is none of this name.
+
+    The composition root says which there are: functions by their names, whose first argument is the environment. One is
+    imported when it is called first.
+    """
+    try:
+        methods: Mapping[str, str] = provided("client_methods")
+    except LookupError:  # the package is used without its composition root
+        return None
+    place = methods.get(name)
+    if place is None:
+        return None
+    module, _, function = place.partition(":")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(importlib.import_module(module), function)(env, *args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    return call
 
 
 def _defined(kind: type, name: str) -> bool:

@@ -25,7 +25,6 @@ from typing import Any, Protocol, TypeAlias
 
 from bridge.core.encoding.message_form import MessageForm
 from bridge.core.encoding.properties import Property
-from bridge.core.worlds.environment import EnvFacts, Result
 from bridge.core.worlds.scheduling import Scheduler
 from bridge.errors import SettingError
 
@@ -38,8 +37,8 @@ GROUP = "gymnasium_bridge.messages"
 class Stage(Protocol):
     """What the part of a message beside the environment reaches. Used in the environment's thread alone."""
 
-    facts: EnvFacts
-    """What the environment is: its spaces, and how many lanes one call steps."""
+    facts: Any
+    """What the environment is, an `EnvFacts`: its spaces, and how many lanes one call steps."""
 
     @property
     def envs(self) -> Sequence[Any]:
@@ -213,7 +212,7 @@ class PartOutcome:
 
     answer: bytes
     """What the part returned."""
-    placed: Result | None = None
+    placed: tuple[Any, ...] | None = None
     """Observations and infos, as a reset returns them, where environments are in another situation; None: none is."""
     lanes: tuple[int, ...] = ()
     """Which are."""
