@@ -280,7 +280,8 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Elsewhere("tests/test_schemes.py"),
         Elsewhere("tests/test_schemes.py"),
     ],
-    "reference.md": [Elsewhere("tests/test_readme.py")],
+    "reference.in.md": [Elsewhere("tests/test_readme.py")],
+    "reference.md": [Elsewhere("tests/test_readme.py")],  # made of it
     "security.md": [
         Block({"port=50051": "port={port}", '"0.0.0.0"': '"127.0.0.1"'}, with_certificates(nothing), serves=True),
         Block({"gpu-box.lan:50051": "127.0.0.1:{port}"}, block_of("security.md", 0), after=RESET),

@@ -124,6 +124,7 @@ NAMES_NOT_YET = {
     ("transport/address.py", "dialed"),
     ("transport/remedies.py", "web"),
     ("worlds/base.py", "seats"),
+    ("worlds/single.py", "seats"),
     ("worlds/multi_agent/world.py", "seats"),
     ("worlds/realtime/agent.py", "seat"),
     ("worlds/realtime/clocked_world.py", "seat"),

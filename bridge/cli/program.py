@@ -50,6 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "web": ("bridge.cli.web", "show other servers' worlds and PERLERT lobbies on a page for browsers"),
     "play": ("bridge.cli.play", "play a remote environment with the keyboard"),
     "demo": ("bridge.cli.demo", "watch an agent learn CartPole in other processes"),
+    "completion": ("bridge.cli.completion", "complete commands and options by Tab in bash, zsh and fish"),
 }
 """The sub-commands, in the order that `--help` lists them: the module of each, and what it does."""
 _FEATURES = {
@@ -77,7 +78,7 @@ _EXIT_CODES = """exit codes:
   0    success
   1    the server or the environment failed
   2    the command line, a URL or a setting is wrong
-  130  interrupted by Ctrl-C (`bridge serve` stops in order and exits with 0)
+  130  interrupted by Ctrl-C; serve, policy and web, which end by it, stop in order and exit with 0
 """
 
 
@@ -161,6 +162,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     import difflib
 
     known = {*COMMANDS}
+    if "_ARGCOMPLETE" in os.environ:
+        from bridge.cli.completing import complete
+
+        complete(known, make_parser)
     if not argv or argv[0] not in known:
         from bridge.cli.commands import GROUP  # other packages are looked up, which takes a while
         from bridge.core.plugins import found
@@ -200,9 +205,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse has said what is wrong, or has shown the help
         return end.code if isinstance(end.code, int) else USAGE
     except ImportError as error:
-        if error.name is not None:  # Python's own, of a module that is missing or broken
+        if not _says_what_to_install(error):
             raise
-        _complain(str(error))  # ours, which says what to install
+        _complain(str(error))
         return USAGE
     except Exception as error:
         from bridge.cli.commands import CommandError
@@ -231,9 +236,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif isinstance(error, StartError):  # the user's own code has failed, and has to be found
             for line in error.traceback.splitlines():
                 _write(line)
+        if isinstance(error, ImportError) and _says_what_to_install(error):
+            _complain(str(error))
+            return USAGE
         _complain(explain(error, arguments.debug, arguments.spelled))
         codes = {**getattr(arguments, "exit_codes", {}), UsageError: USAGE}
         return next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
+
+
+def _says_what_to_install(error: ImportError) -> bool:
+    """True for an error of `imported_from`; Python's own, of a module that is missing or broken, has its name."""
+    return error.name is None
 
 
 def _open_standard_streams() -> None:

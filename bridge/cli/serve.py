@@ -20,7 +20,8 @@ from typing import Any, Protocol
 from bridge.cli.hints import connecting_lines, joining_url
 from bridge.cli.program import OK, say
 from bridge.cli.running import add_running_options, read_key, run_server, server_logging, stop_on_eof
-from bridge.cli.target import Target, find_policies, find_target
+from bridge.cli.short_help import add_short_help
+from bridge.cli.target import ENV_HELP, Target, find_policies, find_target
 from bridge.core.extras import has_feature
 from bridge.core.keywords import flat_names, group_classes
 from bridge.core.server.server import Server
@@ -88,6 +89,24 @@ _METAVARS = {
     "device": "DEVICE",
     "record": "FOLDER",
 }
+_ENV: dict[str, Any] = {
+    "nargs": "+",
+    "metavar": "ENV_ID",
+    "help": f"{ENV_HELP}; clients choose among several ids or patterns",
+}
+"""The positional argument."""
+_USUAL: tuple[str, ...] = (
+    "env",
+    "--num-envs",
+    "--env-kwargs",
+    "--host",
+    "--port",
+    "--token-file",
+    "--tls-certificate",
+    "--tls-key",
+)
+_USUAL += ("--processes", "--isolation", "--fps", "--web", "--record", "--metrics-port")
+"""What `--help` shows, in order."""
 _KIND = {True: "an environment of several agents", False: "a Gymnasium environment"}
 
 _EPILOG = """examples:
@@ -110,14 +129,10 @@ def register(commands: Any) -> None:
         usage="%(prog)s ENV_ID [ENV_ID ...] [options]",
         description="Serve environments of Gymnasium or PettingZoo over dm_env_rpc until Ctrl-C or SIGTERM.",
         epilog=_EPILOG,
+        add_help=False,
     )
-    parser.add_argument(
-        "env",
-        nargs="+",
-        metavar="ENV_ID",
-        help="a Gymnasium id; MODULE:ENV_ID imports the module first; MODULE:NAME is a function or class that makes an "
-        "environment, or a PettingZoo module; clients choose among several ids or patterns",
-    )
+    add_short_help(parser, _USUAL, lambda: {"env": _ENV, **dict(serve_options())})
+    parser.add_argument("env", **_ENV)
     add_sections(parser, serve_options())
     for way in _other_ways():
         way.add_options(parser)
@@ -429,6 +444,7 @@ def _run_other_way(way: OtherWay, target: Target, keywords: dict[str, Any], argu
         try:
             for line in way.lines(server, arguments):
                 say(line)
+            say("Ctrl-C stops.")
             if arguments.exit_on_eof:
                 stop_on_eof(server.stop)
             server.wait()
