@@ -173,7 +173,7 @@ class SessionMessage:
     """A message that is served in a session.
 
     Examples:
-        >>> from bridge.core.encoding.message_form import MessageForm
+        >>> from bridge import MessageForm, MessagePart, SessionMessage
         >>> class Count(MessagePart):
         ...     def answer(self, request):
         ...         return bytes([len(self.stage.envs)])
