@@ -43,6 +43,8 @@ def page() -> str:
     def entry(found: re.Match[str]) -> str:
         chosen = re.search(r"members: \[(.*?)\]", found[2])
         wanted = None if chosen is None else [name.strip() for name in chosen[1].split(",") if name.strip()]
+        if "force_inspection: true" in found[2]:
+            return "\n\n".join(_spelled_out(found[1], 3)) + "\n"
         what: Any = package[found[1].removeprefix("bridge.")]
         return "\n\n".join(_entry(found[1], what.final_target if what.is_alias else what, wanted, 3)) + "\n"
 
@@ -95,7 +97,7 @@ def _entry(path: str, what: Any, wanted: list[str] | None, level: int) -> list[s
 
 
 def _spelled_out(path: str, level: int) -> list[str]:
-    """Return the blocks of a function that shares keywords with others: only when it is imported it has all of them."""
+    """Return the blocks of a function or class that shares keywords with others: it has all of them once imported."""
     module, _, name = path.rpartition(".")
     function = getattr(importlib.import_module(module), name)
     signature = inspect.signature(function)
@@ -106,7 +108,8 @@ def _spelled_out(path: str, level: int) -> list[str]:
         value = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
         given.append(f"{parameter.name}: {parameter.annotation}{value}")
     docstring = griffe.Docstring(inspect.getdoc(function) or "", parser=griffe.Parser.google)
-    call = _call(name, given, f" -> {signature.return_annotation}")
+    returned = signature.return_annotation
+    call = _call(name, given, "" if returned in (signature.empty, None) else f" -> {returned}")
     return [f'{"#" * level} <a id="{path}"></a>`{path}`', f"```py\n{call}\n```", *_blocks(docstring)]
 
 

@@ -49,7 +49,7 @@ HELPERS = {
         core.client.wire.poller core.client.envs.vector_env
         core.server.admission
         core.server.auth core.server.connection core.server.connections core.server.fair_share core.server.grpc_server
-        core.server.grpc_services core.server.serving core.server.web_protocol
+        core.server.grpc_services core.server.http_protocol core.server.serving
         core.transport.address
         core.transport.keepalive recording.library recording.replay_world web.watching.takeovers""",
     ),

@@ -277,8 +277,8 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
     "plugins.md": [
         Elsewhere("tests/test_cli_commands.py"),
         Elsewhere("tests/test_messages.py"),
-        Elsewhere("tests/test_schemes.py"),
-        Elsewhere("tests/test_schemes.py"),
+        *[Elsewhere("tests/test_port_protocols.py")] * 3,
+        *[Elsewhere("tests/test_schemes.py")] * 2,
     ],
     "reference.in.md": [Elsewhere("tests/test_readme.py")],
     "reference.md": [Elsewhere("tests/test_readme.py")],  # made of it

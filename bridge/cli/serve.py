@@ -24,7 +24,6 @@ from bridge.cli.short_help import add_short_help
 from bridge.cli.target import ENV_HELP, Target, find_policies, find_target
 from bridge.core.extras import has_feature
 from bridge.core.keywords import flat_names, group_classes
-from bridge.core.server.server import Server
 from bridge.core.signals import sigterm_as_interrupt
 from bridge.core.transport.credentials import TOKEN_VARIABLE
 from bridge.errors import SettingError, shown_url
@@ -32,6 +31,7 @@ from bridge.facade.options import GROUPS
 from bridge.facade.process_group import ServerGroup
 from bridge.facade.serve import serve_gym
 from bridge.facade.serve_parallel import serve_parallel
+from bridge.facade.server import Server
 
 __all__ = [
     "SERVED_AT",
@@ -55,20 +55,18 @@ _PATH = "str | None"
 """How a command line gives a PEM file."""
 _SECTIONS = {
     "environment": "num_envs vectorization_mode env_kwargs time_action array device world default_action",
-    "address": "host port unix_path transport metrics_port dial dial_ca dial_name",
+    "address": "host port unix_path transport protocols metrics_port dial dial_ca dial_name",
     "access": "token token_file allow_env_factories",
     "processes and threads": "processes isolation thread_safe",
     "real time": "fps",
     "several agents": "missing_agent agent_timeout agents match countdown patience",
     "page in a browser": "web web_hosts openenv",
     "recording": "",
-    "messages of other packages": "messages message_options",
+    "other packages": "observers messages message_options",
     "states of environments": "",
     "limits": "",
 }
 """The sections of the help, in order, and the keywords in each."""
-_ONE_EACH = {"messages": "--message"}
-"""Keywords that are given by an option for each of their items, and these options."""
 _SECTION_OF_GROUP = {
     "limits": "limits",
     "realtime": "real time",
@@ -107,6 +105,14 @@ _USUAL: tuple[str, ...] = (
 )
 _USUAL += ("--processes", "--isolation", "--fps", "--web", "--record", "--metrics-port")
 """What `--help` shows, in order."""
+_NAMED = {"protocols": "--protocol", "observers": "--observer", "messages": "--message"}
+"""The keywords that list names, each with its option, which is given once for each of them."""
+_NAMED_TEXTS = {
+    "protocols": "also speak this protocol at the port: one that another package has, or websocket, for ws:// clients "
+    "without a page",
+    "observers": "have this observer of another package told of the worlds and of what environments do",
+    "messages": "let clients send this message of another package about their environments",
+}
 _KIND = {True: "an environment of several agents", False: "a Gymnasium environment"}
 
 _EPILOG = """examples:
@@ -130,6 +136,7 @@ def register(commands: Any) -> None:
         description="Serve environments of Gymnasium or PettingZoo over dm_env_rpc until Ctrl-C or SIGTERM.",
         epilog=_EPILOG,
         add_help=False,
+        allow_abbrev=False,  # else `--prot 5`, of somebody who means the port, would name a protocol
     )
     add_short_help(parser, _USUAL, lambda: {"env": _ENV, **dict(serve_options())})
     parser.add_argument("env", **_ENV)
@@ -191,15 +198,13 @@ def sections(flags: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _keyword_of(flag: str) -> str:
-    for keyword, other in _ONE_EACH.items():
-        if flag == other:
-            return keyword
-    return flag.removeprefix("--").replace("-", "_")
+    names = {option: keyword for keyword, option in _NAMED.items()}
+    return names.get(flag, flag.removeprefix("--").replace("-", "_"))
 
 
 def flag_of(keyword: str) -> str:
     """Return the option that a keyword is."""
-    return _ONE_EACH.get(keyword) or f"--{keyword.replace('_', '-')}"
+    return _NAMED.get(keyword, f"--{keyword.replace('_', '-')}")
 
 
 def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -235,8 +240,8 @@ def _option(name: str, keyword: _Keyword, known: Mapping[str, _Keyword]) -> dict
     kind = _plain_type(annotation)
     shown = "" if default is None or isinstance(default, bool) or default == () else f" (default: {default})"
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{text}{shown}"}
-    if name in _ONE_EACH:
-        text = options["help"].partition(", or ")[0]
+    if name in _NAMED:
+        text = f"{_NAMED_TEXTS[name]}; may be given several times"
         return {**options, "help": text, "dest": name, "action": "append", "metavar": "NAME"}
     if name == "message_options":
         return {**options, "nargs": "+", "metavar": "NAME.KEY=VALUE", "action": "extend"}
@@ -388,7 +393,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "agents" in keywords:
         keywords["agents"] = find_policies(keywords["agents"])
     for name, value in keywords.items():
-        if isinstance(value, list) and name not in _ONE_EACH:
+        if isinstance(value, list) and name not in _NAMED:
             read = _read_named_pairs if name == "message_options" else read_pairs
             keywords[name] = read(value, flag_of(name))
     with server_logging(arguments.verbose, arguments.quiet):

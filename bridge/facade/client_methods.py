@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.core.extras import has_feature
-
 __all__ = ["CLIENT_METHODS"]
 
 _OF_STATES = ("save_state", "restore_state", "release_states")
-CLIENT_METHODS = {name: f"bridge.states.client:{name}" for name in _OF_STATES if has_feature("states")}
+CLIENT_METHODS = {name: f"bridge.states.client:{name}" for name in _OF_STATES}
 """`MODULE:FUNCTION` of each method, by its name."""

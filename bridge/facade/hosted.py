@@ -12,9 +12,9 @@ import gymnasium
 
 from bridge.core.client.envs.vector_env import OwningVectorEnv
 from bridge.core.client.options import TIMEOUT
-from bridge.core.server.limits import Limits
 from bridge.core.server_wait import ServerWait, checked_wait, until_up
 from bridge.errors import SettingError, shown_url
+from bridge.facade.limits import Limits
 from bridge.facade.serve import serve_gym
 
 __all__ = ["HostedVectorEnv"]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bridge.core.encoding.attribute_names import KnownNames
+from bridge.core.extras import feature
 from bridge.core.provided import provided
 from bridge.errors import Code, MissingAttributeError, RefusedError
 
@@ -124,7 +125,9 @@ def added_method(env: object, name: str) -> Callable[..., Any] | None:
     module, _, function = place.partition(":")
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return getattr(importlib.import_module(module), function)(env, *args, **kwargs)
+        with feature(module.split(".")[1], f"{name}()"):
+            found = getattr(importlib.import_module(module), function)
+        return found(env, *args, **kwargs)
 
     call.__name__ = call.__qualname__ = name
     return call

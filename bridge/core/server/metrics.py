@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from bridge.core.callers import Callers
 from bridge.core.extras import needed
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.errors import Code, SettingError
 from bridge.version import __version__
 
@@ -78,7 +78,7 @@ class _Status:
         limits: How many worlds and connections there may be.
     """
 
-    def __init__(self, status: Callable[[], dict[str, Any]], limits: Limits) -> None:
+    def __init__(self, status: Callable[[], dict[str, Any]], limits: CoreLimits) -> None:
         from prometheus_client import metrics_core
 
         self._families = metrics_core
@@ -120,7 +120,7 @@ class Metrics:
         SettingError: The package `prometheus-client` is not installed, or the port is in use.
     """
 
-    def __init__(self, host: str, port: int, status: Callable[[], dict[str, Any]], limits: Limits) -> None:
+    def __init__(self, host: str, port: int, status: Callable[[], dict[str, Any]], limits: CoreLimits) -> None:
         with needed("metrics_port needs the package prometheus-client", "ops"):
             from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, start_http_server
         registry = CollectorRegistry()
