@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gymnasium.wrappers import FrameStackObservation, NormalizeObservation, RecordEpisodeStatistics, TimeLimit
 
+import bridge.states
 from bridge import Auth, MessageForm, SavedState, States, make_remote, make_vec_remote, serve_gym
 from bridge.core.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RefusedError, SettingError
@@ -86,6 +87,7 @@ def test_a_remote_environment_goes_on_from_its_state(kind: Any, isolation: Any) 
 
 
 def test_a_state_one_step_before_the_end_ends_again() -> None:
+    assert bridge.states.__doc__, "without the folder, this file goes too"
     with serve_gym("CartPole-v1") as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
         env.reset(seed=0)
         states, ended = [env.save_state()], False

@@ -54,7 +54,7 @@ USES = {
     ],
     "states": [
         "import bridge\nbridge.serve_gym('CartPole-v1', states=bridge.States())",
-        "import bridge\nwith bridge.serve_gym('CartPole-v1') as server:\n    bridge.make_remote(server.url).save_state()",
+        "import bridge\nwith bridge.serve_gym('CartPole-v1') as one:\n    bridge.make_remote(one.url).save_state()",
     ],
     "web": [
         "import bridge\nbridge.serve_gym('CartPole-v1', web=True)",
