@@ -27,7 +27,6 @@ from bridge import Limits, RealTime, SessionMessage
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import unpack_tensor
 from bridge.core.gymnasium_versions import dict_space, discrete_space
-from bridge.core.server.messages import ServedMessages
 from bridge.core.server.registry import Registry
 from bridge.core.server.session import Session
 from bridge.core.worlds.base import Agent, World
@@ -283,7 +282,7 @@ def direct_registry(
 ) -> Any:
     """A registry of worlds without a server: a `Direct` one, whose `runtime` sessions may share."""
     runtime = runtime or LocalRuntime()
-    options["messages"] = ServedMessages(messages, runtime.scheduler)
+    options["messages"] = list(messages)
     return Direct(Registry(source, limits or Limits(), runtime, **options), runtime)
 
 

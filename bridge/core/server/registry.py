@@ -16,6 +16,7 @@ from bridge.core.logs import SafeLog
 from bridge.core.server.limits import CoreLimits
 from bridge.core.server.messages import ServedMessages
 from bridge.core.worlds.base import Agent, World
+from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import ObservedEnv, Observer
 from bridge.core.worlds.resets import ResetOrder
 from bridge.core.worlds.scheduling import PendingResult, Runtime
@@ -129,7 +130,7 @@ class Registry:
         shared_control: Whether also who watches, or shares a world, may call methods and set attributes of
             environments.
         observers: Are told of the worlds, and let agents in; the first is asked first.
-        messages: What else is served in a session; None: nothing.
+        messages: What else is served in a session.
     """
 
     def __init__(
@@ -142,10 +143,12 @@ class Registry:
         overview: Overview = _OVERVIEW,
         shared_control: bool = False,
         observers: Sequence[Observer] = (),
-        messages: ServedMessages | None = None,
+        messages: ServedMessages | Sequence[SessionMessage] = (),
     ) -> None:
         self._observers = observers
-        self.messages = ServedMessages((), runtime.scheduler) if messages is None else messages
+        if not isinstance(messages, ServedMessages):
+            messages = ServedMessages(messages, runtime.scheduler)
+        self.messages = messages
         """The messages of features, and of other packages."""
         self._overview = overview
         self.shared_control = shared_control
