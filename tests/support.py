@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge import Limits, RealTime
+from bridge import Limits, RealTime, SessionMessage
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import unpack_tensor
 from bridge.core.gymnasium_versions import dict_space, discrete_space
@@ -275,10 +275,15 @@ def _clocked(fps: float | None, realtime: RealTime | None, **options: Any) -> Re
 
 
 def direct_registry(
-    source: Any, limits: Limits | None = None, runtime: LocalRuntime | None = None, **options: Any
+    source: Any,
+    limits: Limits | None = None,
+    runtime: LocalRuntime | None = None,
+    messages: Iterable[SessionMessage] = (),
+    **options: Any,
 ) -> Any:
     """A registry of worlds without a server: a `Direct` one, whose `runtime` sessions may share."""
     runtime = runtime or LocalRuntime()
+    options["messages"] = list(messages)
     return Direct(Registry(source, limits or Limits(), runtime, **options), runtime)
 
 

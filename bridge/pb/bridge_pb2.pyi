@@ -1,3 +1,4 @@
+from bridge.pb import dm_env_rpc_pb2 as _dm_env_rpc_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -27,6 +28,22 @@ class CallResponse(_message.Message):
     is_method: bool
     results: _containers.RepeatedCompositeFieldContainer[Value]
     def __init__(self, results: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., is_method: bool = ...) -> None: ...
+
+class PlacingRequest(_message.Message):
+    __slots__ = ["request", "requested_observations"]
+    REQUESTED_OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: bytes
+    requested_observations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[bytes] = ..., requested_observations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PlacingResponse(_message.Message):
+    __slots__ = ["response", "step"]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    response: bytes
+    step: _dm_env_rpc_pb2.StepResponse
+    def __init__(self, response: _Optional[bytes] = ..., step: _Optional[_Union[_dm_env_rpc_pb2.StepResponse, _Mapping]] = ...) -> None: ...
 
 class Value(_message.Message):
     __slots__ = ["agents", "array", "begun", "big_integer", "boolean", "column", "complex", "data", "dict", "failed", "form", "frozenset", "integer", "list", "missing", "names", "none", "notes", "number", "reads_columns", "reward", "set", "text", "tuple"]

@@ -17,6 +17,7 @@ from bridge.core.encoding.tensors import Array, Spec
 from bridge.core.worlds.base import Agent, answer_to, failures_in
 from bridge.core.worlds.environment import Result, Spaces
 from bridge.core.worlds.hosts import refuse_private
+from bridge.core.worlds.messages import PartOutcome, SessionMessage
 from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.rewards import HELD_BY_FLOAT64, Rewards, as_number, is_held_by_float64, reward_type
 from bridge.core.worlds.settings import Settings
@@ -36,6 +37,7 @@ class AgentPacer(Protocol):
     world: PacedWorld
     steps_at_once: bool
     keeps_actions: bool
+    can_place: bool
 
     def watches(self, agent: EnvAgent) -> bool:
         """True if an agent only looks on."""
@@ -69,6 +71,9 @@ class AgentPacer(Protocol):
 
     def properties_of(self, agent: EnvAgent) -> PropertyTree:
         """Return what an agent adds to the tree below `world`."""
+
+    def place(self, agent: EnvAgent, result: Result, lanes: Sequence[int]) -> None:
+        """Have an agent's sequence begin in the situation that the environment is in."""
 
 
 class EnvAgent(Agent):
@@ -422,3 +427,24 @@ class EnvAgent(Agent):
         refuse_private(request.name)  # in a world that has ended, too
         self.world.refuse_if_over()
         return await self.world.env.call(request)
+
+    async def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
+        """Have the part of a message beside the environment answer a request."""
+        self.world.refuse_if_over()
+        if message.form.places and not self._pacer.can_place:
+            text = f"a {message.form.name!r} is for worlds in lock-step that one client has; this one is another kind"
+            raise RequestError(Code.UNIMPLEMENTED, text)
+        return await self.world.env.run_message(message, request)
+
+    @property
+    def home(self) -> object:
+        """Where the environment lives."""
+        return self.world.env.home
+
+    def place(self, result: Result, lanes: Sequence[int]) -> None:
+        """Begin a sequence in the situation that the environment is in, as `begin` does after a reset."""
+        self._pacer.place(self, result, lanes)
+
+    def forget_failures(self) -> None:
+        """Tell no more which lanes failed in the last transition."""
+        self._failed = ()

@@ -113,6 +113,8 @@ class LaneVectorEnv(SyncLanes):
         """Each lane's newest observation."""
         self._over = [False] * lanes
         """True for a lane without a running episode."""
+        self._told: dict[int, Mapping[str, object]] = {}
+        """Each lane's newest info; a lane that had none is missing."""
         self._unbegun: dict[int, str] = {}
         """In the mode SAME_STEP: why lanes could not begin their next episodes in the step that ended the last ones."""
 
@@ -189,6 +191,7 @@ class LaneVectorEnv(SyncLanes):
             raise self._first_failure()
         observations = self._concatenated()
         self._began = True
+        self._told = infos if mask is None else {**self._told, **{lane: {} for lane in chosen}, **infos}
         return observations, infos
 
     def step_lanes(self, actions: Any) -> tuple[Any, Array, Array, Array, LaneInfos]:
@@ -267,8 +270,29 @@ class LaneVectorEnv(SyncLanes):
             observations = self._concatenated()
         if len(begun) == self.num_envs and all(over):
             raise self._first_failure()
+        self._told = infos
         flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
         return observations, np.array(rewards, self._reward_dtype), *flags, infos
+
+    # Messages
+
+    def newest(self, lane: int) -> tuple[Any, Mapping[str, object]] | None:
+        """Return a lane's last observation and info, not copied; None: no episode runs in it."""
+        if not self._began or self._over[lane]:
+            return None
+        return self._seen[lane], self._told.get(lane, {})
+
+    def place_lanes(self, placed: Mapping[int, tuple[Any, Any]]) -> tuple[Any, LaneInfos]:
+        """Take what lanes see whose environments were put into another situation; return what a reset of them does."""
+        self.failed.clear()
+        for lane, (observation, _) in placed.items():
+            self._seen[lane], self._over[lane] = observation, False
+            self._unbegun.pop(lane, None)
+        infos: LaneInfos = {lane: _copied_info(info) for lane, (_, info) in placed.items()}
+        self._told = {**self._told, **infos}
+        observations = self._concatenated()
+        self._began = True
+        return observations, infos
 
     def _split(self, actions: Any) -> Iterable[Any]:
         """Return the action of each lane."""

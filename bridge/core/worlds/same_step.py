@@ -50,6 +50,10 @@ class SameStep:
         mask = options.get("reset_mask") if isinstance(options, Mapping) else None
         self._unbegun = [] if mask is None else [lane for lane in self._unbegun if not mask[lane]]
 
+    def placed(self, lanes: Sequence[int]) -> None:
+        """Note that lanes are in another situation, from which they go on."""
+        self._unbegun = [lane for lane in self._unbegun if lane not in lanes]
+
     async def stepped(self, ended: Array) -> None:
         """Begin the next episodes of lanes that a Step ended, bools `(lanes,)`, where the client asks for that."""
         if not (self._on and self._agent.asks_as_usual):

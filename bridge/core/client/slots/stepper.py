@@ -117,6 +117,26 @@ class Stepper:
                 self.pool.lose_interrupted(member, "its reset was sent")
                 raise
 
+    def place(self, member: Member, step: pb.StepResponse, lanes: Sequence[int]) -> None:
+        """Take the first observation of a sequence that a message has begun in the slots of a member.
+
+        Args:
+            member: Whose.
+            step: What its environments see.
+            lanes: Those of its lanes that are in another situation; the others go on.
+        """
+        self._all_running, self._stepped, self._tells = False, None, False
+        # As by a reset: the end of an episode that was cut is no news any more.
+        if member.phase in CUT:
+            member.handle(SlotEvent.TOLD)
+        renewed = len(lanes) < member.lanes and member.phase in (SlotPhase.RUNNING, SlotPhase.RENEWED)
+        member.handle(SlotEvent.RENEW if renewed else SlotEvent.BEGIN)
+        member.settings = member.refusal = member.error = None
+        placed = {member.start + lane for lane in lanes}
+        self._unbegun = {slot: why for slot, why in self._unbegun.items() if slot not in placed}
+        member.take(member.remote.session.placed(step))
+        self.pool.started = True
+
     def begin_step(self, actions: Any) -> None:
         """Check and send the Steps."""
         # In a directory each new episode may begin at another server, if its own drains.

@@ -251,6 +251,14 @@ class ClientSession:
         self._require_world()
         self._send(RequestKind.QUESTION, request, now)
 
+    def placed(self, step: pb.StepResponse) -> StepAnswered:
+        """Enter a sequence that a message has begun, in another situation; return its first answer."""
+        world = self._require_world()
+        self._move(Trigger.BEGIN)
+        # What still comes of the episode before is stale.
+        self._episode += 1
+        return self._step_answered(world, pb.EnvironmentResponse(step=step), step.state)
+
     def set_autoreset(self, *, same_step: bool, now: float) -> None:
         """Have a world of lanes begin the next episodes of those that ended in the same Step, or in the next one.
 
