@@ -13,7 +13,6 @@ from bridge.core.encoding.attribute_names import AttributeNames
 from bridge.core.encoding.names import NAMES
 from bridge.core.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.core.encoding.spaces import Layout
-from bridge.core.encoding.step_codec import StepCodec
 from bridge.core.encoding.tensors import Array, Spec
 from bridge.core.worlds.base import (
     DEFAULT_PLAYER,
@@ -23,7 +22,6 @@ from bridge.core.worlds.base import (
     WorldCounts,
     answer_to,
     failures_in,
-    fill_observations,
 )
 from bridge.core.worlds.environment import Environment, Spaces
 from bridge.core.worlds.hosts import refuse_private
@@ -40,6 +38,10 @@ __all__ = ["EnvAgent", "EnvWorld", "GymAgent", "GymWorld", "VectorAgent"]
 _IN_NEXT_STEP, _IN_SAME_STEP = "next_step", "same_step"
 NO_INFO = values.encode_info({}, values.Notes())
 """An empty info as it travels."""
+
+
+def _wrong_observation(error: TensorError) -> RequestError:
+    return RequestError(Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}")
 
 
 class EnvAgent(Agent):
@@ -247,8 +249,7 @@ class EnvAgent(Agent):
             self._observation_layout.note_type(uid - 1, observation, self._notes)
             return self._observation_layout.pack_leaf(uid - 1, observation)
         except TensorError as error:
-            text = f"the environment's observation is not of its observation_space: {error}"
-            raise RequestError(Code.INTERNAL, text) from error
+            raise _wrong_observation(error) from error
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""
@@ -314,8 +315,6 @@ class VectorAgent(EnvAgent):
         newest observations are the answer."""
         self._unbegun: Sequence[int] = ()
         """The lanes that the Step before ended, and that failed to begin their next episodes with it."""
-        self._codec: StepCodec | None = None
-        """Writes the answers in answers; made for the first one."""
 
     def prepare(self, uids: Sequence[int]) -> None:
         """Learn whether the Steps that follow ask for what is usual."""
@@ -387,60 +386,60 @@ class VectorAgent(EnvAgent):
             self._terminated[...] = terminated
             self._truncated[...] = truncated
         ended: Array = self._terminated | self._truncated
-        self._world.episodes += int(np.count_nonzero(ended)) - unbegun
+        count = int(np.count_nonzero(ended))
+        self._world.episodes += count - unbegun
         self._told = None
-        if self._in_same_step and self._asked_as_usual:
-            # The client takes the step in which they begin for an episode of its own, which was cut, and asks anew.
-            ended[list(self._unbegun)] = True
-            if ended.any():
-                await self._begin_next(ended)
+        if self._in_same_step and self._asked_as_usual and (count or self._unbegun):
+            if self._unbegun:
+                # The client takes the step in which they begin for an episode of its own, which was cut, and asks anew.
+                ended[list(self._unbegun)] = True
+            await self._begin_next(ended)
         return pb.RUNNING
 
     async def _begin_next(self, ended: Array) -> None:
         """Begin the next episodes of lanes that ended, and keep what the Step is answered."""
-        # First: notes, and the form of observations, are told once, and the client reads this part first. Copies,
-        # because an environment may write what it observes next into the same arrays.
+        # First: notes are told once, and the client reads this part first. Copies, because an environment may write
+        # what it observes next into the same arrays.
         *parts, info = super().values(self._usual)
-        told = [np.array(part) for part in parts]
+        told: list[Any] = [part.copy() for part in cast("list[Array]", parts)]
         self._unbegun = ()
-        response = pb.EnvironmentResponse()
+        lanes = ended.nonzero()[0].tolist()
+        # Messages of protobuf that stand one behind the other are read as one: the info, and what is beside it.
+        beside = bridge_pb2.Value()
+        begun = beside.begun
+        begun.lanes.extend(lanes)
         try:
-            options = None if ended.all() else {"reset_mask": ended}
+            options = None if len(lanes) == len(ended) else {"reset_mask": ended}
             result = await self._world.env.reset(seed=None, options=options)
             with failures_in("reset"):
                 self._observation, self._info = result
             for array in (self._reward, self._terminated, self._truncated):
                 array[...] = 0
             self._note_failures()
-            self._unbegun = self._failed
-            self._truncated[list(self._failed)] = True
-            begun = self._write_answer(response)
+            if self._failed:
+                self._unbegun = self._failed
+                self._truncated[list(self._failed)] = True
+            rows = [self._rows(index, lanes) for index in range(self._first_flag - 1)]
+            info_of_reset = self._encode_info()
+            begun.rows.extend(rows)
+            if info_of_reset != NO_INFO:
+                begun.info = info_of_reset
         except Exception as error:  # the Reset would have been refused; the step was taken all the same
             refused = answer_to("reset", error)
             if refused.code is Code.INTERNAL:
                 self._world.report_failure(refused.message)
-            response.error.code, response.error.message = int(refused.code), refused.message
-            begun = response.SerializeToString()
-        self._told = [*told, values.with_begun(cast(bytes, info), begun)]
+            begun.code, begun.message = int(refused.code), refused.message
+        self._told = [*told, cast(bytes, info) + beside.SerializeToString()]
 
-    def _write_answer(self, response: pb.EnvironmentResponse) -> bytes:
-        """Return the answer to a Step that asks for what is usual, serialized; `response` is an empty message."""
-        specs = self.observations
-        if self._codec is None:
-            self._codec = StepCodec.make(list(self.actions.items()), [(uid, specs[uid]) for uid in self._usual])
-        *parts, info = super().values(self._usual)
-        if self._codec is not None:
-            written = self._codec.write_response(pb.RUNNING, parts, cast(bytes, info))
-            if written is not None:
-                return b"".join(written)
-        response.step.state = pb.RUNNING
-        fill_observations(response.step, self._by_uid([*parts, info]))
-        return response.SerializeToString()
-
-    def _by_uid(self, parts: Sequence[Any]) -> dict[int, Array]:
-        """Return what `values` gives of the usual observations as `observe` does."""
-        arrays = [np.frombuffer(part, np.uint8) if isinstance(part, bytes) else np.asarray(part) for part in parts]
-        return dict(zip(self._usual, arrays, strict=True))
+    def _rows(self, index: int, lanes: list[int]) -> bytes:
+        """Return one tensor of the environment's observation, of some lanes alone, as `Value.Begun` holds it."""
+        observation: Any = self._observation
+        if self._plain and type(observation) is np.ndarray and (observation.dtype, observation.shape) == self._of_spec:
+            return observation[lanes].tobytes()
+        try:
+            return self._observation_layout.pack_rows(index, observation, lanes)
+        except TensorError as error:
+            raise _wrong_observation(error) from error
 
     def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
         """Return observations of the last transition in order."""
@@ -453,7 +452,8 @@ class VectorAgent(EnvAgent):
         """Return observations of the last transition."""
         if self._told is None:
             return super().observe(uids)
-        return self._by_uid(self.values(uids))
+        *arrays, info = cast("list[Any]", self.values(uids))
+        return dict(zip(uids, [*arrays, np.frombuffer(info, np.uint8)], strict=True))
 
     def properties(self) -> PropertyTree:
         """Return the tree below `world`."""
