@@ -18,7 +18,7 @@ import time
 import psutil
 
 from benchmarks.alone import add_busy, measuring
-from bridge.perlert.guard import GuardConfig
+from bridge.perlert.protocol.guard import GuardConfig
 from bridge.perlert.protocol.packet import Header
 from bridge.perlert.rollout import RolloutConfig
 from tests.perlert_simulation import LOBBY_PORT, SERVER, CountWorld, Simulation

@@ -28,7 +28,7 @@ def _register() -> None:
     if REMOTE_ID not in gymnasium.registry:
         gymnasium.register(
             REMOTE_ID,
-            entry_point="bridge.core.client.env:RemoteEnv",
+            entry_point="bridge.core.client.envs.env:RemoteEnv",
             vector_entry_point="bridge.wrappers.blocking_reset:make_blocking",
         )
 

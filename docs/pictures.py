@@ -20,7 +20,7 @@ from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 
 from bridge import make_remote
-from bridge.demo import ENV_ID, Demo, Outcome, plot_curve, run_demo
+from bridge.facade.demo import ENV_ID, Demo, Outcome, plot_curve, run_demo
 from bridge.testing import ServerProcess
 
 PICTURE = Path(__file__).resolve().parent / "readme.png"

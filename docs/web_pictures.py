@@ -30,7 +30,14 @@ from bridge import make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.wrappers import BlockingReset
 
 DOCS = Path(__file__).parent
-VIEWPORTS = ((320, 568, "dark"), (844, 390, "light"), (768, 1024, "light"), (1920, 1080, "dark"))
+VIEWPORTS = (
+    (320, 568, "dark"),
+    (390, 844, "light"),
+    (844, 390, "light"),
+    (768, 1024, "light"),
+    (1280, 800, "light"),
+    (1920, 1080, "dark"),
+)
 """Width, height and color scheme."""
 
 
@@ -162,9 +169,10 @@ def phone(browser: Browser) -> None:
 
 
 def viewports(browser: Browser) -> None:
-    """The screens of tests/test_web_viewports.py: a person lands on the moon."""
-    with serve_gym("LunarLander-v3", web=True, fps=50) as server:
-        for width, height, scheme in VIEWPORTS:
+    """The screens of tests/test_web_bar.py and others: a person lands on the moon, and is recorded."""
+    for width, height, scheme in VIEWPORTS:
+        recorded = tempfile.TemporaryDirectory()
+        with recorded as folder, serve_gym("LunarLander-v3", web=True, fps=50, record=folder) as server:
             touch: dict[str, Any] = {"has_touch": True, "is_mobile": True} if width < 1000 else {}
             page = opened(browser, server.web_url or "", width, height, color_scheme=scheme, **touch)
             page.wait_for_function("() => !document.getElementById('play').disabled")

@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from bridge import Limits
+from bridge import ClientCredentials, Limits
 from bridge.cli import program
-from bridge.core.client.vector_env import slots_of
+from bridge.core.client.envs.vector_env import slots_of
 from bridge.core.client.wire.connect import connect
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.events import StepAnswered
-from bridge.core.server import connection_protocol, serving
+from bridge.core.server import connection as connection_module
+from bridge.core.server import serving
 from bridge.core.server.admission import Admission
 from bridge.core.server.auth import Gate
 from bridge.core.server.connection import Connection
@@ -29,7 +30,6 @@ from bridge.core.server.fair_share import FairShare, ProcessorAccount
 from bridge.core.server.grpc_server import GrpcProtocol
 from bridge.core.server.grpc_services import Services
 from bridge.core.transport.address import parse_address
-from bridge.core.transport.credentials import ClientCredentials
 
 
 def new_poller() -> Any:
@@ -194,7 +194,7 @@ def server_signs_of_life(
     monkeypatch.setattr("bridge.core.server.connections._KEEPALIVE", every)
     for name, seconds in (("QUIET", quiet), ("PATIENCE", patience)):
         if seconds is not None:
-            monkeypatch.setattr(f"bridge.core.server.connection_protocol.{name}", seconds)
+            monkeypatch.setattr(f"bridge.core.server.connection.{name}", seconds)
 
 
 def look_at_sockets_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -213,17 +213,17 @@ def _set_moment(monkeypatch: pytest.MonkeyPatch, module: str, seconds: float) ->
 
 def server_waits() -> tuple[float, float]:
     """The seconds after which a quiet client is asked for a sign of life, and those that it has for it."""
-    return connection_protocol.QUIET, connection_protocol.PATIENCE
+    return connection_module.QUIET, connection_module.PATIENCE
 
 
 def set_websocket_clock(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[], float]) -> None:
     """Have what servers speak to browsers ask this for the time."""
-    monkeypatch.setattr("bridge.core.server.web_protocol.time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr("bridge.core.server.http_protocol.time", SimpleNamespace(monotonic=monotonic))
 
 
 def let_wait_at_websockets(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Have servers read no more of a WebSocket of which so many bytes wait."""
-    monkeypatch.setattr("bridge.core.server.web_protocol._MAX_WAITING", size)
+    monkeypatch.setattr("bridge.ConnectionHandler.max_waiting", size)
 
 
 def charge_each_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -255,7 +255,7 @@ def list_recordings_again_after(monkeypatch: pytest.MonkeyPatch, seconds: float)
 def limit_replays(monkeypatch: pytest.MonkeyPatch, most: int, lingers: float) -> None:
     """Have servers show so many recorded episodes at once, each for so many seconds after the last who looked."""
     monkeypatch.setattr("bridge.recording.replay_world.MOST_REPLAYS", most)
-    monkeypatch.setattr("bridge.recording.replay_world.ReplayWorld.lingers", lingers)
+    monkeypatch.setattr("bridge.recording.replay_world.ReplayPacer.lingers", lingers)
 
 
 def let_holds_lapse(monkeypatch: pytest.MonkeyPatch, after: float = -1.0) -> None:

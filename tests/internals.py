@@ -30,6 +30,8 @@ PUBLIC_PACKAGES = ("bridge.errors", "bridge.pb", "bridge.testing", "bridge.wrapp
 """Packages that users import, with all that is in them. What the reference or an example names is public too."""
 
 VOCABULARY = {
+    "bridge.core.worlds.environment": "what worlds and environments tell each other: facts, jobs, transitions",
+    "bridge.core.worlds.scheduling": "results that are awaited, as a runtime gives them that a test makes",
     "bridge.core.encoding.names": "the names of observations, actions and extensions on the wire",
     "bridge.core.encoding.tensors": "arrays to and from tensors: how a test that speaks raw messages writes them",
     "bridge.core.encoding.values": "values to and from bytes: how such a test reads an info",
@@ -38,6 +40,7 @@ VOCABULARY = {
     "bridge.perlert.protocol.profile": "the values that its specs have on the wire",
     "bridge.core.rounds": "the states of players who gather and play, of a lobby and of a match",
     "bridge.core.transport.frames": "HTTP/2's frames and events",
+    "bridge.core.transport.credentials": "the variable that holds a token, and how a secret is written",
 }
 """Internal modules that any test may import, each with the reason: names and values as they are on the wire."""
 
@@ -45,10 +48,10 @@ HELPERS = {
     "tests/inside.py": (
         "what is behind the public objects of a server and a client",
         """cli.program core.client.slots core.client.wire.connect core.client.world.events
-        core.client.wire.poller core.client.vector_env
+        core.client.wire.poller core.client.envs.vector_env
         core.server.admission
         core.server.auth core.server.connection core.server.connections core.server.fair_share core.server.grpc_server
-        core.server.grpc_services core.server.connection_protocol core.server.serving core.server.web_protocol
+        core.server.grpc_services core.server.http_protocol core.server.serving
         core.transport.address
         core.transport.keepalive recording.library recording.replay_world web.watching.takeovers""",
     ),
@@ -56,15 +59,15 @@ HELPERS = {
         "worlds, registries and sessions without a server; spaces as tensors, with any Gymnasium",
         """core.encoding.space_json core.encoding.spaces core.gymnasium_versions core.server.registry
         core.server.session core.worlds.base
-        core.worlds.isolated.world core.worlds.multi_agent.joint_steps core.worlds.multi_agent.source
-        core.worlds.realtime.clocked_world core.worlds.source""",
+        core.worlds.isolation core.worlds.multi_agent.joint_steps core.worlds.sources.parallel_source
+        core.worlds.realtime_options core.worlds.sources.source""",
     ),
     "tests/realtime_tools.py": (
         "remotes and sessions joined by a link in virtual time",
         """core.client.wire.connect core.client.world.events core.client.wire.poller core.client.world.remote
         core.client.world.step_reader
         core.client.world.world_request
-        core.worlds.realtime.world""",
+        core.worlds.world""",
     ),
     "tests/far_network.py": (
         "the same with the second stream of an agent, and timers",
@@ -72,7 +75,7 @@ HELPERS = {
     ),
     "tests/perlert_simulation.py": (
         "PERLERT's server and its clients joined by a link",
-        """perlert.guard perlert.host perlert.player perlert.player_run perlert.server""",
+        """perlert.protocol.guard perlert.host perlert.player perlert.player_run perlert.server""",
     ),
     "tests/recording_tape.py": (
         "rows of a made-up environment",
@@ -84,7 +87,7 @@ HELPERS = {
     ),
     "tests/test_policy.py": (
         "the tables whose policy it plays on random fleets",
-        "core.client.slots.remote_record core.client.slots.placement core.client.slots.slot",
+        "core.client.world.remote_record core.client.slots.placement core.client.slots.slot",
     ),
     "tests/test_pool.py": ("the events that a pool hands out", "core.client.world.events"),
     "tests/test_http2.py": (
@@ -104,6 +107,7 @@ HELPERS = {
         "the tables that the pages draw",
         "core.client.world.session_states perlert.lobby perlert.player core.server.session",
     ),
+    "tests/test_deploy.py": ("the list of metrics, which the dashboard shows", "core.server.metrics"),
     "tests/test_protocol_docs.py": ("the end of a stream in the server's table", "core.server.session"),
     "tests/test_dying_clients.py": ("the table of which each state is killed in", "core.server.session"),
     "tests/test_session_fast.py": ("the codec with which our client writes Steps", "core.encoding.step_codec"),
@@ -162,8 +166,8 @@ def modules() -> frozenset[str]:
 
 @functools.cache
 def documented() -> frozenset[str]:
-    """The modules and packages whose names `docs/reference.md` lists, or that an example imports."""
-    texts = (file.read_text(encoding="utf-8") for file in ROOT.glob("docs/reference.md"))
+    """The modules and packages whose names `docs/reference.in.md` lists, or that an example imports."""
+    texts = (file.read_text(encoding="utf-8") for file in ROOT.glob("docs/reference.in.md"))
     names = itertools.chain.from_iterable(re.findall(r"^::: (\S+)", text, re.MULTILINE) for text in texts)
     programs = (file.read_text(encoding="utf-8") for file in ROOT.glob("examples/**/*.py"))
     used = itertools.chain.from_iterable(re.findall(r"^from (bridge\.\S+)", text, re.MULTILINE) for text in programs)

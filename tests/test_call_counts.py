@@ -61,7 +61,7 @@ def test_one_step_passes_few_functions_of_the_client() -> None:
         finally:
             sys.setprofile(None)
         env.close()
-    assert ("core/client/env.py", "RemoteEnv.step" if sys.version_info >= (3, 11) else "step") in counter.calls
+    assert ("core/client/envs/env.py", "RemoteEnv.step" if sys.version_info >= (3, 11) else "step") in counter.calls
     counter.check(CLIENT)
 
 

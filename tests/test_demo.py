@@ -13,9 +13,9 @@ import psutil
 import pytest
 from gymnasium.vector import SyncVectorEnv
 
-from bridge import demo as module
-from bridge.demo import CrossEntropy, Demo, Generation, Outcome, draw_curve, play, run_demo
 from bridge.errors import ConnectError, SettingError
+from bridge.facade import demo as module
+from bridge.facade.demo import CrossEntropy, Demo, Generation, Outcome, draw_curve, play, run_demo
 
 
 @pytest.mark.slow

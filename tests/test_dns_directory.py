@@ -15,8 +15,7 @@ import dnslib.server
 import numpy as np
 import pytest
 
-from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
-from bridge.core.client.endpoints import DnsDirectory
+from bridge import TLS, DnsDirectory, errors, make_remote, make_vec_remote, serve_gym
 from bridge.testing import CountingEnv, make_certificates
 from bridge.wrappers import BlockingReset
 from tests.planned_env import Episodes, planned_process

@@ -18,8 +18,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import Limits, make_parallel_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.core.client.endpoints import Endpoint
+from bridge import Endpoint, Limits, make_parallel_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.errors import RemoteError, RemoteTimeoutError, SettingError
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
@@ -78,7 +77,7 @@ def test_of_a_list_who_answers_stands_in_for_who_is_silent(caplog: pytest.LogCap
         assert set(envs.env.urls) == {one.url, other.url}
         assert envs.reset(seed=0)[0].shape == (3, 2)
         (line,) = lines(caplog, "stands in for it")
-        assert line.startswith(f"{url} has not said anything within 0.5 s: ")
+        assert line.startswith(f"{url} has not replied within 0.5 s: ")
         envs.close()
 
 

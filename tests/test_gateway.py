@@ -16,9 +16,8 @@ from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb
 from google.protobuf import any_pb2
 from gymnasium import spaces
 
-from bridge import Auth, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import Auth, Endpoint, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
-from bridge.core.client.endpoints import Endpoint
 from bridge.core.encoding.names import CALL_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.core.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token

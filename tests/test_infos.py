@@ -1,8 +1,8 @@
-"""`bridge.core.client.slots.infos`: the infos of several answers, put together by lane."""
+"""`bridge.core.encoding.infos`: the infos of several answers, put together by lane."""
 
 import numpy as np
 
-from bridge.core.client.slots.infos import pick_lanes
+from bridge.core.encoding.infos import pick_lanes
 
 
 def test_infos_that_do_not_fit_together_become_a_list() -> None:

@@ -35,7 +35,7 @@ def test_each_entry_of_the_helpers_names_a_file_that_imports_it():
 
 def test_what_a_helper_may_import_counts_apart():
     code = """
-    from bridge.perlert.guard import Guard
+    from bridge.perlert.protocol.guard import Guard
     from bridge.core.server.calls import Calls
     """
     kinds = [kind for kind, *_ in findings(code, "tests/perlert_simulation.py")]
@@ -75,9 +75,12 @@ def test_an_import_counts_unless_the_module_is_public_or_that_of_the_test():
     from bridge.fleet.ray import launch
     from bridge.core.encoding.names import ACTION
     from bridge.core.server import calls
-    from bridge.perlert.guard import Guard
+    from bridge.perlert.protocol.guard import Guard
     """
-    assert findings(code) == [("imports", 7, "bridge.core.server.calls"), ("imports", 8, "bridge.perlert.guard")]
+    assert findings(code) == [
+        ("imports", 7, "bridge.core.server.calls"),
+        ("imports", 8, "bridge.perlert.protocol.guard"),
+    ]
     for own in ("guard", "perlert_guard", "guard_floods"):
         assert findings(code, f"tests/test_{own}.py") == [("imports", 7, "bridge.core.server.calls")]
     assert len(findings(code, "tests/lobby.py")) == 2  # a helper is the test of nothing

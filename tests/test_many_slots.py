@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import make_vec_remote, serve_gym
-from bridge.core.client.endpoints import Endpoint
+from bridge import Endpoint, make_vec_remote, serve_gym
 from bridge.wrappers import BlockingReset
 from tests.planned_env import Episodes, Planned
 

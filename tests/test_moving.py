@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bridge import SlotState, errors, make_vec_remote, serve_gym
-from bridge.core.client.endpoints import Endpoint
+from bridge import Endpoint, SlotState, errors, make_vec_remote, serve_gym
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.inside import pool_of, protocol_of, remotes_of

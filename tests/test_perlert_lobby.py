@@ -728,12 +728,12 @@ def test_a_flood_of_registrations_from_one_address_is_dropped():
 def test_a_flood_from_many_addresses_is_answered_up_to_the_total_rate_and_remembered_up_to_the_table():
     guard = GuardConfig(unproven_bytes_per_second=5000, max_addresses=100)
     lobby = make(1, guard=guard, bots=("agent0",))
-    sent, before = 0, sum(objects_of("bridge.perlert.guard").values())
+    sent, before = 0, sum(objects_of("bridge.perlert.protocol.guard").values())
     for i in range(5000):
         address = (f"203.0.{i % 250}.{i // 250}", 5)
         sent += bytes_to(lobby.receive(b"city:7;lobby", address, i / 5000), address)
     assert 0 < sent <= 10_000
-    assert sum(objects_of("bridge.perlert.guard").values()) <= before + 4 * 100, "an address has three budgets"
+    assert sum(objects_of("bridge.perlert.protocol.guard").values()) <= before + 4 * 100, "an address has three budgets"
     assert lobby.guard.trusts.cache_info().currsize <= 100
     # A client that is trusted is served all the same.
     assert lobby.receive(b"city:7;lobby", ANN, 1.0)

@@ -20,7 +20,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from bridge.core.transport.credentials import TLS
+from bridge import TLS
 from bridge.errors import Code, ConnectError, RefusedError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, by_rows, serve_policy
 from tests.policy_peers import array, numbers

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bridge.core.client.endpoints import Endpoint
+from bridge import Endpoint
 from bridge.core.client.slots.placement import Placement
 from bridge.core.client.slots.policy import (
     AddSpare,
@@ -40,8 +40,8 @@ from bridge.core.client.slots.policy import (
     SlotPolicy,
     TakeOver,
 )
-from bridge.core.client.slots.remote_record import RemoteRecord
 from bridge.core.client.slots.slot import CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
+from bridge.core.client.world.remote_record import RemoteRecord
 from bridge.errors import (
     Code,
     ConnectError,

@@ -1,4 +1,4 @@
-"""`bridge.core.worlds.source`: what can be served, and what CreateWorld settings make of it (D-3)."""
+"""`bridge.core.worlds.sources.source`: what can be served, and what CreateWorld settings make of it (D-3)."""
 
 import os
 
@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from bridge import make_remote, serve_gym, serve_parallel
 from bridge.core.encoding import values
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.worlds.source import EnvSource
+from bridge.core.worlds.sources.source import EnvSource
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, RequestError, SettingError
 from bridge.testing import CountingEnv
 from tests.support import TAXI, direct_world, keeping

@@ -20,13 +20,24 @@ from dm_env_rpc.v1.extensions import properties_pb2 as public_properties
 from google.protobuf import any_pb2
 from rich.console import Console
 
-from bridge import TLS, Limits, RealTime, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import (
+    TLS,
+    ClientCredentials,
+    DnsDirectory,
+    Endpoint,
+    FileDirectory,
+    Limits,
+    RealTime,
+    make_parallel_remote,
+    make_remote,
+    make_vec_remote,
+    serve_gym,
+    serve_parallel,
+)
 from bridge.cli import main
 from bridge.cli.top import render
-from bridge.core.client.endpoints import DnsDirectory, Endpoint, FileDirectory
 from bridge.core.encoding import values
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.transport.credentials import ClientCredentials
 from bridge.errors import AddressError, Code, EnvironmentFailedError, RefusedError, SettingError
 from bridge.fleet.top import Fixed, ServerRow, Snapshot, Top, find_directory
 from bridge.testing import CountingEnv, Inspector, VirtualClock, make_certificates

@@ -563,3 +563,23 @@ def test_a_server_with_a_page_has_its_url_and_files():
         assert "/#token=" in server.web_url
     with pytest.raises(errors.SettingError):
         serve_gym(Painted, web=Web(hosts=":"))
+
+
+class Disturbed(Painted):
+    """Draws at once, but for every second picture, in whose middle other programs run."""
+
+    def render(self):
+        type(self).slow = 0.25 if self.drawn % 2 else 0.0
+        return super().render()
+
+
+def test_a_picture_that_others_have_disturbed_delays_no_later_ones(viewers):
+    with serve_gym(Disturbed, web=True) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        viewer = viewers(server).join()
+        for _ in range(4):
+            # The disturbed ones took 0.25 s, which is 7 % of 3.6 s: a viewer does not wait so long.
+            assert viewer.look("frame")[1]["frame"] is not None
+            env.step(0)
+        env.close()

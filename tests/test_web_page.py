@@ -169,7 +169,7 @@ def test_stopping_in_a_world_of_one_s_own_leaves_no_world_and_no_error(opened):
         page = opened(server.web_url)
         says(page, "#stage-title", "Paddle")  # of the server, while there is no world
         page.click("#begin")
-        says(page, "#worlds", "● agent")
+        says(page, "#worlds", "● person")
         page.keyboard.press("Escape")
         page.wait_for_selector("#no-worlds")
         page.wait_for_selector("#empty")
@@ -335,16 +335,22 @@ def test_a_real_time_world_that_stands_still_is_said_with_its_age(opened):
         page.click("#begin")
         shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
         assert page.is_hidden("#stall")
+        assert page.text_content("#stall") == ""
         Stalling.goes.clear()
         try:
             says(page, "#stall", "No picture for 2 s: the world stands still")
             assert page.is_visible("#stall")
-            says(page, "#announcement", "No new picture comes.")
             says(page, "#stall", "No picture for 3 s")
+            # One sentence: what is read aloud is what is seen, without seconds, or it would be read again with each.
+            assert page.text_content("#announcement") == ""
+            aloud = page.evaluate("""() => [...document.querySelectorAll("#stall :not([aria-hidden])")]
+                .map((part) => part.textContent).join("")""")
+            assert aloud == "No picture: the world stands still, or the connection does"
+            assert page.get_attribute("#stall", "role") == "status"
         finally:
             Stalling.goes.set()
-        shows(page, "() => document.getElementById('stall').hidden")
-        shows(page, "() => document.getElementById('announcement').textContent === ''")
+        shows(page, "() => document.getElementById('stall').textContent === ''")
+        assert page.is_hidden("#stall")
 
 
 class Car(Paddle):
@@ -699,7 +705,9 @@ def test_the_seats_of_many_agents_are_counted(opened):
     with serve_parallel(Crowd, web=True, fps=20) as server:
         page = opened(server.web_url)
         page.click("#begin")
-        says(page, "#worlds", "● upper1 of 12 seats taken")
+        says(page, "#badge", "playing")
+        name = page.evaluate("() => localStorage.getItem('name')")
+        says(page, "#worlds", f"● upper: {name}1 of 12 seats taken")
         assert page.locator("#worlds .chip").count() <= 3
 
 
@@ -915,3 +923,29 @@ def test_fullscreen_has_the_picture_and_its_buttons(opened):
         shows(page, "() => document.fullscreenElement?.id === 'stage'")
         page.get_by_role("button", name="Fullscreen").click()
         shows(page, "() => document.fullscreenElement === null")
+
+
+def test_a_picture_costs_one_drawing_of_the_page_and_no_new_layout(opened):
+    """It asked for a frame of the browser to be decoded in, and wrote a figure: the page was drawn twice for each."""
+    with serve_gym(Paddle, web=True, fps=60) as server:
+        page = opened("about:blank")
+        page.add_init_script("""
+          window.frames_asked = window.ages = 0;
+          const ask = window.requestAnimationFrame.bind(window);
+          window.requestAnimationFrame = (then) => { window.frames_asked += 1; return ask(then); };
+        """)
+        page.goto(server.web_url)
+        page.click("#begin")
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
+        before = page.evaluate("""() => {
+          const canvas = document.getElementById("canvas");
+          window.count = () => [window.ages, window.frames_asked, Number(canvas.dataset.pictures)];
+          new MutationObserver((all) => { window.ages += all.length; })
+            .observe(document.getElementById("age"), {childList: true, characterData: true, subtree: true});
+          return window.count();
+        }""")
+        # Looked at by a clock: Playwright asks for frames otherwise.
+        page.wait_for_function(f"() => window.count()[2] > {before[2]} + 90", polling=100)
+        ages, asked, pictures = (now - then for now, then in zip(page.evaluate("window.count()"), before, strict=True))
+        assert ages < pictures / 2
+        assert asked == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bridge import Auth, make_remote, make_vec_remote, serve_gym
+from bridge import Auth, Recording, make_remote, make_vec_remote, serve_gym
 from bridge.recording.reader import RecordedEpisode, read_folder
 from bridge.recording.replay import verify
 from bridge.wrappers import BlockingReset
@@ -28,6 +28,13 @@ SEEK = """(step) => {
   bar.dispatchEvent(new Event("input"));
   bar.dispatchEvent(new Event("change"));
 }"""
+
+
+def tool(page, name):
+    """Press a tool of the bar, which a narrow one has behind a button."""
+    if page.is_visible("#more"):
+        page.click("#more")
+    page.click(f"#{name}")
 
 
 def short_paddle(render_mode=None):
@@ -211,10 +218,64 @@ def test_at_a_phone_s_width_the_bar_and_the_list_fit(opened, tmp_path):  # noqa:
         page = opened(server.web_url, has_touch=True, is_mobile=True)
         page.set_viewport_size({"width": 390, "height": 844})
         says(page, "#status", "connected")
-        page.click("#replays")
+        tool(page, "replays")
         page.wait_for_selector("#recordings-list button")
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
         page.click("#recordings-list button")
         says(page, "#badge", "replay")
         shows(page, f"() => ({PADDLE})() > 0")
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+
+
+def test_what_somebody_has_played_is_listed_and_the_rest_on_demand(opened, tmp_path):  # noqa: F811
+    """In real time a world plays on after its player: of two seconds with nobody nothing is to be seen first."""
+    recording = Recording(tmp_path, unattended=True)
+    with serve_gym(short_paddle, web=True, fps=60, record=recording) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#announcement", "Episode 1 ended")
+        page.keyboard.press("Escape")
+        says(page, "#badge", "watching")
+        name = page.evaluate("() => localStorage.getItem('name')")
+        idle = [["default"]]
+        until(lambda: [one.players for one in recorded(tmp_path) if one.end == "terminated"][-1:] == idle, 60)
+        page.click("#replays")
+        page.wait_for_selector("#recordings-list button")
+        says(page, "#recordings-hint", "Choose one")
+        assert page.is_hidden("#recordings-progress")
+        listed = page.locator("#recordings-list .who").all_text_contents()
+        assert listed
+        assert set(listed) == {name}
+        says(page, "#recordings-idle", "in which nobody acted")
+        page.click("#recordings-idle")
+        more = page.locator("#recordings-list .who").all_text_contents()
+        assert more[: len(listed)] == listed, "they stay first"
+        assert set(more[len(listed) :]) == {"nobody"}
+        page.select_option("#recordings-order", "best")
+        assert page.locator("#recordings-list .who").all_text_contents()[: len(listed)] == listed
+        page.click("#recordings-idle")
+        assert page.locator("#recordings-list .who").all_text_contents() == listed
+
+
+def test_a_list_that_takes_long_says_what_is_read_and_shows_the_last_one_meanwhile(opened, tmp_path):  # noqa: F811
+    def slow(socket):
+        server = socket.connect_to_server()
+        server.on_message(lambda data: socket.send(data.replace(b'"reading": false', b'"reading": true ')))
+
+    with serve_gym(short_paddle, web=True, record=tmp_path) as server:
+        env = make_remote(server.url, player="agent:PPO")
+        env.reset(seed=0)
+        while not env.step(0)[2]:
+            pass
+        env.close()
+        until(lambda: recorded(tmp_path))
+        page = opened("about:blank")
+        page.route_web_socket("**/*", slow)
+        page.goto(server.web_url)
+        page.click("#replays")
+        says(page, "#recordings-hint", "Reading 1 file of recordings…")
+        assert page.is_visible("#recordings-progress")
+        page.wait_for_selector("[data-episode]")
+        page.click("#recordings-close")
+        page.click("#replays")
+        assert page.locator("[data-episode]").count() == 1, "at once"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import re
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
 
-from bridge import Web, serve_gym, serve_parallel
+from bridge import Limits, Web, make_remote, serve_gym, serve_parallel
 from tests.support import until
 from tests.test_web_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
 from tests.test_web_takeover import Trainer, take_over
@@ -154,3 +155,80 @@ def test_all_rounds_are_counted_for_each_player(opened):  # noqa: F811
             page.keyboard.up("ArrowRight")
         says(page, "#match-standings-rows", "Ann")
         assert page.locator("#match-standings-rows tr").all_inner_texts() == ["Ann\t2\t2\t1"]
+
+
+def called(page):
+    return page.evaluate("() => localStorage.getItem('name')")
+
+
+@pytest.mark.parametrize("fps", [None, 30], ids=["lock-step", "real time"])
+def test_a_world_says_who_plays_in_it_a_person_or_an_agent(opened, fps):  # noqa: F811
+    with serve_gym(Paddle, web=True, fps=fps) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#badge", "playing")
+        says(page, "#worlds", f"● {called(page)}")  # person 1234, where no name was chosen
+        page.keyboard.press("Escape")
+    with serve_gym(Paddle, web=True, fps=fps) as server:
+        for player, shown in (("agent:PPO", "● agent PPO"), ("person:Ann", "● person Ann"), ("agent", "● agent")):
+            env = make_remote(f"{server.url}?world=", player=player)
+            env.reset()
+            page = opened(server.web_url)
+            says(page, "#worlds", shown)
+            env.close()
+
+
+@pytest.mark.parametrize("fps", [None, 30], ids=["lock-step", "real time"])
+def test_each_seat_says_who_has_it_and_who_takes_over(opened, fps):  # noqa: F811
+    with serve_parallel(Paddles, web=True, fps=fps) as server:
+        ann = make_remote(f"{server.url}?world=", agent="upper", player="person:Ann")
+        ppo = make_remote(f"{server.url}?world=", agent="third", player="agent:PPO")
+        page = opened(server.web_url)
+        says(page, "#worlds", "● upper: person Ann")
+        says(page, "#worlds", "○ lower")
+        says(page, "#worlds", "● third: agent PPO")
+        if fps:  # in lock-step nothing moves before all have seats
+            page.select_option("#seat", "third")
+            page.click("#play")
+            says(page, "#badge", "third")
+            says(page, "#worlds", f"{called(page)} takes over")
+            page.click("#play")
+            shows(page, "() => !document.getElementById('worlds').textContent.includes('takes over')")
+        ann.close()
+        ppo.close()
+
+
+def test_a_seat_that_was_left_is_offered_with_the_time_that_it_is_kept(opened):  # noqa: F811
+    with serve_gym(Paddle, web=Web(play_fps=20), limits=Limits(seat_timeout=6)) as server, Trainer(server) as trainer:
+        ann, eve = opened(server.web_url), opened(server.web_url)
+        take_over(ann)
+        ann.goto("about:blank")
+        says(eve, "#play", "Take over")
+        eve.click("#play")
+        says(eve, "#offer", "Take it then")
+        text = eve.text_content("#message")
+        assert re.fullmatch(r"The seat agent was left, and is kept for [1-6] s for who had it\.", text), text
+        eve.click("#offer")
+        says(eve, "#offer", "Waiting…")
+        assert eve.is_disabled("#offer")
+        says(eve, "#badge", "agent acts: hold a key")
+        assert eve.is_hidden("#problem")
+        before = trainer.interventions
+        eve.keyboard.down("ArrowLeft")
+        until(lambda: trainer.interventions > before)
+        eve.keyboard.up("ArrowLeft")
+        eve.keyboard.press("Escape")
+
+
+def test_an_offer_that_nobody_accepts_says_when_the_seat_is_free(opened):  # noqa: F811
+    with serve_gym(Paddle, web=Web(play_fps=20), limits=Limits(seat_timeout=2)) as server, Trainer(server):
+        ann, eve = opened(server.web_url), opened(server.web_url)
+        take_over(ann)
+        ann.goto("about:blank")
+        says(eve, "#play", "Take over")
+        eve.click("#play")
+        says(eve, "#message", "The seat agent is free now.")
+        assert eve.text_content("#play") == "Take over", "nobody has said yes"
+        eve.click("#offer")
+        says(eve, "#badge", "agent acts: hold a key")
+        eve.keyboard.press("Escape")

@@ -67,6 +67,7 @@ def test_long_names_of_actions_are_no_wider_than_a_phone(opened):  # noqa: F811
         page.click("#begin")
         page.wait_for_selector("#pad button")
         assert page.evaluate("() => document.documentElement.scrollWidth") == 320
+        page.click("#more")
         page.click("#help-open")
         assert page.evaluate("() => document.getElementById('help').scrollWidth") <= 320
     with serve_gym(Strip, web=True, fps=30) as server:

@@ -1,4 +1,7 @@
-"""Wrappers around remote environments; and `SB3VecEnv`, imported when asked for, which needs the extra `sb3`."""
+"""Wrappers around remote environments; and `SB3VecEnv`, imported when asked for, which needs the extra `sb3`.
+
+May be imported by the composition root.
+"""
 
 from __future__ import annotations
 

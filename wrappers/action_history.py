@@ -11,7 +11,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.core.client.attributes import OwnAttributes
-from bridge.core.client.vector_env import RemoteVectorEnv
+from bridge.core.client.envs.vector_env import RemoteVectorEnv
 from bridge.core.encoding.tensors import Array
 from bridge.core.gymnasium_versions import BatchWrapper
 from bridge.errors import SettingError

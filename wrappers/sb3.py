@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.vec_env import VecEnv
 
 from bridge.core.client.attributes import OwnAttributes
-from bridge.core.client.vector_env import RemoteVectorEnv
+from bridge.core.client.envs.vector_env import RemoteVectorEnv
 from bridge.core.encoding.tensors import Array
 from bridge.errors import InvalidActionError, SettingError
 

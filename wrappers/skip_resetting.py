@@ -11,7 +11,7 @@ from gymnasium import Space
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from bridge.core.client.vector_env import RemoteVectorEnv
+from bridge.core.client.envs.vector_env import RemoteVectorEnv
 from bridge.core.encoding.tensors import Array
 from bridge.errors import InvalidActionError, ResetNeededError, SettingError
 

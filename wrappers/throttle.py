@@ -9,8 +9,8 @@ from typing import Any, Literal
 import numpy as np
 from gymnasium.vector import VectorEnv
 
+from bridge.core.client.envs.vector_env import slots_of
 from bridge.core.client.slots.results import Results
-from bridge.core.client.vector_env import slots_of
 from bridge.core.clock import Clock, MonotonicClock
 from bridge.core.encoding.tensors import Array
 from bridge.errors import SettingError

@@ -7,7 +7,7 @@ from typing import Any
 from gymnasium.vector import VectorEnv
 
 from bridge.core.client.attributes import OwnAttributes
-from bridge.core.client.vector_env import RemoteVectorEnv
+from bridge.core.client.envs.vector_env import RemoteVectorEnv
 from bridge.core.encoding.tensors import Array
 from bridge.core.gymnasium_versions import BatchWrapper
 from bridge.errors import SettingError

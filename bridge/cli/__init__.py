@@ -1,4 +1,7 @@
-"""The command `bridge`: one module a sub-command, joined in `program`."""
+"""The command `bridge`: one module a sub-command, joined in `program`.
+
+May be imported by `bridge.__main__` alone.
+"""
 
 from bridge.cli.program import FAILED, INTERRUPTED, OK, USAGE, main, make_parser, say
 

@@ -21,7 +21,7 @@ The picture needs matplotlib (extra `demo`). The exit code is 1 if the agent has
 
 def register(commands: Any) -> None:
     """Add the sub-command."""
-    from bridge.demo import Demo
+    from bridge.facade.demo import Demo
 
     parser = commands.add_parser(
         "demo",
@@ -45,7 +45,7 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo."""
-    from bridge.demo import Demo, run_demo
+    from bridge.facade.demo import Demo, run_demo
 
     chosen = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Demo)}
     return OK if run_demo(Demo(**chosen)).solved else FAILED

@@ -14,27 +14,40 @@ from numpy.typing import NDArray
 from bridge.core.extras import install_command
 from bridge.errors import Code, RequestError
 
-__all__ = ["encode_jpeg", "encode_png"]
+__all__ = ["QUALITY", "encode_jpeg", "encode_png", "encode_smaller"]
 
-_QUALITY = 80
+QUALITY = 80
+"""Of a JPEG, where nothing else is asked for."""
+_FULL_COLOR = 90
+"""The quality from which a JPEG has a color for each pixel, not one for four of them."""
+_RUN = 4
+"""The least average length, in pixels, of the runs of one color that make a picture flat."""
+_FEW = 24
+"""In pixels: where fewer than one of so many has a value that differs from the one above, changes are few."""
 
 
-def encode_jpeg(picture: NDArray[np.uint8]) -> bytes:
+def encode_jpeg(picture: NDArray[np.uint8], quality: int = QUALITY) -> bytes:
     """Return a picture of shape (height, width, 3) as JPEG.
+
+    Args:
+        picture: The picture.
+        quality: 1 to 100.
 
     Raises:
         RequestError: FAILED_PRECONDITION: no package that encodes JPEG is installed.
     """
+    full = quality >= _FULL_COLOR
     encoder = _simplejpeg()
     if encoder is not None:
-        return bytes(encoder.encode_jpeg(picture, quality=_QUALITY, colorspace="RGB", colorsubsampling="420"))
+        sampling = "444" if full else "420"
+        return bytes(encoder.encode_jpeg(picture, quality=quality, colorspace="RGB", colorsubsampling=sampling))
     try:
         from PIL import Image
     except ImportError as error:
         text = f"pictures as JPEG need the package pillow: {install_command('web')}; or ask for frame=png"
         raise RequestError(Code.FAILED_PRECONDITION, text) from error
     out = io.BytesIO()
-    Image.fromarray(picture).save(out, "JPEG", quality=_QUALITY)
+    Image.fromarray(picture).save(out, "JPEG", quality=quality, subsampling=0 if full else 2)
     return out.getvalue()
 
 
@@ -46,6 +59,25 @@ def _simplejpeg() -> Any:
         return None
 
 
+def encode_smaller(picture: NDArray[np.uint8], quality: int = QUALITY) -> bytes:
+    """Return a picture of shape (height, width, 3) as PNG where that is no larger than a JPEG, else as JPEG.
+
+    A JPEG blurs what is drawn in areas of one color, and is mostly larger than the PNG.
+
+    Args:
+        picture: The picture.
+        quality: Of a JPEG, 1 to 100.
+
+    Raises:
+        RequestError: As `encode_jpeg`.
+    """
+    lossy = encode_jpeg(picture, quality)
+    if not _is_flat(picture):
+        return lossy
+    lossless = encode_png(picture)
+    return lossy if len(lossy) < len(lossless) else lossless
+
+
 def encode_png(picture: NDArray[np.uint8]) -> bytes:
     """Return a picture of shape (height, width, 3) as PNG: without loss, by the standard library alone."""
     height, width = picture.shape[:2]
@@ -55,12 +87,26 @@ def encode_png(picture: NDArray[np.uint8]) -> bytes:
     flat = picture.reshape(height, width * 3)
     lines[0, 1:] = flat[0]
     np.subtract(flat[1:], flat[:-1], out=lines[1:, 1:])
+    # Few changes, as of a drawing with edges, are best told as the runs of zeros between them. Where there are more, as
+    # of tiles, they are the same again and again.
+    few = np.count_nonzero(lines[1:, 1:]) * _FEW <= height * width
+    compressor = zlib.compressobj(1, strategy=zlib.Z_RLE if few else zlib.Z_DEFAULT_STRATEGY)
     parts = [
         (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(lines.tobytes(), 1)),
+        (b"IDAT", compressor.compress(lines.data) + compressor.flush()),
         (b"IEND", b""),
     ]
     chunks = [
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in parts
     ]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def _is_flat(picture: NDArray[np.uint8]) -> bool:
+    """Return whether a picture is made of areas of one color, as drawings are.
+
+    Few rows are looked at: of a photograph or noise the answer costs next to nothing.
+    """
+    height, width = picture.shape[:2]
+    rows = picture.reshape(height, width * 3)[:: max(1, height // 32)]
+    return bool(np.count_nonzero(rows[:, 3:] != rows[:, :-3]) * _RUN <= rows.size)

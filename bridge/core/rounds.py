@@ -24,7 +24,7 @@ class RoundState(enum.Enum):
 class RoundEvent(enum.Enum):
     """What happens to them."""
 
-    COMPLETE = "everybody who has a seat is ready"
+    COMPLETE = "everybody is ready"
     INCOMPLETE = "somebody left, came or is no longer ready"
     COUNTDOWN_OVER = "the countdown is over"
     STARTED = "the environment was reset"
@@ -32,13 +32,13 @@ class RoundEvent(enum.Enum):
     ROUND_ENDED = "the episode is over"
 
 
-# The first three events come from what the seats and the time say, the other three from what the environment does.
+# The first three events come from what the players and the time say, the other three from what the environment does.
 #
 # A reset takes time, so there is a state between the countdown and the round: in STARTING no second reset is ordered.
 # Who leaves in STARTING or RUNNING changes no state: the round goes on without them, and where all have left, whoever
 # owns it ends it. A round that was cut off ends like any other.
 #
-# INCOMPLETE does not reset the countdown's end: who takes a seat, or changes their mind, again and again could
+# INCOMPLETE does not reset the countdown's end: who comes, or changes their mind, again and again could
 # otherwise keep the round from ever beginning. Once it is complete again, what is left of the countdown runs.
 #
 # An environment that raises ends the round (ROUND_ENDED) or its start (START_FAILED). Both lead to GATHERING and not

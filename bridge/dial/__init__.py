@@ -2,6 +2,8 @@
 
 The simulator asks for an upgrade of HTTP/1.1, and shows the trainer's token. After the answer `101` the roles are as
 ever: the trainer is the gRPC client and speaks first, and the simulator serves on that socket.
+
+May be imported by the composition root, and `testing`, which checks servers that dial in.
 """
 
 from typing import TYPE_CHECKING

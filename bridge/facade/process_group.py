@@ -18,20 +18,19 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import cloudpickle
-import gymnasium
 
 from bridge.core.forks import forget_in_child, leak
 from bridge.core.logs import SafeLog
-from bridge.core.server.limits import Limits, check_drain_timeout
-from bridge.core.server.server import SWITCH_INTERVAL, Server
+from bridge.core.server.limits import check_drain_timeout
 from bridge.core.transport.address import parse_address
 from bridge.core.worlds.recipe import EnvLike
 from bridge.core.worlds.registered import registered_specs
 from bridge.errors import SettingError, StartError
-from bridge.facade.serve import serve_gym
+from bridge.facade.limits import Limits
+from bridge.facade.server import Server
 
 __all__ = ["ServerGroup"]
 
@@ -41,7 +40,7 @@ START_TIMEOUT = 120.0
 _ASK_TIMEOUT = 10.0
 # Seconds that a process has to end once it was told to.
 _END_TIMEOUT = 15.0
-_CHILD = "import sys; sys.path[:] = {path!r}; from bridge.facade.process_group import run_child; run_child()"
+_CHILD = "import sys; sys.path[:] = {path!r}; from bridge.facade.process_child import run_child; run_child()"
 
 
 class ServerGroup(Server):
@@ -434,65 +433,3 @@ def _payload(env: EnvLike, arguments: Mapping[str, Any]) -> bytes:
             "callable that makes it there"
         ) from error
     return payload
-
-
-def run_child() -> None:
-    """Serve what standard input says until it ends: the whole life of a server process."""
-    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what an environment prints must not stand between our lines
-    # Ctrl-C is the parent's, which stops its servers in order. Windows has no sessions that would keep it away.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    stdin = sys.stdin.buffer
-    size = int.from_bytes(stdin.read(8), "big")
-    payload = stdin.read(size)
-    if len(payload) < size or not size:
-        return  # the parent is gone
-
-    def say(**what: Any) -> None:
-        with contextlib.suppress(OSError):
-            print(json.dumps(what), file=out, flush=True)
-
-    try:
-        env, arguments, specs = cloudpickle.loads(payload)  # from our own parent, through a pipe
-        for spec in specs:
-            gymnasium.registry.setdefault(spec.id, spec)
-        sys.setswitchinterval(SWITCH_INTERVAL)
-        server = serve_gym(env, start=False, **arguments)
-    except BaseException as error:
-        say(error=str(error) or repr(error))
-        if not isinstance(error, SettingError):
-            raise
-        return
-
-    orders: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def listen() -> None:
-        for line in stdin:
-            command = line.decode().split()
-            if command[:1] == ["count"]:
-                count = int(command[1])
-                say(count=count, connections=server.connections, worlds=server.worlds, status=server.status())
-            elif command[:1] == ["drain"]:
-                server.drain(float(command[1]))
-            else:
-                orders.put(command[0])
-        server.stop()
-        _end_process()  # also where an environment does not return from its call
-
-    threading.Thread(target=listen, name="bridge-parent", daemon=True).start()
-    say(urls=server.urls, env_ids=server.env_ids, metrics_port=server.metrics_port, web_url=server.web_url)
-    try:
-        ahead = orders.get() == "prepare"  # the other order is "serve"
-        server.run(started=(lambda: say(prepared=True)) if ahead else None)
-    except SettingError as error:
-        say(error=str(error), usage=True)
-    except StartError as error:
-        say(error=str(error), usage=False, traceback=error.traceback)
-    finally:
-        _end_process()
-
-
-def _end_process() -> NoReturn:
-    """End this process; the thread that listens may sit in a read that only the parent's end would end."""
-    sys.stderr.flush()
-    os._exit(0)

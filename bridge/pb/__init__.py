@@ -1,1 +1,4 @@
-"""Generated protobuf messages; see `proto/` for their sources."""
+"""Generated protobuf messages; see `proto/` for their sources.
+
+May be imported by everything.
+"""

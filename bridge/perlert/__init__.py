@@ -1,4 +1,7 @@
-"""PERLERT: environments in real time over UDP, for many agents, people among them. See docs/perlert.md."""
+"""PERLERT: environments in real time over UDP, for many agents, people among them. See docs/perlert.md.
+
+May be imported by the composition root.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from bridge.core.lazy import lazy_names
 if TYPE_CHECKING:
     from bridge.perlert.address import PerlertAddress, parse_perlert_address
     from bridge.perlert.client import PerlertEnv, make_perlert_env
-    from bridge.perlert.guard import GuardConfig
     from bridge.perlert.lobby import LobbyConfig
     from bridge.perlert.player import PlayerConfig
+    from bridge.perlert.protocol.guard import GuardConfig
     from bridge.perlert.rollout import RolloutConfig
     from bridge.perlert.server import PerlertServer, serve_perlert
     from bridge.perlert.vector import PerlertVectorEnv
@@ -20,7 +23,7 @@ __all__ = ["GuardConfig", "LobbyConfig", "PerlertAddress", "PerlertEnv", "Perler
 __all__ += ["PlayerConfig", "RolloutConfig", "make_perlert_env", "parse_perlert_address", "serve_perlert"]
 
 _PLACES = {
-    "GuardConfig": "bridge.perlert.guard",
+    "GuardConfig": "bridge.perlert.protocol.guard",
     "LobbyConfig": "bridge.perlert.lobby",
     "PerlertAddress": "bridge.perlert.address",
     "PerlertEnv": "bridge.perlert.client",

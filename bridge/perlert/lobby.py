@@ -14,8 +14,8 @@ from typing import Any
 
 from bridge.core.rounds import TRANSITIONS, RoundEvent, RoundState
 from bridge.errors import SettingError
-from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.protocol import packet, profile
+from bridge.perlert.protocol.guard import Address, Guard, Outgoing
 from bridge.perlert.rollout import Rollout, RunMember
 
 __all__ = ["Lobby", "LobbyConfig", "LobbyMember"]

@@ -12,9 +12,9 @@ import math
 from collections import deque
 
 from bridge.errors import PacketError
-from bridge.perlert.guard import Address, Outgoing
 from bridge.perlert.player_run import PlayerRun, Stepped
 from bridge.perlert.protocol import packet, profile
+from bridge.perlert.protocol.guard import Address, Outgoing
 
 __all__ = ["TRANSITIONS", "Player", "PlayerConfig", "PlayerEvent", "PlayerState"]
 

@@ -16,9 +16,9 @@ from typing import TypeAlias
 
 from bridge.core.worlds.environment import Transition
 from bridge.errors import PacketError, SettingError
-from bridge.perlert.guard import Address, Guard, Outgoing
 from bridge.perlert.protocol import packet, profile
 from bridge.perlert.protocol.codec import DECIMALS, decimal_text
+from bridge.perlert.protocol.guard import Address, Guard, Outgoing
 
 __all__ = ["Rollout", "RolloutConfig", "RunMember"]
 

@@ -24,18 +24,18 @@ from bridge.core.server.serving import ServerRuntime, ServingThread
 from bridge.core.signals import wait_or_stop
 from bridge.core.transport.address import is_loopback
 from bridge.core.worlds.base import start_error
-from bridge.core.worlds.isolated.world import CALL_TIMEOUT, Isolation
-from bridge.core.worlds.multi_agent.source import ParallelSource
-from bridge.core.worlds.policies import Policy
-from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
+from bridge.core.worlds.isolation import CALL_TIMEOUT, Isolation
+from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.scheduling import PendingResult, Runtime
+from bridge.core.worlds.sources.parallel_source import ParallelSource
+from bridge.core.worlds.stand_ins import Policy
 from bridge.errors import RemoteTimeoutError, RequestError, SettingError
-from bridge.perlert.guard import GuardConfig
 from bridge.perlert.host import Instance, InstanceHost
 from bridge.perlert.lobby import LobbyConfig
 from bridge.perlert.protocol import packet
 from bridge.perlert.protocol.cipher import ServerSeal, check_key
 from bridge.perlert.protocol.codec import DECIMALS
+from bridge.perlert.protocol.guard import GuardConfig
 from bridge.perlert.rollout import RolloutConfig
 from bridge.perlert.udp import ServerPorts
 
@@ -183,7 +183,7 @@ async def make_world(
     realtime = RealtimeOptions(fps, default_action=stand_in, catch_up=CATCH_UP, autoreset=False)
     source: Any = ParallelSource(env, realtime=realtime, **settings)
     if journal is not None:
-        from bridge.recording.record import recorded
+        from bridge.recording.served import recorded
 
         source = recorded(source, journal)
     return await source.make_world(name, {}, runtime)
@@ -271,7 +271,7 @@ def serve_perlert(
     journal: Any = None
     if record is not None:
         with feature("recording", "record="):
-            from bridge.recording.record import open_journal
+            from bridge.recording.served import open_journal
         journal = open_journal(record)
     # Last: what raises above would leave the port bound.
     ports = ServerPorts(host, port, ServerSeal(check_key(key)) if key is not None else None)

@@ -17,8 +17,8 @@ from typing import Any
 from bridge.core.logs import SafeLog
 from bridge.core.server.event_loop import READ
 from bridge.errors import ConnectError, SettingError
-from bridge.perlert.guard import Address
 from bridge.perlert.protocol.cipher import ClientSeal, ServerSeal
+from bridge.perlert.protocol.guard import Address
 from bridge.perlert.protocol.packet import MAX_DATAGRAM
 
 __all__ = ["MOST_WAITING", "ClientPort", "ServerPorts", "receive"]

@@ -1,5 +1,9 @@
-"""Policies at the other end, over openpi's wire: called and served; and how good they are on served environments."""
+"""Policies at the other end, over openpi's wire: called and served; and how good they are on served environments.
 
+May be imported by the composition root.
+"""
+
+from bridge.policies import wire  # noqa: F401 - before all others: its error says what to install
 from bridge.policies.evaluation import Comparison, Evaluation, compare, evaluate
 from bridge.policies.remote_policy import RemotePolicy
 from bridge.policies.rows import by_rows

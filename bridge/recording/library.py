@@ -36,17 +36,24 @@ class Library:
         self._process: subprocess.Popen[str] | None = None
         self._waiting: threading.Thread | None = None
         self._read_at = -math.inf
+        self._files = 0
+        """How many the process reads."""
         self._episodes: Sequence[dict[str, Any]] = []
         self._problem = ""
 
     def list(self) -> dict[str, Any]:
-        """Return the list as it is now: `episodes`, `reading` (whether a newer one is on its way), and a `problem`."""
+        """Return the list as it is now: `episodes`, `reading` (whether a newer one is on its way), and a `problem`.
+
+        While one is on its way also `files`: how many are read.
+        """
         if self._process is None and time.monotonic() - self._read_at > _FRESH:
-            if any(path.suffix in (".arrow", ".parquet") for path in self._folder.glob("*")):
+            self._files = sum(path.suffix in (".arrow", ".parquet") for path in self._folder.glob("*"))
+            if self._files:
                 self._start()
             else:  # nothing has been recorded yet
                 self._end([], "")
-        return {"episodes": self._episodes, "reading": self._process is not None, "problem": self._problem}
+        found = {"episodes": self._episodes, "reading": self._process is not None, "problem": self._problem}
+        return {**found, "files": self._files} if found["reading"] else found
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "bridge", "runs", str(self._folder), "--json", "--last", str(MOST_EPISODES)]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any
 
-from bridge.core.extras import needed
 from bridge.errors import SettingError
 
-__all__ = ["Recording", "open_journal", "recorded"]
+__all__ = ["Recording"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,26 +51,3 @@ class Recording:
     def of(cls, given: str | os.PathLike[str] | Recording) -> Recording:
         """Return what a folder stands for."""
         return given if isinstance(given, Recording) else cls(given)
-
-
-def open_journal(record: str | os.PathLike[str] | Recording) -> Any:
-    """Return the journal that writes a recording into a folder.
-
-    Raises:
-        SettingError: The folder cannot be written, or pyarrow is not installed.
-    """
-    with needed("record= needs pyarrow", "record"):
-        from bridge.recording.writer import Journal
-
-    return Journal(record)
-
-
-def recorded(source: Any, journal: Any) -> Any:
-    """Return a source whose worlds are recorded by a journal.
-
-    Raises:
-        SettingError: Frames are to be recorded of an environment that is made without a render mode.
-    """
-    from bridge.recording.source import RecordedSource
-
-    return RecordedSource(source, journal)

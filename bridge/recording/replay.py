@@ -28,8 +28,8 @@ from bridge.core.worlds.base import in_environment
 from bridge.core.worlds.default_actions import neutral_action
 from bridge.core.worlds.environment import kept
 from bridge.core.worlds.hosts import host_of
-from bridge.core.worlds.multi_agent.source import ParallelRecipe, ParallelSource
 from bridge.core.worlds.recipe import EnvRecipe
+from bridge.core.worlds.sources.parallel_source import ParallelRecipe, ParallelSource
 from bridge.errors import RecordingError, RequestError, SettingError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.facts import package_versions

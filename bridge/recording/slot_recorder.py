@@ -15,7 +15,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
-from bridge.core.client.vector_env import slots_of
+from bridge.core.client.envs.vector_env import slots_of
 from bridge.core.encoding.interventions import ACTION
 from bridge.core.finalizers import end_apart
 from bridge.core.worlds.environment import kept

@@ -1,4 +1,7 @@
-"""Tools for testing environments, servers and protocols. Nothing here is needed to serve or to train."""
+"""Tools for testing environments, servers and protocols. Nothing here is needed to serve or to train.
+
+May be imported by the composition root.
+"""
 
 from __future__ import annotations
 

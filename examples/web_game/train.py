@@ -2,7 +2,7 @@
 
     python train.py
 
-opens a listener, serves the page at http://127.0.0.1:8000 and waits for tabs; open the page in as many as you like.
+opens a listener, serves the page at http://127.0.0.1:8000 and waits until it is open in four tabs, each of which plays.
 Policy gradients with NumPy; the policy is linear in where the ball and the paddle are.
 """
 
@@ -12,12 +12,14 @@ import argparse
 import functools
 import http.server
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bridge import make_vec_remote
+from bridge.dial import DialListener
 
 Array = np.ndarray[Any, Any]
 
@@ -37,6 +39,15 @@ def probabilities(weights: Array, observations: Array) -> tuple[Array, Array]:
     return features, scores / scores.sum(axis=1, keepdims=True)
 
 
+def wait_for_tabs(listener: DialListener, tabs: int) -> None:
+    """Wait until so many tabs are open: else the first would play several games, and later ones none."""
+    there = -1
+    while there < tabs:
+        if there != (there := len(listener.endpoints())):
+            print(f"{there} of {tabs} tabs are open", flush=True)
+        time.sleep(0.2)
+
+
 def main() -> None:
     """Wait for the tabs, and train."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -50,7 +61,9 @@ def main() -> None:
         pages = http.server.ThreadingHTTPServer(("127.0.0.1", arguments.page), handler)
         threading.Thread(target=pages.serve_forever, daemon=True).start()
         print(f"open http://127.0.0.1:{arguments.page} in {arguments.tabs} tabs", flush=True)
-    envs = make_vec_remote(arguments.listen, num_envs=arguments.tabs, blocking=True, timeout=600.0)
+    listener = DialListener(arguments.listen, timeout=600.0)
+    wait_for_tabs(listener, arguments.tabs)
+    envs = make_vec_remote(listener, num_envs=arguments.tabs, blocking=True, timeout=600.0)
     random = np.random.default_rng(0)
     weights = np.zeros((4, 3))
     observations, _ = envs.reset(seed=0)
@@ -79,6 +92,7 @@ def main() -> None:
             mean = np.mean(returns[-20:])
             print(f"step {step}: {len(returns)} episodes, {lost} lost, return {mean:.2f} (-5 to 5)", flush=True)
     envs.close()
+    listener.close()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ class Listed:
     """A directory of the machines of a test."""
 
     def endpoints(self) -> list[Any]:
-        from bridge.core.client.endpoints import Endpoint
+        from bridge import Endpoint
 
         return [Endpoint(f"grpc://{name}:{PORT}") for name in ("one", "two", "three")]
 

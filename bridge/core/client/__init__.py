@@ -1,1 +1,7 @@
-"""The client: remote environments and vectors of them, as the user gets them; each folder is one of their parts."""
+"""The client: what a user's call says of servers, keywords and directories; each folder is one part of a client.
+
+`wire` has connections, `world` one remote world, `realtime` what only worlds in real time have, `slots` the slots of a
+vector environment, and `envs` the environments that a user gets. What is here is used by `slots` and `envs`.
+
+May be imported by `core.client.slots`, `core.client.envs`, and what is above the core.
+"""

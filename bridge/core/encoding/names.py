@@ -9,6 +9,7 @@ __all__ = [
     "NO_SEED",
     "PROPERTY_REQUEST_URL",
     "PROPERTY_RESPONSE_URL",
+    "REALTIME_SIGNALS",
     "TIMING",
     "WATCH",
 ]
@@ -39,6 +40,9 @@ a world are all of that client."""
 
 NO_SEED = -1
 """In the Reset setting `seed` of a world of lanes: no seed for this lane."""
+
+REALTIME_SIGNALS = ("frames", "episodes", "timing", "resetting")
+"""The observations of a real-time world that carry no observation."""
 
 TIMING = (
     "received_at",

@@ -1,1 +1,4 @@
-"""The server: the registry of worlds, its limits, and a file for each transport."""
+"""The server: the session of a client, the registry of worlds, limits and rights, and a file for each transport.
+
+May be imported by what is above the core.
+"""

@@ -9,39 +9,41 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.core.logs import SafeLog
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.core.worlds.base import Agent, World
 from bridge.core.worlds.observers import ObservedEnv, Observer
 from bridge.core.worlds.resets import ResetOrder
 from bridge.core.worlds.scheduling import PendingResult, Runtime
 from bridge.core.worlds.settings import Settings
-from bridge.core.worlds.single import EnvWorld
+from bridge.core.worlds.world import env_world
 from bridge.errors import Code, RequestError
 from bridge.version import __version__
 
-if TYPE_CHECKING:
-    from bridge.core.server.session import Session
-
-__all__ = ["Registry", "WorldSource"]
+__all__ = ["Overview", "Registry", "WorldSource", "WorldUser"]
 
 _log = SafeLog(__name__)
 DEFAULT_WORLD = ""
 
 _MOST_LISTED = 200
-"""Environments that the page lets people choose among."""
-_UNKNOWN: Mapping[str, Any] = {
-    "viewers": 0,
-    "returns": {},
-    "fps": None,
-    "lanes": None,
-    "begun": True,
-    **dict.fromkeys(("recording", "replay", "match")),
-}
-"""The properties that the page reads of every world, if neither the world nor an observer has more."""
+"""Environments that the overview names."""
+_UNKNOWN: Mapping[str, Any] = {"viewers": 0, "returns": {}, "fps": None, "lanes": None, "begun": True}
+"""What the overview has of every world, if neither the world nor an observer has more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Overview:
+    """What the overview of a server shows, as JSON, to every client that asks for it."""
+
+    lists_worlds: bool = False
+    """True if clients may see the worlds that others made, and who is in them; else the default world alone."""
+    server: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What it has of a server whose source of worlds says nothing else in its `traits`."""
+    world: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What it has of a world that says nothing else by `describe`."""
 
 
 class WorldSource(Protocol):
@@ -65,7 +67,7 @@ class WorldSource(Protocol):
 
     @property
     def traits(self) -> Mapping[str, Any]:
-        """The properties of all its worlds for the page, as JSON has them, such as `match`."""
+        """What is true of all its worlds, for the overview, as JSON has it."""
 
     async def make_world(self, name: str, settings: Settings, runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for."""
@@ -77,12 +79,25 @@ class WorldSource(Protocol):
         """Close what was made ahead, where no world has taken it."""
 
 
+class WorldUser(Protocol):
+    """A client's session, as the registry knows it: who is in a world, and who has made it."""
+
+    client_key: str
+    """By which a client's sessions are known to be its own; empty: it has not said one."""
+    connection: object
+    """What carries the session."""
+
+    @property
+    def plays(self) -> bool:
+        """True if it takes part in a world, and does not only watch."""
+
+
 @dataclasses.dataclass
 class _Entry:
     """A world and whom it belongs to."""
 
     world: World
-    owner: Session | None
+    owner: WorldUser | None
     """The connection that created it, as long as it is there."""
     goes_with_owner: bool = False
     """True if its creator joined it, or made it for nobody else."""
@@ -90,6 +105,9 @@ class _Entry:
     """When it was first seen without agents, in monotonic seconds."""
     abandoned: bool = False
     """True if its creator is gone, who alone knew its name, unless others were told of it."""
+
+
+_OVERVIEW = Overview()
 
 
 class Registry:
@@ -106,7 +124,7 @@ class Registry:
         limits: How many there may be, `idle_timeout`, `abandoned_timeout` and `reset_world_timeout`.
         runtime: Runs the calls of environments, and what waits.
         unix_path: Where this server listens on a Unix socket; None: nowhere.
-        lists_worlds: Whether clients may see the worlds that others made, and who is in them: for the page.
+        overview: What clients see of all worlds.
         shared_control: Whether also who watches, or shares a world, may call methods and set attributes of
             environments.
         observers: Are told of the worlds, and let agents in; the first is asked first.
@@ -115,19 +133,19 @@ class Registry:
     def __init__(
         self,
         source: WorldSource,
-        limits: Limits,
+        limits: CoreLimits,
         runtime: Runtime,
         *,
         unix_path: str | None = None,
-        lists_worlds: bool = False,
+        overview: Overview = _OVERVIEW,
         shared_control: bool = False,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._observers = observers
-        self._lists_worlds = lists_worlds
+        self._overview = overview
         self.shared_control = shared_control
         """True if also who watches, or shares a world, may change environments by attributes and methods."""
-        self._inside: dict[World, list[Session]] = {}
+        self._inside: dict[World, list[WorldUser]] = {}
         """The sessions that are in each world."""
         self._unix_path = unix_path
         self._source = source
@@ -185,7 +203,7 @@ class Registry:
     @property
     def has_room(self) -> bool:
         """True if a further client may have a world of its own, or be the first in the default one."""
-        # With `max_worlds=0` all clients join the default world, whose own seats are the bound.
+        # With `max_worlds=0` all clients join the default world, whose own agents are the bound.
         return not self._limits.max_worlds or self._used < self._limits.max_worlds
 
     @property
@@ -203,7 +221,7 @@ class Registry:
             "use another server",
         )
 
-    async def create_world(self, settings: Settings, owner: Session, *, for_others: bool = True) -> str:
+    async def create_world(self, settings: Settings, owner: WorldUser, *, for_others: bool = True) -> str:
         """Make a world with a name that nobody else has (D-3).
 
         Args:
@@ -249,8 +267,8 @@ class Registry:
             self.check_open()  # it was built while the server stopped
             for observer in self._observers:
                 listener = observer.made(world)  # a user's own may raise
-                if listener is not None and isinstance(world, EnvWorld):
-                    world.env = ObservedEnv(world.env, listener)
+                if listener is not None and (own := env_world(world)) is not None:
+                    own.env = ObservedEnv(own.env, listener)
         except BaseException:
             await self._end(world)
             raise
@@ -280,7 +298,7 @@ class Registry:
                 raise self._refuse_another()
             return agent
         except BaseException:
-            # An agent that has joined would keep its seat although its client is refused: by an observer, which may be
+            # An agent that has joined would keep its place although its client is refused: by an observer, which may be
             # a user's own, or for a setting that is read only then. The outermost leaves first.
             for agent in reversed(joined):
                 agent.leave()
@@ -321,16 +339,16 @@ class Registry:
             finally:
                 self._default = None
 
-    def inside(self, world: World) -> Sequence[Session]:
+    def inside(self, world: World) -> Sequence[WorldUser]:
         """Return the sessions that are in a world."""
         return self._inside.get(world, ())
 
-    def maker(self, world: World) -> Session | None:
+    def maker(self, world: World) -> WorldUser | None:
         """Return the session that has made a world for its client alone; None: it is gone, or was made for others."""
         entry = self._entries.get(world.name)
         return entry.owner if entry is not None and entry.world is world and entry.goes_with_owner else None
 
-    def joined(self, world: World, owner: Session) -> None:
+    def joined(self, world: World, owner: WorldUser) -> None:
         """Record that a session is in a world; a world that its creator has joined goes with the creator."""
         self._inside.setdefault(world, []).append(owner)
         if (entry := self._entries.get(world.name)) is None:
@@ -339,7 +357,7 @@ class Registry:
         if entry.owner is owner:
             entry.goes_with_owner = True
 
-    def left(self, world: World, owner: Session | None = None) -> None:
+    def left(self, world: World, owner: WorldUser | None = None) -> None:
         """Note that an agent has left. The world goes on (D-16); one that `lingers` ends if it stays empty so long."""
         others = [each for each in self._inside.pop(world, ()) if each is not owner]
         if others:
@@ -405,7 +423,7 @@ class Registry:
                     self._close_later(name)
         return idle
 
-    def disconnected(self, owner: Session) -> None:
+    def disconnected(self, owner: WorldUser) -> None:
         """Destroy the worlds that nobody but this connection used."""
         for name, entry in list(self._entries.items()):
             if entry is None or entry.owner is not owner:
@@ -491,34 +509,40 @@ class Registry:
                     lambda: min(getattr(self._source, "lanes", 0), self._limits.max_worlds),
                 ),
                 Property("server.status", ENCODED, "what the server does and has done, a dict", self.status),
-                Property("server.web", TEXT, "what a page shows: the worlds, as JSON", self._overview),
+                Property("server.web", TEXT, "an overview of the server and its worlds, as JSON", self._write_overview),
                 *limits,
                 *getattr(self._source, "leaves", ()),
             ]
         )
 
-    def _overview(self) -> str:
-        """Return what the page shows of the server, as JSON; of its worlds the one that all may know, unless told."""
+    def _write_overview(self) -> str:
+        """Return the overview of the server, as JSON."""
         return json.dumps(
             {
                 "version": __version__,
                 "title": self._source.title,
                 "realtime": self._source.fps is not None,
                 "fps": self._source.fps,
-                "records": False,
-                "match": False,
+                **self._overview.server,
                 **self._source.traits,
                 "environments": self._source.env_ids[:_MOST_LISTED],
                 "draining": self._closed,
                 "worlds": [
-                    self._describe(world) for world in self.worlds if self._lists_worlds or world.name == DEFAULT_WORLD
+                    self._describe(world)
+                    for world in self.worlds
+                    if self._overview.lists_worlds or world.name == DEFAULT_WORLD
                 ],
             }
         )
 
     def _describe(self, world: World) -> dict[str, Any]:
-        own = {"name": world.name, "title": world.title or self._source.title, "seats": dict(world.seats)}
-        found = {**own, **_UNKNOWN, **world.describe()}
+        own = {
+            "name": world.name,
+            "title": world.title or self._source.title,
+            "seats": dict(world.played),
+            "players": dict(world.players),
+        }
+        found = {**own, **_UNKNOWN, **self._overview.world, **world.describe()}
         for observer in self._observers:
             found.update(observer.describe(world))
         return found

@@ -36,7 +36,7 @@ from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 if TYPE_CHECKING:
-    from bridge.core.server.registry import Registry
+    from bridge.core.server.registry import Registry, WorldUser
 
 __all__ = ["TRANSITIONS", "Session", "SessionEvent", "SessionState", "error_response"]
 
@@ -166,7 +166,7 @@ class Session:
         self._client_version = client_version
         self.connection: object = self
         """The same for all sessions of one connection."""
-        self._client_key = ""
+        self.client_key = ""
         self._state = SessionState.UNJOINED
         self._world: World | None = None
         self._agent: Agent | None = None
@@ -362,10 +362,10 @@ class Session:
         others = [other for other in hub.inside(world) if other is not self and other.plays]
         return all(self._is_same_client(other, world) for other in others)
 
-    def _is_same_client(self, other: Session, world: World) -> bool:
+    def _is_same_client(self, other: WorldUser, world: World) -> bool:
         """True if another session in the same world is of the same client."""
-        if self._client_key:
-            return self._client_key == other._client_key
+        if self.client_key:
+            return self.client_key == other.client_key
         # Older clients of this package say no key. Their agents share a connection, and a world that one of them has
         # made for them alone. A connection by itself tells nothing: proxies send those of many clients over one.
         maker = self._hub.maker(world)
@@ -568,7 +568,7 @@ class Session:
         text = "the client's version, as the server knows it; empty for a client that is not of this package"
         own = Property("connection.client_version", TEXT, text, lambda: self._client_version)  # U-12
         text = "a secret that the connections of one client have in common, as it was written; empty: none was"
-        key = Property(CLIENT_KEY, TEXT, text, lambda: self._client_key, self._set_client_key)
+        key = Property(CLIENT_KEY, TEXT, text, lambda: self.client_key, self._set_client_key)
         tree = self._hub.properties().merged(PropertyTree([own, key]))
         if (agent := self._agent) is not None:
             tree = tree.merged(agent.properties())
@@ -585,7 +585,7 @@ class Session:
         if key and not 16 <= len(key) <= 64:
             text = f"expected {CLIENT_KEY} to be a secret of 16 to 64 characters, got {len(key)}"
             raise RequestError(Code.INVALID_ARGUMENT, text)
-        self._client_key = key
+        self.client_key = key
 
     async def _answer_attribute(
         self, agent: Agent, name: str, request: properties_pb2.PropertyRequest

@@ -6,10 +6,7 @@ import dataclasses
 import struct
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-if TYPE_CHECKING:
-    from bridge.core.transport.messages import MessageReader
+from typing import Any, Protocol, TypeAlias
 
 __all__ = [
     "FRAME",
@@ -28,6 +25,7 @@ __all__ = [
     "Stream",
     "StreamEnded",
     "StreamError",
+    "StreamReader",
     "StreamReset",
     "StreamTable",
     "pack_frame",
@@ -161,7 +159,30 @@ class StreamReset:
 
 
 Event: TypeAlias = Any
-"""One of the classes above, or what a stream's `MessageReader` makes of its bytes."""
+"""One of the classes above, or what a stream's reader makes of its bytes."""
+
+
+class StreamReader(Protocol):
+    """Takes the bytes of one stream, and makes events of them: `bridge.core.transport.messages.MessageReader`."""
+
+    @property
+    def receives_large(self) -> bool:
+        """True if most of a large message is to come."""
+
+    def receive_data(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:
+        """Take `data[start:stop]`; add what it completes to `events`."""
+
+    def get_buffer(self) -> memoryview | None:
+        """Return where the next bytes of a large message go; None: to `receive_data`."""
+
+    def buffer_updated(self, stream: Stream, count: int, events: list[Any]) -> None:
+        """Note that `count` bytes were received into the buffer."""
+
+    def end(self, stream: Stream, events: list[Any]) -> None:
+        """Note that the stream has ended: in the midst of a message, that is an event of its own."""
+
+    def close(self) -> None:
+        """Give up a message that has begun."""
 
 
 class Stream:
@@ -191,7 +212,7 @@ class Stream:
         self.number = number
         self.owner: Any = None
         """The object that it belongs to, such as a call; set and read by the user of the connection."""
-        self.reader: MessageReader | None = None
+        self.reader: StreamReader | None = None
         """The reader that takes its bytes; None: they are dropped."""
         self.headers_received = False
         self.remote_closed = False

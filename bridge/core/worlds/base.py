@@ -67,6 +67,10 @@ class Agent(abc.ABC):
     observations: Mapping[int, Spec]
     """Observation specs by UID."""
 
+    def name_player(self, player: str) -> None:
+        """Set who acts through it."""
+        self.player = player
+
     def specs(self) -> pb.ActionObservationSpecs:
         """Return the specs as they travel."""
         actions = {uid: spec.to_proto() for uid, spec in self.actions.items()}
@@ -100,6 +104,15 @@ class Agent(abc.ABC):
     def plays(self) -> bool:
         """True if it takes part in the world; False: it watches, or acts for an agent that another connection has."""
         return True
+
+    @property
+    def watches(self) -> bool:
+        """True if it only looks on: it takes nobody's place, and its actions and resets change nothing."""
+        return False
+
+    def rest(self) -> bool:
+        """Stay in the world without a client, and hold nobody up; return False where that cannot be."""
+        return False
 
     def follow_names(self, names: str) -> None:
         """Send the names of attributes with the info after a reset that changes them; the client has read `names`."""
@@ -183,6 +196,8 @@ class World(abc.ABC):
         self.name = name
         self.scheduler = scheduler
         self.resets = ResetBook()
+        self.shown: dict[str, Callable[[], object]] = {}
+        """What a page shows of it beside what `describe` says itself: functions by name, to which features add."""
 
     @property
     def title_in_messages(self) -> str:
@@ -226,7 +241,7 @@ class World(abc.ABC):
         if not whole:
             agent.hide_gymnasium()
         if "player" in settings:
-            agent.unwrapped.player = read_text(settings, "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER)
+            agent.unwrapped.name_player(read_text(settings, "player", "JoinWorld", _PLAYER, _EXPECTED_PLAYER))
         return agent
 
     @property
@@ -240,13 +255,18 @@ class World(abc.ABC):
         return self.agents > 0
 
     @property
-    def seats(self) -> Mapping[str, bool]:
+    def played(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent that can be played, by its name."""
         return {"agent": self.has_players}
 
-    def describe(self) -> dict[str, object]:
-        """Return what a page shows of it beside its name, title and seats."""
+    @property
+    def players(self) -> Mapping[str, str]:
+        """Who plays, as `Agent.player` says it, for each agent of `played` that somebody plays."""
         return {}
+
+    def describe(self) -> dict[str, object]:
+        """Return what a page shows of it beside its name, its title, and who is played."""
+        return {name: read() for name, read in self.shown.items()}
 
     @property
     def alive(self) -> bool:

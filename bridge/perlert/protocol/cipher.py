@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from bridge.core.extras import needed
 from bridge.errors import SettingError
-from bridge.perlert.guard import Address
+from bridge.perlert.protocol.guard import Address
 
 __all__ = ["OVERHEAD", "UP_OVERHEAD", "ClientSeal", "Opened", "ServerSeal", "check_key"]
 

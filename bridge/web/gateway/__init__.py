@@ -5,6 +5,8 @@ the server that has its world, by a call of its own to there, and the answer com
 worlds are translated, which begin with the server's here. So whatever a server can do, it can do through the gateway:
 play, watch, take over, pictures, properties. The other way, environments that are remote ones, would need a second
 world beside each remote one, see no world that others play in, and carry raw pictures over the network.
+
+May be imported by the composition root, and `policies`, whose evaluations a page shows.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from bridge.core.client.wire.connection import ClientConnection
-from bridge.core.client.wire.poller import Poller, PollerTimer
+from bridge.core.client.wire.poller import PolledConnection, Poller, PollerTimer
 from bridge.core.server.event_loop import EventLoop
 from bridge.core.transport import keepalive
 from bridge.core.worlds.scheduling import Timer
@@ -64,13 +63,13 @@ class LoopPoller(Poller[Any]):
         """Watch a socket no more."""
         self._loop.unregister(sock)
 
-    def register(self, connection: ClientConnection) -> None:
+    def register(self, connection: PolledConnection) -> None:
         """Check a connection's keepalive from now on."""
         self._registered.add(connection)
         if self._keeper is None:
             self._keeper = self._loop.scheduler.call_later(keepalive.period(), self._check)
 
-    def unregister(self, connection: ClientConnection) -> None:
+    def unregister(self, connection: PolledConnection) -> None:
         """Undo `register`."""
         self._registered.discard(connection)
         if not self._registered and self._keeper is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bridge.core.client.wire.connection import ClientCall, ClientConnection
+from bridge.core.client.wire.call import ClientCall
+from bridge.core.client.wire.connection import ClientConnection
 from bridge.core.client.world.extensions import property_request
 from bridge.core.server.calls import Request
 from bridge.core.transport.address import Address

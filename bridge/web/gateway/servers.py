@@ -227,12 +227,14 @@ def _texts(value: Any) -> list[str]:
 
 def _checked(world: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a server says of a world, with the parts that every page needs: one server is not to break it."""
-    seats = world.get("seats")
+    seats, players = world.get("seats"), world.get("players")
     numbers = {name: world.get(name) for name in ("viewers", "fps", "lanes")}
     return {
         **world,
         "name": str(world.get("name", "")),
         "title": str(world.get("title", "")),
         "seats": {str(seat): bool(taken) for seat, taken in seats.items()} if isinstance(seats, dict) else {},
+        "players": {str(seat): str(who) for seat, who in players.items()} if isinstance(players, dict) else {},
+        "taken_over_by": _texts(world.get("taken_over_by")),
         **{name: value if isinstance(value, (int, float)) else None for name, value in numbers.items()},
     }

@@ -1,9 +1,10 @@
 // The page: it starts here. The loop below keeps the connection to the server and what it says of its worlds.
 
+import {startBar} from "./bar.js";
 import {Refused, Stream, UNAUTHENTICATED, UNAVAILABLE} from "./client.js";
 import {$, local, pause} from "./dom.js";
 import {draw} from "./draw.js";
-import {figures, stall} from "./figures.js";
+import {figures, note, showFigures, stall} from "./figures.js";
 import {startInput} from "./input.js";
 import {displayName} from "./match.js";
 import {greet, startInvitations} from "./invite.js";
@@ -45,7 +46,7 @@ async function lobby() {
         await ask(stream);
         state.trip = performance.now() - before;
         say("good", state.server.draining ? "connected; the server is about to stop" : "connected");
-        if (!state.playing) $("trip").textContent = `${state.trip.toFixed(1)} ms`;
+        if (!state.playing) note("trip", `${state.trip.toFixed(1)} ms`);
         if (isLost()) continue;
         if (state.selected !== null && !worldOf(state.selected) && !state.playing && state.selected !== recordings.expected) nothing();
         if (state.watching || state.playing?.own) continue;
@@ -127,9 +128,11 @@ $("seat").onchange = $("env").onchange = draw;
 $("begin").onclick = () => play();
 $("lanes").onchange = () => state.selected !== null && watch(state.selected);
 startInput();
+startBar();
 startInvitations();
 // An invitation or a token that is opened in this tab: the browser only changes the fragment.
 window.addEventListener("hashchange", () => location.hash.includes("=") && location.reload());
 setInterval(figures, 1000);
+setInterval(showFigures, 250);
 setInterval(stall, 250);
 lobby();

@@ -20,6 +20,11 @@ function storage(kind) {
 export const local = storage("localStorage");
 export const session = storage("sessionStorage");
 
+// Change a text. The same again would be read aloud again, and have the page laid out again.
+export function write(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
 // Replace what is in an element, and leave the focus on the button of the same data attribute.
 export function replaceKeepingFocus(list, attribute, made) {
   const focused = document.activeElement instanceof HTMLElement ? document.activeElement.dataset[attribute] : undefined;

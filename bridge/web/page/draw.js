@@ -1,6 +1,6 @@
 // The page, drawn by one function of its state. Pictures and figures, which come many times a second, are painted as they come.
 
-import {$, replaceKeepingFocus} from "./dom.js";
+import {$, replaceKeepingFocus, write} from "./dom.js";
 import {chooseKey} from "./input.js";
 import {signOf} from "./keys.js";
 import {drawMosaic} from "./mosaic.js";
@@ -24,17 +24,16 @@ export function draw() {
   match.show(worldOf(state.selected)?.match ?? null, state.playing?.seat ?? null);
 }
 
-function write(element, text) {
-  if (element.textContent !== text) element.textContent = text; // the same text again would be read aloud again
-}
-
 function drawWords() {
-  const {status, message, badge, playing, selected, server} = state;
+  const {status, message, offer, badge, playing, selected, server} = state;
   const world = worldOf(selected);
   write($("status-text"), status.text);
   document.querySelector(".dot").className = `dot ${status.kind}`;
-  $("message").hidden = !message;
-  write($("message"), message ?? "");
+  $("problem").hidden = !message && !offer;
+  write($("message"), message ?? offer?.text ?? "");
+  $("offer").hidden = Boolean(message) || !offer;
+  write($("offer"), offer?.button ?? "");
+  $("offer").disabled = Boolean(offer?.waits);
   $("badge").hidden = !badge;
   write($("badge"), badge?.text ?? "");
   $("badge").className = badge?.live ? "badge live" : "badge";
@@ -58,13 +57,20 @@ function isShown(list, text) {
   return same;
 }
 
-// Who has which seat; of many seats those that are taken, and how many there are.
-function seatChips({seats, match}) {
-  const named = Object.fromEntries(match?.seats.map((one) => [one.seat, one.taken_by]) ?? []);
+// What kind of player somebody is, and the name: "person Ann" of "person:Ann", and "person 5457" of "person:person 5457".
+function called(player) {
+  const [kind, name = ""] = player.split(/:(.*)/s);
+  return !name || name === kind || name.startsWith(`${kind} `) ? name || kind : `${kind} ${name}`;
+}
+
+// Who has which seat; of many seats those that are taken, and how many there are. One seat alone has no name to tell.
+function seatChips({seats, players = {}, taken_over_by: people = []}) {
   const all = Object.entries(seats);
+  const taken = (seat) => "● " + [all.length > 1 ? seat : "", players[seat] ? called(players[seat]) : all.length > 1 ? "" : seat].filter(Boolean).join(": ");
   const few = all.length > MOST_CHIPS ? all.filter(([, taken]) => taken) : all;
-  const chips = few.slice(0, MOST_CHIPS).map(([seat, taken]) => chip(taken ? `● ${named[seat] || seat}` : `○ ${seat}`, taken));
-  return all.length > MOST_CHIPS ? [...chips, chip(`${few.length} of ${all.length} seats taken`, false)] : chips;
+  const chips = few.slice(0, MOST_CHIPS).map(([seat, isTaken]) => chip(isTaken ? taken(seat) : `○ ${seat}`, isTaken));
+  if (all.length > MOST_CHIPS) chips.push(chip(`${few.length} of ${all.length} seats taken`, false));
+  return [...chips, ...people.slice(0, MOST_CHIPS).map((name) => chip(`${called(`person:${name}`)} takes over`, true))];
 }
 
 function drawWorlds() {

@@ -1,11 +1,21 @@
 // The figures beside the picture, and the notice of a world that stands still.
 
 import {line} from "./charts.js";
-import {$} from "./dom.js";
+import {$, write} from "./dom.js";
 import {state, worldOf} from "./state.js";
-import {announce} from "./words.js";
 
-const STALLED = "No new picture comes.";
+const texts = new Map(); // figures that have come since they were shown last, by the id of their element
+
+// Show a figure at the next turn of `showFigures`. Each text that changes has the page laid out and drawn anew: done
+// with each picture that cost as much as the picture, and nobody reads thirty numbers a second.
+export function note(id, text) {
+  texts.set(id, text);
+}
+
+export function showFigures() {
+  for (const [id, text] of texts) write($(id), text);
+  texts.clear();
+}
 
 // Each seat's return, where several act: of the last episode, and the mean.
 function seatReturns() {
@@ -49,8 +59,8 @@ export function stall() {
   const last = state.frames.arrived.at(-1) ?? Infinity;
   const seconds = (performance.now() - last) / 1000;
   const stalls = Boolean(runs) && seconds >= Math.max(1, 2 / world.fps);
-  if (stalls && $("stall").hidden) announce(STALLED);
-  if (!stalls && $("announcement").textContent === STALLED) announce("");
-  $("stall").hidden = !stalls;
-  if (stalls) $("stall").textContent = `No picture for ${Math.floor(seconds)} s: the world stands still, or the connection does`;
+  // One sentence, of which screen readers leave out the seconds: they would read it again with each of them.
+  $("stall").classList.toggle("on", stalls);
+  const parts = stalls ? ["No picture", ` for ${Math.floor(seconds)} s`, ": the world stands still, or the connection does"] : ["", "", ""];
+  ["stall-text", "stall-seconds", "stall-why"].forEach((id, at) => write($(id), parts[at]));
 }

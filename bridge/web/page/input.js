@@ -35,7 +35,7 @@ function choose(event) {
   local.setItem(keyboard.storedAs, JSON.stringify(keyboard.chosen));
   choosing = null;
   announce("");
-  $("stage").focus(); // the next Space or Enter is for the world
+  $("stage").focus({preventScroll: true}); // the next Space or Enter is for the world
   draw();
 }
 
@@ -125,7 +125,7 @@ export function startInput() {
   });
   window.addEventListener("blur", release);
   for (const dialog of document.querySelectorAll("dialog")) {
-    dialog.addEventListener("close", () => state.playing && $("stage").focus()); // not the button that opened it: Enter is for the world
+    dialog.addEventListener("close", () => state.playing && $("stage").focus({preventScroll: true})); // not the button that opened it: Enter is for the world
   }
   startHelp(help);
   startSticks();

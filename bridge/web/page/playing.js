@@ -3,6 +3,7 @@
 import {Stream} from "./client.js";
 import {$, pause} from "./dom.js";
 import {draw} from "./draw.js";
+import {note} from "./figures.js";
 import {recall} from "./input.js";
 import {Keyboard} from "./keys.js";
 import {drawsNothing, lacksJpeg, Observations} from "./observations.js";
@@ -10,11 +11,13 @@ import {kindOf, seatKey, serverOf, state, want, worldOf} from "./state.js";
 import {match} from "./views.js";
 import {clear, show} from "./watching.js";
 import {request, tensor, textTensor, values} from "./wire.js";
-import {announce, badge, myName, tell} from "./words.js";
+import {announce, badge, myName, offer, tell} from "./words.js";
 import {chosenEnvironment, refresh, select, selectFirst} from "./worlds.js";
 
 const RUNNING = 1;
 const FULL = 8; // RESOURCE_EXHAUSTED: somebody has the seat
+
+const KEPT = /free in (\d+(?:\.\d+)?) s\b/; // how a refusal says for how long a seat is kept that was left
 
 const DOUBLE = 2;
 const DEFAULT_FPS = 30;
@@ -49,7 +52,7 @@ export async function takeOver(chosen) {
     state.playing = {stream, keyboard, own: false, takesOver: true, name: state.selected, changed: null, wake: () => {}};
     recall(keyboard);
     badge(`ready to take over from ${seat}: hold a key`, true);
-    $("stage").focus();
+    $("stage").focus({preventScroll: true});
     const play = state.playing;
     const wanted = ["acting", "steps", "seconds_left"].map((name) => joined.observations.get(name).uid);
     await stream.ask(request.step([], wanted));
@@ -64,7 +67,7 @@ export async function takeOver(chosen) {
       const sent = performance.now();
       const answer = await stream.ask(request.step(actions, wanted));
       const acting = values(answer.observations.get(wanted[0]))[0] === 1;
-      $("trip").textContent = `${(performance.now() - sent).toFixed(1)} ms`;
+      note("trip", `${(performance.now() - sent).toFixed(1)} ms`);
       const left = Math.ceil(values(answer.observations.get(wanted[2]))[0]);
       const gone = worldOf(play.name)?.seats?.[seat] === false;
       badge(gone ? `${seat} has left: nothing moves until it is back` : acting ? `you act for ${seat}` : left > SOON ? `${seat} acts: hold a key` : `hold a key, or ${seat} goes on without you in ${left} s`, acting && !gone);
@@ -75,7 +78,8 @@ export async function takeOver(chosen) {
     if (error.code === FULL && isComingBack()) setTimeout(() => state.wanted?.takesOver && takeOver(chosen), 1000);
     else if (error.code !== 1 && error.code !== 14) {
       want(null);
-      tell(error.message.split("\n")[0]);
+      if (error.code === FULL) refused(error, chosen ?? $("seat").value, takeOver);
+      else tell(error.message.split("\n")[0]);
     }
   } finally {
     stream.leave();
@@ -87,6 +91,13 @@ export async function takeOver(chosen) {
 // True if a seat that is taken may be the person's own, whose lost connection the server has not noticed yet.
 function isComingBack() {
   return state.wanted !== null && performance.now() < state.comingBackUntil;
+}
+
+// Say who has a seat. One that was left is kept for a while for who had it: the server says how long, and it is offered.
+function refused(error, seat, take, words = "") {
+  const [, seconds] = KEPT.exec(error.message) ?? [];
+  if (seconds) offer(seat ? `The seat ${seat}` : "The seat", Number(seconds), () => take(seat));
+  else tell(words || error.message.split("\n")[0], true);
 }
 
 function seed() {
@@ -135,7 +146,7 @@ export async function play(chosen) {
     if (own && keyboard.needsKey) state.playing.presses = [];
     recall(keyboard);
     badge(own ? "playing your own world" : home.match ? `you are ${seat}` : seat && given.agent ? `playing ${seat}` : "playing", true);
-    $("stage").focus();
+    $("stage").focus({preventScroll: true});
     if (own) {
       state.watching?.close();
       state.watching = null;
@@ -151,8 +162,8 @@ export async function play(chosen) {
     else if (error.code !== 1) {
       const unreachable = error.code === 14;
       if (!unreachable) want(null);
-      const taken = error.code === FULL && !own && !env && !home.match; // by somebody who was quicker
-      tell(taken ? "Somebody else has the seat already." : error.message.split("\n")[0], !unreachable); // why it cannot be played stays until the person does something else
+      if (error.code === FULL && !own && !env) refused(error, chosen ?? $("seat").value, play, home.match ? "" : "Somebody else has the seat already.");
+      else tell(error.message.split("\n")[0], !unreachable); // why it cannot be played stays until the person does something else
     }
   } finally {
     stream.leave();
@@ -218,11 +229,11 @@ async function steps(play, joined, fps) {
     if (state.playing !== play) return; // the page shows another world by now
     const now = performance.now();
     const read = (name) => values(answer.observations.get(uids[name]));
-    $("trip").textContent = `${(now - sent).toFixed(1)} ms`;
+    note("trip", `${(now - sent).toFixed(1)} ms`);
     if ("timing" in uids) {
       const timing = read("timing");
       if (changed !== null && running) state.waitingKeys.push({at: changed, frame: timing[6] + 1});
-      $("dropped").textContent = String(timing[11]);
+      note("dropped", String(timing[11]));
     }
     if (play.own) {
       if (changed !== null && running) state.waitingKeys.push({at: changed, frame: -1});

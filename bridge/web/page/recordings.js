@@ -1,54 +1,13 @@
 // Recordings: the switch of a world's recording, the list of recorded episodes, and the bar that steers a replay.
 
 import {Stream} from "./client.js";
-import {$, pause, replaceKeepingFocus, works} from "./dom.js";
+import {$, pause, replaceKeepingFocus, works, write} from "./dom.js";
+import {acted, amount, bests, element, moment, players, reason, steps} from "./episodes.js";
 import {request, textTensor} from "./wire.js";
 
 const NOTHING = "This server records nothing. Start it with --record FOLDER, in Python record=\"FOLDER\", to keep every episode.";
 const GATEWAY = "A gateway keeps no recordings. Start the server itself with --web --record FOLDER, and open its own page.";
 const NO_WORLD = "No world is shown that can be recorded. Press Play, or choose one on the left.";
-
-function element(kind, text, name = "") {
-  const made = document.createElement(kind);
-  made.textContent = text;
-  made.className = name;
-  return made;
-}
-
-// Who acted, as chips: people stand out.
-function players(names) {
-  const shown = names.filter((name) => name !== "default");
-  if (!shown.length) return [element("span", "nobody", "chip")];
-  return shown.map((name) => element("span", name.replace(/^(person|agent):/, ""), name.startsWith("person") ? "chip on" : "chip"));
-}
-
-function moment(seconds) {
-  return new Date(seconds * 1000).toLocaleString([], {dateStyle: "medium", timeStyle: "short"});
-}
-
-function steps(count) {
-  return `${count} ${count === 1 ? "step" : "steps"}`;
-}
-
-// Why an episode cannot be watched again, in a sentence.
-function reason(obstacle) {
-  if (obstacle.includes("no reset with a seed")) return "It cannot be shown: it began without a seed, and was recorded without frames and observations.";
-  return `It cannot be shown: ${obstacle.replace(/^\S+ cannot be \w+: /, "")}`;
-}
-
-// The episode with the highest return of each environment that was played more than once.
-function bests(episodes) {
-  const found = new Map();
-  for (const episode of episodes) {
-    const others = episodes.some((other) => other !== episode && other.environment === episode.environment);
-    if (others && episode.return !== null && episode.return > (found.get(episode.environment)?.return ?? -Infinity)) found.set(episode.environment, episode);
-  }
-  return found;
-}
-
-function amount(value) {
-  return value === null ? "–" : Number(value.toFixed(2)).toString();
-}
 
 export class Recordings {
   #page;
@@ -60,6 +19,7 @@ export class Recordings {
   #wake = () => {};
   #dragging = false;
   #found = {episodes: [], reading: false, problem: ""}; // the list, as the server said it last
+  #idle = false; // whether episodes are listed in which nobody acted
   #state = null;
 
   // The world of a replay that the list of worlds may not have yet.
@@ -70,6 +30,11 @@ export class Recordings {
     this.#page = page;
     $("record").onclick = () => this.#switch();
     $("replays").onclick = () => this.#open();
+    $("replays").onpointerenter = $("replays").onfocus = () => this.#prepare();
+    $("recordings-idle").onclick = () => {
+      this.#idle = !this.#idle;
+      this.#list(this.#found);
+    };
     $("recordings-order").onchange = () => this.#list(this.#found);
     $("recordings-close").onclick = () => $("recordings").close();
     $("recordings").onclose = () => this.#listing?.close();
@@ -143,10 +108,17 @@ export class Recordings {
 
   // The list
 
+  // To read the list takes the server a second or more: it begins when somebody is about to ask for it.
+  async #prepare() {
+    const stream = new Stream(this.#page.token());
+    await stream.property("server.recordings").catch(() => {}); // whoever opens the list is told
+    stream.close();
+  }
+
   async #open() {
+    this.#idle = false;
     $("recordings").showModal();
-    $("recordings-list").replaceChildren();
-    $("recordings-hint").textContent = "Reading the recordings…";
+    this.#list({...this.#found, reading: true}); // what was there last time, until there is a newer one
     const stream = (this.#listing = new Stream(this.#page.token()));
     try {
       while ($("recordings").open) {
@@ -156,7 +128,7 @@ export class Recordings {
         await pause(200);
       }
     } catch (error) {
-      if (error.code !== 1) $("recordings-hint").textContent = error.message.split("\n")[0];
+      if (error.code !== 1) this.#list({...this.#found, reading: false, problem: error.message.split("\n")[0]});
     } finally {
       stream.close();
     }
@@ -164,12 +136,20 @@ export class Recordings {
 
   #list(found) {
     this.#found = found;
-    const {episodes, reading, problem} = found;
-    const kept = episodes.filter((episode) => episode.steps > 0);
+    const {episodes, reading, problem, files} = found;
+    const all = episodes.filter((episode) => episode.steps > 0);
+    const idle = all.filter((episode) => !acted(episode));
+    const kept = all.filter(acted);
     const best = bests(kept);
     if ($("recordings-order").value === "best") kept.sort((one, other) => (other.return ?? -Infinity) - (one.return ?? -Infinity));
-    const words = kept.length ? "Choose one to watch it again." : "No episode has been recorded yet.";
-    $("recordings-hint").textContent = problem || (reading && !kept.length ? "Reading the recordings…" : words);
+    if (this.#idle) kept.push(...idle); // below: what somebody has played comes first, in any order
+    const words = kept.length ? "Choose one to watch it again." : idle.length ? "Nobody has acted in an episode yet." : "No episode has been recorded yet.";
+    const sought = files ? `${files} file${files === 1 ? "" : "s"} of recordings` : "the recordings";
+    write($("recordings-hint"), problem || (reading ? `Reading ${sought}…` : words));
+    $("recordings-progress").hidden = !reading;
+    $("recordings-idle").hidden = !idle.length;
+    $("recordings-idle").setAttribute("aria-expanded", String(this.#idle));
+    write($("recordings-idle"), `${this.#idle ? "Hide" : "Show"} ${idle.length} ${idle.length === 1 ? "episode" : "episodes"} in which nobody acted`);
     replaceKeepingFocus($("recordings-list"), "episode", kept.map((episode) => {
       const button = document.createElement("button");
       button.dataset.episode = episode.episode;
@@ -194,6 +174,7 @@ export class Recordings {
   async #show(episode) {
     this.#listing?.close(); // a list that is read anew would say that nothing was chosen
     $("recordings-hint").textContent = "Preparing the replay…";
+    $("recordings-progress").hidden = false;
     for (const button of $("recordings-list").querySelectorAll("button")) button.disabled = true;
     const stream = new Stream(this.#page.token());
     try {
@@ -205,6 +186,7 @@ export class Recordings {
       $("player-play").focus();
     } catch (error) {
       $("recordings-hint").textContent = error.message.split("\n")[0];
+      $("recordings-progress").hidden = true;
       for (const button of $("recordings-list").querySelectorAll("button")) button.disabled = false;
     } finally {
       stream.close();

@@ -3,6 +3,7 @@
 import {Stream} from "./client.js";
 import {$, local, pause} from "./dom.js";
 import {draw} from "./draw.js";
+import {note} from "./figures.js";
 import {recall} from "./input.js";
 import {Lobby} from "./lobby.js";
 import {drawsNothing, lacksJpeg, Observations} from "./observations.js";
@@ -34,8 +35,8 @@ export function clear(name) {
   shown = name;
   const canvas = $("canvas");
   canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
-  for (const id of ["age", "viewers", "last-return"]) $(id).textContent = "–";
-  $("episodes").textContent = "";
+  for (const id of ["age", "viewers", "last-return"]) note(id, "–");
+  note("episodes", "");
 }
 
 export async function watch(name) {
@@ -120,13 +121,13 @@ async function visit(name) {
     rename: (text) => text && local.setItem("name", text),
     result: (total) => {
       state.returns.push(total);
-      $("last-return").textContent = total.toFixed(2);
+      note("last-return", total.toFixed(2));
     },
     begin: (stream, keyboard) => {
       state.playing = {stream, keyboard, own: false, name, changed: null, wake: () => {}};
       recall(keyboard);
       draw();
-      $("stage").focus();
+      $("stage").focus({preventScroll: true});
       return state.playing;
     },
     end: stopped,
@@ -147,14 +148,14 @@ async function visit(name) {
 export function show(pictureBytes, figureBytes) {
   const data = values(pictureBytes);
   const [number, steps, age, cost, viewers, episodes, last, mean] = values(figureBytes);
-  $("viewers").textContent = String(viewers);
+  note("viewers", String(viewers));
   if (episodes > 0) {
     const several = Number.isNaN(last); // each agent has a return of its own, in a table
     if (!several && (!state.returns.length || state.episodes !== episodes)) state.returns.push(last);
     state.episodes = episodes;
     if (state.returns.length > 200) state.returns.shift();
-    $("last-return").textContent = several ? "" : last.toFixed(Math.abs(last) < 100 ? 2 : 0);
-    $("episodes").textContent = `${episodes} episode${episodes === 1 ? "" : "s"}${several ? "" : `, mean ${mean.toFixed(2)}`}`;
+    note("last-return", several ? "" : last.toFixed(Math.abs(last) < 100 ? 2 : 0));
+    note("episodes", `${episodes} episode${episodes === 1 ? "" : "s"}${several ? "" : `, mean ${mean.toFixed(2)}`}`);
   }
   if (!data.length) return;
   const now = performance.now();
@@ -164,17 +165,31 @@ export function show(pictureBytes, figureBytes) {
   state.frames.steps.push([now, steps]);
   while (state.frames.arrived[0] < now - 2000) state.frames.arrived.shift();
   while (state.frames.steps[0][0] < now - 2000) state.frames.steps.shift();
-  if (!state.frames.newest) requestAnimationFrame(paint);
   state.frames.newest = {data: data.slice(), number, steps, age, cost, at: now};
+  if (!decoding) paintNewest();
 }
 
-async function paint() {
-  const {frames} = state;
-  const picture = frames.newest;
-  frames.newest = null;
-  if (!picture) return;
-  const bitmap = await createImageBitmap(new Blob([picture.data]));
-  if (state.frames !== frames) return bitmap.close(); // another world is looked at by now
+let decoding = false;
+
+// Paint the newest picture, and what came while it was decoded. In no callback of the browser's own frames: one asks for
+// a frame to begin to decode in, and the picture is painted in the next one, which drew the whole page twice for each.
+async function paintNewest() {
+  decoding = true;
+  try {
+    while (state.frames.newest) {
+      const {frames} = state;
+      const picture = frames.newest;
+      frames.newest = null;
+      const bitmap = await createImageBitmap(new Blob([picture.data]));
+      if (state.frames === frames) paint(picture, bitmap); // else another world is looked at by now
+      bitmap.close();
+    }
+  } finally {
+    decoding = false;
+  }
+}
+
+function paint(picture, bitmap) {
   const canvas = $("canvas");
   if (canvas.width !== bitmap.width || canvas.height !== bitmap.height) {
     canvas.width = bitmap.width;
@@ -183,11 +198,10 @@ async function paint() {
     $("frame").style.setProperty("--ratio", String(bitmap.width / bitmap.height));
   }
   canvas.getContext("2d").drawImage(bitmap, 0, 0);
-  bitmap.close();
   const now = performance.now();
   canvas.dataset.pictures = String(Number(canvas.dataset.pictures ?? 0) + 1);
   // Its way here took about half of a round trip.
-  $("age").textContent = `${(picture.age * 1000 + state.trip / 2 + now - picture.at).toFixed(0)} ms`;
+  note("age", `${(picture.age * 1000 + state.trip / 2 + now - picture.at).toFixed(0)} ms`);
   while (state.waitingKeys.length && state.waitingKeys[0].frame <= picture.steps) {
     state.latencies.push(now - state.waitingKeys.shift().at);
     if (state.latencies.length > 120) state.latencies.shift();

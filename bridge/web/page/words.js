@@ -14,9 +14,42 @@ let told = 0;
 
 export function tell(text, lasts = false) {
   clearTimeout(told);
+  withdraw();
   state.message = text;
   draw();
   if (text && !lasts) told = setTimeout(() => tell(null), 8000);
+}
+
+// Offer a seat that was left, and is kept for some seconds for who had it: `take` is called once it is free.
+let offered = 0;
+
+export function offer(seat, seconds, take) {
+  tell(null);
+  const until = performance.now() + 1000 * seconds;
+  /** @type {{text: string, button: string, waits: boolean}} */
+  const made = {text: "", button: "", waits: false};
+  state.offer = made;
+  const show = () => {
+    const left = Math.ceil((until - performance.now()) / 1000);
+    made.text = left > 0 ? `${seat} was left, and is kept for ${left} s for who had it.` : `${seat} is free now.`;
+    made.button = made.waits ? "Waiting…" : left > 0 ? "Take it then" : "Take it";
+    draw();
+    if (left > 0) return;
+    clearInterval(offered);
+    if (made.waits) take();
+  };
+  $("offer").onclick = () => {
+    made.waits = true;
+    if (performance.now() < until) show();
+    else take();
+  };
+  offered = setInterval(show, 500);
+  show();
+}
+
+function withdraw() {
+  clearInterval(offered);
+  state.offer = null;
 }
 
 // aloud: whether a screen reader says it too.

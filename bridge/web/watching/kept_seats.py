@@ -2,21 +2,21 @@
 
 A client says by the JoinWorld setting `seat_key` that it may come back: a secret of its own. If its connection ends
 without LeaveWorld, its agent stays in the world for `Limits.seat_timeout` seconds, does nothing, and is given to who
-joins the world for the same seat with the same key. Nobody else gets its seat meanwhile.
+joins the world for the same seat with the same key. Nobody else gets its seat meanwhile, and hears when it is free.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import weakref
 from collections.abc import Callable, Mapping
 
 from bridge.core.worlds.base import Agent, World
-from bridge.core.worlds.realtime.agent import RealtimeAgent
 from bridge.core.worlds.scheduling import Timer
-from bridge.core.worlds.settings import read_text
+from bridge.core.worlds.settings import read_scalar, read_text
+from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.web.watching.takeover_agent import TakeoverAgent
 
 __all__ = ["SEAT_KEY", "KeptSeats"]
 
@@ -39,45 +39,84 @@ class KeptSeats:
         self._seconds = seconds
         # Weak, since nobody tells this of agents that left, or whose world is gone.
         self._keys: weakref.WeakKeyDictionary[Agent, tuple[str, list[pb.Tensor | None]]] = weakref.WeakKeyDictionary()
-        self._kept: dict[tuple[World, str], tuple[Agent, Timer]] = {}
+        self._kept: dict[tuple[World, str], tuple[Agent, Timer, float]] = {}
+        """What waits, with the time of the world's scheduler at which the seat is free."""
 
     def join(
         self, world: World, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent]
     ) -> Agent:
-        """Return the agent that waits for this key, or one that joins, by the other settings."""
+        """Return the agent that waits for this key, or one that joins, by the other settings.
+
+        Raises:
+            RequestError: As `join` does; a seat that somebody may come back to is said to be free in so many seconds.
+        """
         if SEAT_KEY not in settings:
-            return join(settings)
+            return self._join(world, settings, join)
         key = read_text(settings, SEAT_KEY, "JoinWorld", _KEY, _EXPECTED)
         seat = [settings.get(name) for name in _SEAT]
         if (found := self._kept.pop((world, key), None)) is not None:
-            agent, timer = found
+            agent, timer, _ = found
             timer.cancel()
             if self._keys[agent] == (key, seat):
                 return agent
             agent.leave()  # its client wants another seat now
-        agent = join({name: tensor for name, tensor in settings.items() if name != SEAT_KEY})
+        agent = self._join(world, {name: tensor for name, tensor in settings.items() if name != SEAT_KEY}, join)
         self._keys[agent] = key, seat
         return agent
 
+    def _join(
+        self, world: World, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent]
+    ) -> Agent:
+        """Join; say until when a seat is kept that was asked for."""
+        try:
+            return join(settings)
+        except RequestError as error:
+            free_at = self._free_at(world, settings)
+            if error.code is not Code.RESOURCE_EXHAUSTED or free_at is None:
+                raise
+            seconds = max(1, math.ceil(free_at - world.scheduler.now()))
+            # The page reads "free in N s", counts down and asks again.
+            text = (
+                f"{error.message}. Who had the seat has lost the connection: free in {seconds} s, unless they come back"
+            )
+            raise RequestError(error.code, text) from None
+
+    def _free_at(self, world: World, settings: Mapping[str, pb.Tensor]) -> float | None:
+        """Return when the first seat is free that is kept and was asked for, by the scheduler; None: none is kept."""
+        kept = [(self._keys[agent][1], at) for (where, _), (agent, _, at) in self._kept.items() if where is world]
+        return min((at for seat, at in kept if _matches(settings, seat)), default=None)
+
     def keep(self, world: World, agent: Agent) -> bool:
         """Keep the agent of a client that is gone; return False where it is to leave at once."""
-        key, _ = self._keys.get(agent, (None, None))
+        inner = agent.unwrapped
+        key, _ = self._keys.get(inner, (None, None))
         # Two clients may have shown one key: where both are lost, one seat waits.
         if key is None or (world, key) in self._kept or not world.alive:
             return False
-        if isinstance(agent, RealtimeAgent):
-            # Spectators take no seat, so nobody can take it from them.
-            if agent.spectator:
-                return False
-            agent.rest()
-        elif isinstance(agent, TakeoverAgent):
-            agent.interrupt()
-        else:
-            return False  # in lock-step others would wait for it, or the world is its own alone
+        # In lock-step others would wait for it, or the world is its own alone; spectators take no seat.
+        if not agent.rest():
+            return False
 
         def leave() -> None:
             if self._kept.pop((world, key), None) is not None:
-                agent.leave()
+                inner.leave()
 
-        self._kept[world, key] = agent, world.scheduler.call_later(self._seconds, leave)
+        free_at = world.scheduler.now() + self._seconds
+        self._kept[world, key] = inner, world.scheduler.call_at(free_at, leave), free_at
         return True
+
+
+def _matches(settings: Mapping[str, pb.Tensor], seat: list[pb.Tensor | None]) -> bool:
+    """True if who joins by these settings may get this seat: without a name, any of the same role."""
+    for name, kept in zip(_SEAT, seat, strict=True):
+        asked = settings.get(name)
+        if name == "role":
+            if _role(asked) != _role(kept):
+                return False
+        elif asked is not None and kept is not None and asked != kept:
+            return False
+    return True
+
+
+def _role(tensor: pb.Tensor | None) -> object:
+    return "player" if tensor is None else read_scalar({"role": tensor}, "role")

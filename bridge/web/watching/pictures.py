@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 
 from bridge.core.encoding.tensors import Array
-from bridge.core.image_files import encode_jpeg, encode_png
+from bridge.core.image_files import QUALITY, encode_png, encode_smaller
 from bridge.errors import Code, RequestError
 
-__all__ = ["FORMATS", "MAX_LANES", "View", "encode", "mosaic"]
+__all__ = ["FORMATS", "LOSSLESS", "MAX_LANES", "View", "encode", "mosaic"]
 
 FORMATS = ("jpeg", "png")
 """The values of the JoinWorld setting `frame`."""
 MAX_LANES = 64
 """Lanes in a mosaic."""
+LOSSLESS = 100
+"""The quality at which no picture is a JPEG."""
 # Pixels up to which a picture is sent without loss: drawings of a few cells and glyphs suffer most.
 _SMALL = 128 * 128
 # Pixels of a mosaic; lanes are made smaller until they fit.
@@ -30,26 +32,27 @@ class View:
     """The view of a viewer. Viewers with equal views share one picture."""
 
     format: str
-    """One of `FORMATS`; small pictures are PNG always."""
+    """One of `FORMATS`; pictures that are small, or smaller as PNG, are PNG always."""
     lanes: tuple[int, ...]
     """The lanes to show, each once."""
 
 
-def encode(frames: Sequence[Any], view: View) -> bytes:
+def encode(frames: Sequence[Any], view: View, quality: int = QUALITY) -> bytes:
     """Encode what lanes rendered, in one picture.
 
     Args:
         frames: An array of shape (height, width, 3), dtype uint8, for each lane of the view.
         view: How.
+        quality: Of a JPEG, 1 to 99; `LOSSLESS`: all pictures are PNG.
 
     Raises:
         RequestError: FAILED_PRECONDITION: a lane rendered something else.
     """
     picture = mosaic([_checked(frame) for frame in frames])
     height, width = picture.shape[:2]
-    if view.format == "png" or height * width <= _SMALL:
+    if view.format == "png" or quality >= LOSSLESS or height * width <= _SMALL:
         return encode_png(picture)
-    return encode_jpeg(picture)
+    return encode_smaller(picture, quality)
 
 
 def mosaic(frames: Sequence[Array]) -> Array:

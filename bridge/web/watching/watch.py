@@ -11,11 +11,12 @@ from collections import deque
 from typing import Any
 
 from bridge.core.encoding.tensors import Array
+from bridge.core.image_files import QUALITY
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.environment import EnvFacts, Result
 from bridge.core.worlds.observers import Background, Episode, Episodes, Listener, ObservedEnv
 from bridge.core.worlds.scheduling import PendingResult, Timer
-from bridge.core.worlds.single import EnvWorld
+from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RequestError
 from bridge.web.watching.pictures import View, encode
 from bridge.web.watching.shared_steps import SharedSteps
@@ -32,6 +33,8 @@ VIEWER_COST = 0.0005
 """Seconds of that time that a picture takes for each viewer beside rendering: its request, and its answer."""
 PATIENCE = 2.0
 """Seconds after which a viewer is told that there is no newer picture."""
+RECENT_COSTS = 8
+"""Pictures of which the one that took least says what rendering takes."""
 MAX_RETURNS = 200
 """Returns of finished episodes that are remembered."""
 
@@ -87,6 +90,7 @@ class Watch(Listener):
         encoder: Encodes the pictures.
         share: Of the time of the environment's thread that rendering may take.
         takeover_timeout: Seconds that a person who has taken over at a pace may do nothing.
+        quality: Of pictures as JPEG, 1 to 100.
     """
 
     def __init__(
@@ -95,12 +99,14 @@ class Watch(Listener):
         encoder: Background,
         share: float = SHARE,
         takeover_timeout: float = 60.0,
+        quality: int = QUALITY,
     ) -> None:
         self.takeover_timeout = takeover_timeout
         """Seconds after which a person who does nothing gives the seat back."""
         self._world = world
         self._scheduler = world.scheduler
         self._encoder = encoder
+        self._quality = quality
         self._share = share
         self._viewers: dict[object, View | None] = {}
         """Who looks, and what each sees; None: no pictures."""
@@ -112,6 +118,8 @@ class Watch(Listener):
         self._polls = False
         """True if `_poll` is about to be called."""
         self._not_before = 0.0
+        self._costs: deque[float] = deque(maxlen=RECENT_COSTS)
+        """Seconds that rendering the last pictures took."""
         self._encoding = 0.0
         """Seconds that encoding has taken since rendering began last, for all views."""
         self._timer: Timer | None = None
@@ -249,7 +257,7 @@ class Watch(Listener):
         action, taken = self.takeovers.replace(action, facts, lane or 0, self.now(), self._world.ended_lanes)
         self._taken[lane] = taken
         # A recording takes it, which stands between this and the environment.
-        self._world.taken_over = {key: one.who for key, one in taken.items()}
+        self._world.substitutes = {key: one.who for key, one in taken.items()}
         return action
 
     def stepped(self, lane: int | None, action: object, result: Result) -> Result:
@@ -355,8 +363,11 @@ class Watch(Listener):
         finally:
             cost = time.perf_counter() - began
             drawn_at = self._scheduler.now()
+            # Where a machine has more to do than processors, others run in the middle of a picture, which then seems to
+            # take several times as long. What rendering takes says the one that was disturbed least.
+            self._costs.append(cost)
             # Encoding is the helper thread's, but takes the interpreter's lock, or a core that the trainer may need.
-            spent = cost + self._encoding + VIEWER_COST * len(self._viewers)
+            spent = min(self._costs) + self._encoding + VIEWER_COST * len(self._viewers)
             self._encoding = 0.0
             # While a person has a seat, steps wait for their pace, and drawing holds up nobody.
             paced = self.takeovers.pace(self._world.env.facts, 0, drawn_at) is not None
@@ -379,7 +390,7 @@ class Watch(Listener):
     def _encode(self, view: View, frames: list[Any], drawn: tuple[int, int, float, float]) -> None:
         def job() -> tuple[bytes, float]:
             began = time.perf_counter()
-            data = encode(frames, view)
+            data = encode(frames, view, self._quality)
             return data, time.perf_counter() - began
 
         def done(result: Any) -> None:

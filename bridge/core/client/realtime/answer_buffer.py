@@ -16,8 +16,8 @@ import numpy as np
 from bridge.core.client.realtime.lane_answers import Gain, LaneAnswers, Part
 from bridge.core.client.realtime.latency import Latency
 from bridge.core.client.realtime.reader import read_records
-from bridge.core.client.slots.infos import lane_info, pick_lanes, with_errors, with_interventions
 from bridge.core.encoding import values
+from bridge.core.encoding.infos import lane_info, pick_lanes, with_errors, with_interventions
 from bridge.core.encoding.interventions import ACTION, split_intervention
 from bridge.core.encoding.names import TIMING
 from bridge.core.encoding.spaces import Leaf
@@ -26,7 +26,7 @@ from bridge.errors import RemoteError, TensorError
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["AnswerBuffer", "pays"]
+__all__ = ["AnswerBuffer"]
 
 # Steps in flight beyond those that a round trip has frames, and at most.
 _SPARE, _MOST = 2, 64
@@ -36,11 +36,6 @@ _MOST_ENDS = 2
 _PATIENCE = 5.0
 # How much of the longest round trip is still counted a round trip later.
 _FADING = 0.98
-
-
-def pays(round_trip: float, fps: float) -> bool:
-    """True if a round trip is so long that Steps in flight bring more frames than one after the other."""
-    return round_trip * fps > 0.5
 
 
 class AnswerBuffer:

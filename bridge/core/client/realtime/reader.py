@@ -17,10 +17,8 @@ from bridge.core.encoding.tensors import Array, unpack_tensor
 from bridge.errors import UNREADABLE, PeerError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["SIGNALS", "RealtimeReader", "merge_latency", "read_records"]
+__all__ = ["RealtimeReader", "merge_latency", "read_records"]
 
-SIGNALS = ("frames", "episodes", "timing", "resetting")
-"""The observations of a real-time world that carry no observation."""
 _INDEX = {name: index for index, name in enumerate(TIMING)}
 _COUNTS = (
     "episode",
@@ -39,7 +37,7 @@ class RealtimeReader:
 
     Args:
         url: For errors.
-        uids: The UIDs of `SIGNALS`, those that the world has.
+        uids: The UIDs of `REALTIME_SIGNALS`, those that the world has.
         lanes: The number of lanes; None for a single environment.
         layout: Of one environment's observation.
         diagnostics: Whether to ask for times (U-11).

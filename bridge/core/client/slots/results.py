@@ -10,13 +10,12 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
-from bridge.core.client.realtime.reader import merge_latency
-from bridge.core.client.slots.infos import as_rows, batch_interventions, joins, lane_info, merge_lanes
 from bridge.core.client.slots.slot import CUT, Member, SlotEvent, SlotPhase
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.session_states import ClientState
 from bridge.core.client.world.step_reader import Batch, BegunAnswer, StepReader
 from bridge.core.encoding import values
+from bridge.core.encoding.infos import as_rows, batch_interventions, joins, lane_info, merge_lanes
 from bridge.core.encoding.interventions import ACTION
 from bridge.core.encoding.spaces import Column, Layout
 from bridge.core.encoding.step_codec import StepAnswer
@@ -294,7 +293,10 @@ class Results:
             else:
                 for lane in range(member.lanes):
                     joiner.add(lane_info(rows, lane), start + lane)
-        merge_latency(joiner.infos, times, self.size)
+        if times:
+            from bridge.core.client.realtime.reader import merge_latency  # there are only such of real-time worlds
+
+            merge_latency(joiner.infos, times, self.size)
         return joiner.infos
 
     @property

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from bridge.core.client.wire.connection import ClientCall, Deliver, connection_to
+from bridge.core.client.wire.call import ClientCall, Deliver
+from bridge.core.client.wire.connection import connection_to
 from bridge.core.client.wire.directory import known_targets
 from bridge.core.client.wire.poller import Poller
 from bridge.core.transport.address import Address, is_loopback

@@ -1,4 +1,4 @@
-"""A client's sockets: a connection carries one stream of requests and answers, or several to the same place.
+"""A client's sockets: a connection carries one call, or several to the same place.
 
 No thread: the owner's poller looks after the socket. A protocol, gRPC or WebSocket, turns requests into bytes, and
 bytes into answers.
@@ -11,14 +11,13 @@ import math
 import selectors
 import socket
 import ssl
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from bridge.core.client.wire.dialed import Dialed, DialedIn
+from bridge.core.client.wire.call import ClientCall
 from bridge.core.client.wire.dialer import Dialer
 from bridge.core.client.wire.grpc_client import CallRefused, GrpcClient, Received
 from bridge.core.client.wire.poller import Poller
@@ -32,9 +31,10 @@ from bridge.core.transport.tls import Tls, client_context, explain
 from bridge.errors import ConnectError, ConnectionLostError, PeerError, RemoteError, SettingError
 
 if TYPE_CHECKING:
+    from bridge.core.client.wire.dialed import Dialed, DialedIn
     from bridge.core.client.wire.websocket_client import WebSocketClient
 
-__all__ = ["ClientCall", "ClientConnection", "Deliver", "connection_to"]
+__all__ = ["ClientConnection", "connection_to"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 # Bytes that are received at a time: of longer answers as many as one of them has, for what comes in pieces is copied.
@@ -45,114 +45,11 @@ _LARGEST_CHUNK = 1 << 18
 _SLACK = 1024
 # Seconds that `send` waits for a server that takes nothing off the socket before the rest is left to `Poller.get`.
 _STALL = 5.0
-# Requests of a connection that are sent together. With 32, steps were slower where cores are idle.
-_TOGETHER = 16
 # Connections that may refuse a call, and what one counts as that had no other.
 _MAX_ATTEMPTS = 60
 _ALONE = 20
 # Answers to pings and settings that a server may leave unread.
 _MAX_REPLIES = 10_000
-
-Deliver: TypeAlias = Callable[[bytes | bytearray | RemoteError], None]
-"""A function that takes an answer, or how a stream ended."""
-
-
-class ClientCall:
-    """One stream of requests and answers; used by one thread, the one that takes from the poller.
-
-    Args:
-        connection: What carries it.
-        url: Where to, for messages.
-        deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that says why.
-    """
-
-    def __init__(self, connection: ClientConnection, url: str, deliver: Deliver) -> None:
-        self.connection = connection
-        self.url = url
-        self.deliver = deliver
-        self.stream: Any = None
-        """The number or object by which the connection's protocol knows it."""
-        self.unconfirmed: list[bytes] | None = []
-        """Requests to send again on a further connection, until the server has begun to answer; None: it has."""
-        self.attempts = 0
-        """Connections that refused it; one that had no other call counts as `_ALONE`."""
-        self.ended = False
-        self.finished = False
-        # The keepalive thread may be at the same sockets now.
-        with connection.poller.lock:
-            connection.add(self)
-
-    @property
-    def server_version(self) -> str | None:
-        """The version of a Gymnasium Bridge server, None for another one; known once an answer came."""
-        return self.connection.protocol.server_version
-
-    @property
-    def silent(self) -> bool:
-        """True if not a byte has come yet."""
-        return self.connection.silent
-
-    @property
-    def draining(self) -> bool:
-        """True if the server has said that it takes no further calls; this one goes on."""
-        return self.connection.protocol.draining
-
-    def send(self, request: bytes) -> None:
-        """Send a request; it is on its way when this returns, or when the poller sends what it holds together.
-
-        Raises:
-            SettingError: It is larger than `max_message_bytes`.
-            ConnectionLostError: This process was forked from the one that the call belongs to.
-        """
-        connection = self.connection
-        if len(request) > connection.max_message_bytes:
-            raise SettingError(
-                f"a request of {len(request)} bytes is larger than max_message_bytes={connection.max_message_bytes}"
-            )
-        if connection.inherited:
-            raise ConnectionLostError(self.url, "this process was forked, and the connection is its parent's")
-        with connection.poller.lock:
-            # A server, or a proxy such as nginx (`http2_max_concurrent_streams`), may refuse a stream by
-            # REFUSED_STREAM: nothing was done for it, so the same requests can go over a further connection. Once
-            # header fields came, a world may exist already.
-            if self.unconfirmed is not None:
-                if self.stream is not None and self.stream.headers_received:
-                    self.unconfirmed = None
-                else:
-                    self.unconfirmed.append(request)
-            if not self.ended:  # else how it ended was delivered
-                connection.protocol.pack(self, request)
-                deferred = connection.poller.deferred
-                if deferred is not None and connection.shared and connection.unsent < _TOGETHER:
-                    connection.unsent += 1
-                    deferred.add(connection)
-                else:
-                    connection.flush(wait=True)
-
-    def finish(self) -> None:
-        """Say that no request follows; those sent before are served."""
-        connection = self.connection
-        # A forked process has the parent's socket: what it sends there would end the parent's stream.
-        if self.finished or connection.inherited:
-            return
-        self.finished = True
-        with connection.poller.lock:
-            if not self.ended:
-                connection.protocol.finish(self)
-                connection.flush()
-
-    def close(self, timeout: float) -> None:
-        """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
-        if self.connection.inherited:
-            return
-        self.finish()
-        self.deliver = lambda what: None  # nobody waits for what comes after the last request
-        poller = self.connection.poller
-        with poller.lock:
-            if timeout > 0 and not sys.is_finalizing():
-                # A call that has no connection yet is not waited for: nothing could end it.
-                poller.poll_until(lambda: self.ended or not self.connection.connected, time.monotonic() + timeout)
-            self.connection.remove(self)
 
 
 class ClientConnection:
@@ -231,6 +128,8 @@ class ClientConnection:
                 self.flush()
                 return
             if self._address.dialed:
+                from bridge.core.client.wire.dialed import DialedIn  # few clients have such servers
+
                 self._dialer = DialedIn(self._address, self.poller, self._dialed_in, self._failed)
             else:
                 self._dialer = Dialer(self._address, self.poller, self._connected, self._failed)

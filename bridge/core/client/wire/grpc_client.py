@@ -26,7 +26,7 @@ from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, Re
 from bridge.version import __version__
 
 if TYPE_CHECKING:
-    from bridge.core.client.wire.connection import ClientCall
+    from bridge.core.client.wire.call import ClientCall
 
 __all__ = ["FOREIGN_KEEPALIVE_INTERVAL", "CallRefused", "GrpcClient", "Received", "call_error"]
 

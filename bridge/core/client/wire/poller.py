@@ -15,17 +15,27 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from bridge.core.transport import keepalive
 from bridge.core.transport.sockets import RECEIVE_TIMEOUT
 
-if TYPE_CHECKING:
-    from bridge.core.client.wire.connection import ClientConnection
-
-__all__ = ["Poller", "PollerTimer"]
+__all__ = ["PolledConnection", "Poller", "PollerTimer"]
 
 T = TypeVar("T")
+
+
+class PolledConnection(Protocol):
+    """A connection that a poller looks after."""
+
+    unsent: int
+    """Requests that wait to be sent together with others."""
+
+    def check_keepalive(self) -> None:
+        """Ask for a sign of a server that has been quiet, and give the connection up if none came in time."""
+
+    def flush(self, *, wait: bool = False) -> None:
+        """Send what is to be sent, as far as the socket takes it; `wait`: wait a while for a socket that does not."""
 
 
 class PollerTimer:
@@ -59,9 +69,9 @@ class Poller(Generic[T]):
         self._waits: dict[socket.socket, Callable[[], None] | None] = {}
         self._alone: Callable[[], None] | None = None
         """Waits for the only socket that is watched; None: there are more, or none that can."""
-        self._registered: set[ClientConnection] = set()
+        self._registered: set[PolledConnection] = set()
         self._check_at = 0.0
-        self.deferred: set[ClientConnection] | None = None
+        self.deferred: set[PolledConnection] | None = None
         """Connections that hold their requests back, to send them together at the end of `corked`; None: none does."""
         # Weak: in a fleet whose servers come and go, those that have ended would add up, at 30 KB each.
         self.connections: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
@@ -199,12 +209,12 @@ class Poller(Generic[T]):
             selector.close()
             self._selector = None
 
-    def register(self, connection: ClientConnection) -> None:
+    def register(self, connection: PolledConnection) -> None:
         """Check a connection's keepalive from now on, also while nobody calls `get`."""
         self._registered.add(connection)
         keepalive.add(self)
 
-    def unregister(self, connection: ClientConnection) -> None:
+    def unregister(self, connection: PolledConnection) -> None:
         """Undo `register`."""
         self._registered.discard(connection)
         if not self._registered:

@@ -31,7 +31,7 @@ from bridge.errors import Code, ConnectError, PeerError, RefusedError, RemoteErr
 from bridge.version import __version__
 
 if TYPE_CHECKING:
-    from bridge.core.client.wire.connection import ClientCall
+    from bridge.core.client.wire.call import ClientCall
 
 __all__ = ["WebSocketClient"]
 

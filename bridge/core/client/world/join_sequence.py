@@ -10,7 +10,6 @@ import dataclasses
 import math
 from typing import Any, TypeAlias
 
-from bridge.core.client.realtime.answer_buffer import pays
 from bridge.core.client.world.extensions import property_request, property_value, property_write, reads_columns
 from bridge.core.client.world.lanes_choice import LanesQuestion
 from bridge.core.client.world.session_states import ClientState, Trigger
@@ -215,5 +214,10 @@ class JoinSequence:
         # `fps` comes after the others: by now several round trips were measured. The server may hold Steps unless the
         # user has said what they wait for.
         may_wait = "wait" not in self.request.join_settings
-        if key == "fps" and may_wait and pays(self._round_trip, self.properties["fps"]):
+        if key == "fps" and may_wait and _pays(self._round_trip, self.properties["fps"]):
             self._unread += _FAR
+
+
+def _pays(round_trip: float, fps: float) -> bool:
+    """True if a round trip is so long that Steps in flight bring more frames than one after the other."""
+    return round_trip * fps > 0.5

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bridge.core.client.realtime.answer_buffer import AnswerBuffer
-from bridge.core.client.realtime.reader import SIGNALS as REALTIME_SIGNALS
-from bridge.core.client.realtime.reader import RealtimeReader
 from bridge.core.client.world.step_reader import SIGNALS, StepMessage, StepReader
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.attribute_names import KnownNames
+from bridge.core.encoding.names import REALTIME_SIGNALS
 from bridge.core.encoding.space_json import plain_space_from_json, space_from_json
 from bridge.core.encoding.space_specs import space_from_specs
 from bridge.core.encoding.spaces import Column, Layout
@@ -21,6 +19,10 @@ from bridge.core.encoding.step_codec import StepCodec
 from bridge.core.encoding.tensors import Array, Spec, fill_tensor
 from bridge.errors import UNREADABLE, PeerError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
+
+if TYPE_CHECKING:
+    from bridge.core.client.realtime.answer_buffer import AnswerBuffer
+    from bridge.core.client.realtime.reader import RealtimeReader
 
 __all__ = ["JoinedWorld", "changes_of"]
 
@@ -81,6 +83,10 @@ class JoinedWorld:
         self.answers: AnswerBuffer | None = None
         """The results of Steps in flight; None: each Step waits for its own answer."""
         if "frames" in self._uids:
+            # Here: clients of worlds in lock step have no use for them.
+            from bridge.core.client.realtime.answer_buffer import AnswerBuffer
+            from bridge.core.client.realtime.reader import RealtimeReader
+
             single = Layout(self.info.observation_space, "observation")
             self.realtime = RealtimeReader(url, self._uids, lanes, single, request.diagnostics)
             tensors = [(uid, leaf) for (uid, _), leaf in zip(leaves, layout.leaves, strict=True)]

@@ -10,17 +10,14 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bridge.core.client.realtime.acting import ActingStream
-from bridge.core.client.realtime.answer_buffer import AnswerBuffer
-from bridge.core.client.realtime.reader import RealtimeReader
-from bridge.core.client.slots.remote_record import RemoteRecord
+from bridge.core.client.wire.call import Deliver
 from bridge.core.client.wire.connect import AnyCall, connect
-from bridge.core.client.wire.connection import Deliver
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.core.client.world.joined_world import JoinedWorld
+from bridge.core.client.world.remote_record import RemoteRecord
 from bridge.core.client.world.session import ClientSession
 from bridge.core.client.world.session_states import CONNECTING, ONLINE, ClientState
 from bridge.core.client.world.step_reader import StepMessage
@@ -30,6 +27,11 @@ from bridge.core.encoding.tensors import pack_tensor
 from bridge.core.forks import leak
 from bridge.errors import ClosedError, ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
+
+if TYPE_CHECKING:
+    from bridge.core.client.realtime.acting import ActingStream
+    from bridge.core.client.realtime.answer_buffer import AnswerBuffer
+    from bridge.core.client.realtime.reader import RealtimeReader
 
 __all__ = ["Delivery", "Remote"]
 
@@ -315,6 +317,8 @@ class Remote:
             return
         settings = {"seat": pack_tensor(world.seat)}
         join = pb.JoinWorldRequest(world_name=self.session.world_name, settings=settings)
+        from bridge.core.client.realtime.acting import ActingStream  # few clients need it
+
         self._acting = ActingStream(
             self._connect,
             pb.EnvironmentRequest(join_world=join).SerializeToString(),

@@ -14,12 +14,10 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from bridge.core.client.realtime.answer_buffer import AnswerBuffer
-from bridge.core.client.warn import warn
 from bridge.core.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.client.world.extensions import property_write, refusal
 from bridge.core.client.world.join_sequence import JoinSequence
@@ -28,8 +26,12 @@ from bridge.core.client.world.session_states import ONLINE, TRANSITIONS, ClientS
 from bridge.core.client.world.step_reader import BegunAnswer, StepMessage
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.warn import warn
 from bridge.errors import UNREADABLE, Code, PeerError, RefusedError, RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
+
+if TYPE_CHECKING:
+    from bridge.core.client.realtime.answer_buffer import AnswerBuffer
 
 __all__ = ["ENDED_CODES", "ClientSession"]
 

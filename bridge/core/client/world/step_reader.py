@@ -5,22 +5,24 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from gymnasium import Space
 
-from bridge.core.client.realtime.reader import RealtimeReader
-from bridge.core.client.warn import warn
 from bridge.core.encoding import values
 from bridge.core.encoding.attribute_names import AttributeNames, KnownNames
 from bridge.core.encoding.interventions import PACE
 from bridge.core.encoding.spaces import Column, Layout
 from bridge.core.encoding.step_codec import StepAnswer
 from bridge.core.encoding.tensors import Array, Spec, unpack_tensor
+from bridge.core.warn import warn
 from bridge.errors import UNREADABLE, PeerError, TensorError
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
+
+if TYPE_CHECKING:
+    from bridge.core.client.realtime.reader import RealtimeReader
 
 __all__ = ["SIGNALS", "Batch", "BegunAnswer", "StepMessage", "StepReader", "Transition"]
 

@@ -16,7 +16,8 @@ from bridge.core.encoding.properties import Family, Property, PropertyTree, read
 from bridge.core.samples import Samples
 from bridge.core.worlds.environment import Call, Result, StepTimes
 from bridge.core.worlds.isolated.codec import Codec, facts_from_values
-from bridge.core.worlds.isolated.world import Isolation, WorldProcess
+from bridge.core.worlds.isolated.world import WorldProcess
+from bridge.core.worlds.isolation import Isolation
 from bridge.core.worlds.scheduling import Executor, Runtime
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2

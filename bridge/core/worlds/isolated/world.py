@@ -9,7 +9,6 @@ sends is unpickled here. `bridge.core.worlds.isolated.env` is the interface for 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import multiprocessing
 import os
 import signal
@@ -24,15 +23,14 @@ from google.protobuf.message import DecodeError
 from bridge.core.encoding import values
 from bridge.core.worlds.isolated.child import LENGTH, main
 from bridge.core.worlds.isolated.program import Program
+from bridge.core.worlds.isolation import Isolation, start_method
 from bridge.core.worlds.scheduling import PendingResult, Runtime, Timer
-from bridge.errors import Code, RequestError, SettingError
+from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["CALL_TIMEOUT", "Isolation", "WorldProcess", "start_method"]
+__all__ = ["WorldProcess"]
 
 T = TypeVar("T")
-CALL_TIMEOUT = 300.0
-"""Seconds that one call of an environment may take unless told otherwise."""
 _GRACE = 2.0
 """Seconds that a world's process has for closing its environment, once it is idle."""
 _START = 120.0
@@ -46,43 +44,6 @@ _WAITS_FOR_PROCESSES = os.name == "posix"
 # `Process.start` polls all processes that this program has started. With the forkserver each poll reads the exit status
 # from a pipe: read beside another thread's `join`, it is lost, and the exit code becomes 255.
 _starting = threading.Lock()
-
-
-@dataclasses.dataclass(frozen=True)
-class Isolation:
-    """The limits of a world's process."""
-
-    call_timeout: float | None = CALL_TIMEOUT
-    """Seconds that one call of its environment may take, its construction too; None: for ever."""
-    max_world_bytes: int | None = None
-    """Bytes of memory that it may allocate (where the system can limit that: Linux); None: no limit of ours."""
-    own_program: bool = False
-    """True if it begins without the main module of this program, which `multiprocessing` would import. It has no limit
-    of memory, and no client's factory then."""
-
-    @classmethod
-    def of(
-        cls, isolation: str | None, call_timeout: float | None, max_world_bytes: int | None, *, always: bool = False
-    ) -> Isolation | None:
-        """Read the keywords of a server; None: its worlds live in its own process.
-
-        Args:
-            isolation: `process` or None.
-            call_timeout: As above.
-            max_world_bytes: As above.
-            always: Worlds have processes of their own whatever `isolation` says.
-
-        Raises:
-            SettingError: A keyword is out of its range, or stands without `isolation`.
-        """
-        if isolation not in (None, "process"):
-            raise SettingError(f"expected isolation to be 'process' or None, got {isolation!r}")
-        if isolation is not None or always:
-            return cls(call_timeout, max_world_bytes)
-        if call_timeout != CALL_TIMEOUT or max_world_bytes is not None:
-            text = "call_timeout and max_world_bytes are for worlds in processes: give isolation='process' too"
-            raise SettingError(text)
-        return None
 
 
 class _Ask:
@@ -173,7 +134,7 @@ class WorldProcess:
         context: Any = multiprocessing.get_context(start_method())
         if context.get_start_method() == "forkserver":
             # Imported once by the forkserver, and not again in each process that it forks.
-            context.set_forkserver_preload(["bridge.core.worlds.isolated.child", "bridge.core.worlds.source"])
+            context.set_forkserver_preload(["bridge.core.worlds.isolated.child", "bridge.core.worlds.sources.source"])
         arguments = (theirs, recipe, factory, self._isolation.max_world_bytes)
         process = context.Process(target=main, args=arguments, name=f"bridge-{self.name or 'default'}")
         process.start()
@@ -404,15 +365,3 @@ def _read_refusal(data: bytes) -> RequestError:
         return RequestError(Code(status.code), status.message)
     except (DecodeError, ValueError) as error:
         return RequestError(Code.INTERNAL, f"the world's process sent no answer that can be read: {error}")
-
-
-def start_method() -> str:
-    """Return the start method of world processes: never fork, because this process has threads."""
-    # `spawn` and the forkserver import the main module: without the guard each process would start a server, and the
-    # processes of that, without end.
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise SettingError(
-            "the main module starts a server while a process of its environments imports it; guard it by "
-            "if __name__ == '__main__':"
-        )
-    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"

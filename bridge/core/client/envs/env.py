@@ -1,0 +1,429 @@
+"""A remote environment as a `gymnasium.Env`."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn
+
+import gymnasium
+from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
+
+from bridge.core.client.envs.pool_owner import PoolOwner
+from bridge.core.client.options import EnvOptions
+from bridge.core.client.slots.resets import reset_settings
+from bridge.core.client.world.events import StepAnswered
+from bridge.core.client.world.joined_world import JoinedWorld
+from bridge.core.client.world.remote import Remote
+from bridge.core.client.world.session_states import ONLINE, ClientState
+from bridge.core.client.world.step_reader import Transition
+from bridge.core.client.world.world_request import WorldInfo
+from bridge.core.keywords import grouped
+from bridge.core.server_wait import until_up
+from bridge.core.transport.address import secret_url
+from bridge.core.transport.credentials import TLS
+from bridge.core.warn import warn
+from bridge.errors import (
+    AlreadyPendingError,
+    BridgeError,
+    Code,
+    RefusedError,
+    RemoteTimeoutError,
+    ResetNeededError,
+    SettingError,
+    shown_url,
+)
+
+__all__ = ["RemoteEnv", "RolloutStep", "remote_metadata", "remote_spec"]
+
+_WHY_RESET: Mapping[ClientState, str] = {
+    ClientState.JOINED: "no episode has begun, or the last one was given up",
+    ClientState.OFFLINE: "it is a copy, or this process was forked, and has no connection yet",
+    ClientState.ENDED: "the episode has ended",
+    ClientState.LOST: "the connection was lost, or a call was interrupted",
+}
+
+
+class RolloutStep(NamedTuple):
+    """One answer of `RemoteEnv.rollout`."""
+
+    action: Any
+    """The action that was sent."""
+    observation: Any
+    """The result of `step`, or of `reset` where `first` is set."""
+    reward: Any
+    """Of the type that the environment returns; 0 where `first` is set."""
+    terminated: bool
+    """True if the episode terminated."""
+    truncated: bool
+    """True if the episode was truncated."""
+    info: dict[str, Any]
+    """The environment's info."""
+    first: bool
+    """This Step began an episode, and its action was ignored."""
+
+
+class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
+    """One remote environment, as if it were local.
+
+    With the same seeds and actions it gives bit for bit what the environment gives where it runs: observations,
+    rewards, flags and infos. What it returns belongs to the caller: arrays are writable and never touched again.
+
+    Every method that asks the remote raises RemoteTimeoutError after `timeout` seconds without an answer,
+    ConnectionLostError where the remote goes, and EnvironmentFailedError with the remote traceback where the
+    environment raises; `reset` connects again, also after Ctrl-C in a call.
+
+    Examples:
+        >>> from bridge import make_remote, serve_gym
+        >>> with serve_gym("CartPole-v1") as server:
+        ...     env = make_remote(server.url)
+        ...     observation, info = env.reset(seed=0)
+        ...     env.close()
+        >>> observation.shape
+        (4,)
+
+    `spec.id` names the environment, such as `CartPole-v1`; `gymnasium.make(env.spec)` connects a second one to the same
+    URL, with the keywords in `spec.kwargs`.
+
+    Public attributes and methods of the environment are read, called and set by a dot, as on a local `env.unwrapped`:
+    `env.gravity = 2.0`. What this class itself has (docs/limits.md lists it) hides the environment's; `call`,
+    `get_attr` and `set_attr` reach those too. A name that neither has is an AttributeError; `set_wrapper_attr` makes a
+    new one.
+
+    Args:
+        url: The server's URL; its path may name the environment, its query further CreateWorld settings.
+        keywords: Those of `make_remote`.
+
+    Raises:
+        AddressError: The URL cannot be read.
+        ConnectError: Nobody listens there.
+        RefusedError: The server has no such environment, or not with these arguments.
+    """
+
+    _remedy = (
+        "the remote environment has none of that name, as far as it is known here: get_wrapper_attr and "
+        "set_wrapper_attr ask where it runs"
+    )
+    # What gymnasium.make may ask for; an instance has those of its remote.
+    metadata: dict[str, Any] = {  # noqa: RUF012 - Gymnasium's declaration
+        "render_modes": ["rgb_array", "rgb_array_list", "ansi", "ansi_list", "depth_array", "rgbd_tuple"]
+    }
+
+    @grouped(EnvOptions, tls=TLS)
+    def __init__(self, url: str, **keywords: Any) -> None:
+        options = EnvOptions(**keywords)
+        if options.agent is not None and not isinstance(options.agent, str):
+            raise SettingError(f"expected agent to be the name of one agent, got {options.agent!r:.80}")
+        self._own_pool(options.timeout)
+        self._wait_for_server = options.wait_for_server
+        request = dataclasses.replace(options.request(url, options.agent), names=True)
+        self._remote = Remote(request, self._pool.poller)
+        self._remotes = {"": self._remote}
+        self._rollout: object | None = None
+        self._connect()
+        world_info = self._remote.known_info()
+        self.observation_space = world_info.observation_space
+        self.action_space = world_info.action_space
+        if world_info.reward_space is not None:
+            self.reward_space = world_info.reward_space
+        self.metadata = remote_metadata(world_info, options.render_mode)
+        self.render_mode = options.render_mode or world_info.render_mode
+        keywords = {"url": secret_url(url), **options.keywords()}
+        self.spec = remote_spec("bridge.core.client.envs.env:RemoteEnv", keywords, world_info, self.render_mode)
+        self.spec.max_episode_steps = (world_info.spec or {}).get("max_episode_steps")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._remote = self._remotes[""]
+
+    @property
+    def url(self) -> str:
+        """The URL that it was made of."""
+        return self._remote.url
+
+    @property
+    def server_version(self) -> str | None:
+        """The version of a Gymnasium Bridge server; None for another dm_env_rpc server (U-12)."""
+        return self._remote.known_info().server_version
+
+    @property
+    def draining(self) -> bool:
+        """True if the server has said that it takes no further worlds; this one goes on until its client leaves."""
+        return self._remote.draining
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of a real-time world; None: it waits for each action."""
+        return self._remote.known_info().fps
+
+    def _connect(self) -> None:
+        until_up(lambda: self._pool.join(self._remote), self._wait_for_server)
+        lanes = self._remote.known_info().lanes
+        # Its observations and rewards are batches, which `gymnasium.Env` has no place for.
+        if lanes is not None:
+            self._remote.close(0.5)
+            raise SettingError(
+                f"{self.url} is a world of {lanes} lanes; use make_vec_remote for it, or ask for ?num_envs=1"
+            )
+
+    def _await_step(self, purpose: str) -> Transition:
+        message, reader = self._pool.wait(self._remote, StepAnswered, purpose)
+        return reader.read(message, self._remote.now())
+
+    def _refuse_step(self) -> NoReturn:
+        """Raise why `step` is not possible."""
+        self._require_open()
+        self._refuse_rollout()
+        session = self._remote.session
+        reason = _WHY_RESET.get(session.state, "the last reset was not answered")
+        if session.state is ClientState.LOST and isinstance(session.error, RemoteTimeoutError):
+            reason = "the last call timed out"
+        raise ResetNeededError(f"expected reset() before step(): {reason}")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: For the remote environment's random generator: an integer that is not negative.
+            options: For the remote environment's reset; what the values codec carries.
+
+        Returns:
+            The first observation and the info.
+        """
+        with self._conflicts:
+            self._require_open()
+            # Before anything else: a seed or an option that cannot be sent leaves the episode as it is.
+            settings = reset_settings(seed, self._remote.options(options))
+            super().reset(seed=seed)
+            # After a loss, in a copy and in a forked process.
+            if not self._remote.connected:
+                self._connect()
+            self._rollout = None
+            self._remote.begin(settings)
+            observation, _, _, _, info = self._await_step("to reset")
+            return observation, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Apply an action.
+
+        Args:
+            action: An element of `action_space`; floats are rounded to the space's dtype.
+
+        Returns:
+            Observation, reward (of the type that the environment returns; in real time a float), terminated, truncated
+            and info.
+
+        Raises:
+            InvalidActionError: It is not in the action space; nothing was sent.
+            ResetNeededError: No episode is running.
+        """
+        # As `with self._conflicts`, in two calls less in each step. The turn is not taken: the keepalive thread works
+        # on this pool only where Steps are in flight, and `_step_ahead` takes it.
+        try:
+            del self._conflicts.free[0]
+        except IndexError:
+            self._conflicts.refuse()
+        try:
+            remote = self._remote
+            # One condition for all that is unusual: `_refuse_step` finds out which it is.
+            if self._closed or self._rollout is not None or remote.session.state is not ClientState.RUNNING:
+                self._refuse_step()
+            world = remote.session.world
+            if world is None:
+                self._refuse_step()
+            if world.answers is not None:
+                return self._step_ahead(world, action)
+            remote.send_step(world.write_action(action))
+            message, reader = self._pool.wait(remote, StepAnswered, "to a step")
+            return reader.read(message, remote.now())
+        except BaseException as error:
+            if not isinstance(error, BridgeError):
+                with self._pool.turn:
+                    self._interrupted()
+            raise
+        finally:
+            self._conflicts.free.append(True)
+
+    def _step_ahead(self, world: JoinedWorld, action: Any) -> Transition:
+        """Apply an action, and return the newest that Steps in flight have brought."""
+        with self._pool.turn:
+            self._remote.send_step(world.write_action(action))
+            return self._await_step("to a step")
+
+    def rollout(self, actions: Iterable[Any], *, window: int = 32) -> Iterator[RolloutStep]:
+        """Send Steps ahead of their answers, and yield the answers in order, across the ends of episodes (D-25).
+
+        The Step after an episode's end begins the next one, and its action is ignored: `first` says so. What is sent
+        ahead of an answer cannot depend on it, so this is for actions that are known, such as random or recorded ones.
+        A rollout that is given up before its end leaves the environment in need of a `reset`.
+
+        Args:
+            actions: Elements of `action_space`; taken as the window has room.
+            window: The most Steps on their way at a time.
+
+        Raises:
+            SettingError: The window is no positive integer.
+            InvalidActionError: An action is not in the action space; the Steps before it were sent.
+            AlreadyPendingError: Another rollout is under way, or `reset` ended this one.
+        """
+        if not isinstance(window, int) or isinstance(window, bool) or window < 1:
+            raise SettingError(f"expected window to be a positive integer, got {window!r}")
+        with self._conflicts:
+            self._asked()
+        # A generator's body begins with the first `next`: what is wrong is reported here, where the user made it.
+        return self._roll(iter(actions), window)
+
+    def _roll(self, actions: Iterator[Any], window: int) -> Iterator[RolloutStep]:
+        sent: deque[Any] = deque()
+        with self._conflicts:
+            self._asked()
+            # A later `reset` or rollout puts another value there: so this generator notices that it is over.
+            token = self._rollout = object()
+        try:
+            while True:
+                for action in itertools.islice(actions, window - len(sent)):
+                    with self._conflicts:
+                        self._require_rollout(token)
+                        self._remote.step(action)
+                    sent.append(action)
+                if not sent:
+                    return
+                with self._conflicts:
+                    self._require_rollout(token)
+                    # Before the answer: the Step that comes now begins an episode if none runs (D-9).
+                    first = self._remote.session.state is not ClientState.RUNNING
+                    transition = self._await_step("to a step")
+                yield RolloutStep(sent.popleft(), *transition, first)
+        finally:
+            if self._rollout is token:
+                self._rollout = None
+                # Steps are on their way whose answers nobody wants: the next episode has to be asked for.
+                if sent and self._remote.session.state in ONLINE:
+                    self._remote.session.abandon_episode()
+
+    def _require_rollout(self, token: object) -> None:
+        if self._rollout is not token:
+            raise AlreadyPendingError(
+                "this rollout was ended, by reset() or another rollout; begin a new one", "rollout"
+            )
+        self._require_open()
+        self._require_connection(self._remote)
+
+    def _refuse_rollout(self) -> None:
+        if self._rollout is not None:
+            raise AlreadyPendingError(
+                "a rollout is under way, whose answers come first; exhaust it, or end it by its close() or reset()",
+                "rollout",
+            )
+
+    def _asked(self) -> Remote:
+        self._require_open()
+        self._refuse_rollout()
+        if self._remote.session.state is ClientState.OFFLINE:  # a copy, or a forked process's
+            self._connect()
+        return self._require_connection(self._remote)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Return an attribute of this object or, where it has none of that name, of the remote environment.
+
+        Args:
+            name: The name, looked up there through the environment's wrappers. A method is returned as a function
+                that calls it there.
+
+        Raises:
+            MissingAttributeError: Neither has it, or the server does not say: an AttributeError, and a RefusedError.
+        """
+        # An attribute of this object hides the remote's, as in a wrapper. `hasattr` of the object would run its
+        # properties.
+        return getattr(self, name) if self._has_own(name) else self._look(name)
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Tell whether this object or the remote environment has an attribute; asks only for a name that is unknown."""
+        if self._has_own(name) or name in (self._attribute_names() or ()):
+            return True
+        try:
+            self.get_wrapper_attr(name)
+        except AttributeError:
+            return False
+        except RefusedError as error:
+            if error.code != Code.INVALID_ARGUMENT:  # it is there, and does not travel
+                raise
+        return True
+
+    def _has_own(self, name: str) -> bool:
+        return name in self.__dict__ or hasattr(type(self), name)
+
+    def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
+        """Set an attribute of this object where it has one of that name, else of the remote environment.
+
+        Args:
+            name: The name, looked up there through the environment's wrappers.
+            value: What the values codec carries.
+            force: Set it there also where it is new.
+
+        Returns:
+            Whether it was set.
+        """
+        if self._has_own(name):
+            setattr(self, name, value)
+            return True
+        if not force and not self.has_wrapper_attr(name):
+            return False
+        self.set_attr(name, value)
+        return True
+
+    def __repr__(self) -> str:
+        return f"<RemoteEnv {self.url}>"
+
+    __str__ = __repr__
+
+
+def remote_metadata(world_info: WorldInfo, render_mode: str | None = None) -> dict[str, Any]:
+    """Return a remote environment's metadata, without the render mode that opens a window where it runs.
+
+    Where another mode is asked for than those that there are, it warns, as `gymnasium.make` does.
+    """
+    metadata = dict(world_info.metadata)
+    modes = [mode for mode in metadata.get("render_modes", []) if mode != "human"]
+    if render_mode == "human":
+        text = "render_mode='human' opens a window where the environment runs, not here; for frames here"
+        warn(f"{text} use one of {modes}, and render()", UserWarning)
+    # Another server than ours names no modes.
+    elif render_mode is not None and render_mode not in modes and world_info.server_version is not None:
+        text = f"the remote environment is made with render_mode={render_mode!r}, which it does not name: expected"
+        warn(f"{text} one of {modes}", UserWarning)
+    return {**metadata, "render_modes": modes}
+
+
+class _RemoteSpec(EnvSpec):
+    """The spec of a remote. Its JSON, which goes into the files of data sets, has neither token nor certificates."""
+
+    def to_json(self) -> str:
+        """Return it as JSON; who makes an environment of that gives the token again, or sets `BRIDGE_TOKEN`."""
+        kept = {name: value for name, value in self.kwargs.items() if name not in ("token", "tls")}
+        for name in kept.keys() & {"url", "urls"}:
+            kept[name] = shown_url(kept[name]) if isinstance(kept[name], str) else [*map(shown_url, kept[name])]
+        return EnvSpec.to_json(dataclasses.replace(self, kwargs=kept))
+
+
+def remote_spec(
+    entry_point: str | None, kwargs: dict[str, Any], world_info: WorldInfo, render_mode: str | None
+) -> EnvSpec:
+    """Return a spec with the id of the remote's environment, which makes a second environment of the same remote.
+
+    An environment without an id, such as one that a callable makes, is `bridge/Remote-v0`.
+    """
+    registered = world_info.spec or {}
+    if render_mode:
+        kwargs = {**kwargs, "render_mode": render_mode}
+    env_id = registered.get("id")
+    return _RemoteSpec(
+        # The id is the server's word, and EnvSpec raises if it has not Gymnasium's form.
+        id=env_id if isinstance(env_id, str) and ENV_ID_RE.fullmatch(env_id) else "bridge/Remote-v0",
+        entry_point=entry_point,
+        reward_threshold=registered.get("reward_threshold"),
+        nondeterministic=bool(registered.get("nondeterministic", False)),
+        kwargs=kwargs,
+    )

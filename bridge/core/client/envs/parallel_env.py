@@ -1,0 +1,360 @@
+"""A remote world of several agents as a PettingZoo `ParallelEnv`, a stream an agent (extra `pettingzoo`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bridge.core.client.envs.env import remote_metadata
+from bridge.core.client.envs.pool_owner import PoolOwner
+from bridge.core.client.options import RemoteKeywords, RemoteOptions
+from bridge.core.client.slots.pool import Awaited
+from bridge.core.client.slots.resets import reset_settings
+from bridge.core.client.world.events import Joined, Replied, StepAnswered
+from bridge.core.client.world.extensions import property_write
+from bridge.core.client.world.remote import Remote
+from bridge.core.client.world.step_reader import Transition
+from bridge.core.encoding.names import CLIENT_KEY
+from bridge.core.encoding.space_json import space_from_json
+from bridge.core.encoding.tensors import pack_tensor
+from bridge.core.extras import install_command
+from bridge.core.keywords import grouped
+from bridge.core.server_wait import until_up
+from bridge.core.transport.credentials import TLS
+from bridge.errors import (
+    Code,
+    InvalidActionError,
+    PeerError,
+    RefusedError,
+    RemoteError,
+    RemoteTimeoutError,
+    ResetNeededError,
+    SettingError,
+)
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+try:
+    from pettingzoo import ParallelEnv
+except ImportError as error:
+    raise ImportError(f"a remote world of several agents needs PettingZoo: {install_command('pettingzoo')}") from error
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["RemoteParallelEnv", "make_parallel_remote"]
+
+
+_PARTS = ("observation", "reward", "terminated", "truncated", "info")
+
+
+@dataclasses.dataclass
+class _Joint:
+    """What a reset or a step returned for each agent."""
+
+    told: dict[str, tuple[Transition, Sequence[str]]] = dataclasses.field(default_factory=dict)
+    """By agent, its answer, and what of it the environment did not return (`StepInfo.missing`)."""
+    alive: list[str] = dataclasses.field(default_factory=list)
+    """The agents that are alive now; none: as before, without those that ended."""
+
+    def parts(
+        self,
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        """Return observations, rewards, terminations, truncations and infos by agent."""
+        found: list[dict[str, Any]] = [
+            {name: told[place] for name, (told, missing) in self.told.items() if part not in missing}
+            for place, part in enumerate(_PARTS)
+        ]
+        for name, (_, missing) in self.told.items():
+            if "end" in missing and name in found[3]:
+                found[3][name] = False  # the environment's word: it left the agent out without an end
+        return found[0], found[1], found[2], found[3], found[4]
+
+
+class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
+    """All agents of one remote world, as if the environment were local; each has a stream of the one connection.
+
+    Agents go by their names as text. All agents' members must be free: this environment takes them all, so that agents
+    may enter, leave and come back during an episode. One without any agent is over.
+
+    A real-time world goes on between the steps: a step leaves its actions and returns at once with what has happened
+    since the last one (`wait="next_frame"`: with the next frame). Agents' connections are asked one after the other, so
+    a frame may pass between two of them; `infos[agent]["latency"]["frame"]` tells it.
+
+    Args:
+        url: The server's URL; `?world=NAME` joins a world that exists, else one is made.
+        keywords: Those of `make_parallel_remote`.
+
+    Raises:
+        ConnectError: Nobody listens there.
+        RefusedError: The server refuses, or a member is taken.
+        SettingError: The server has no world of several agents.
+    """
+
+    _remedy = (
+        "the remote environment has none of that name, as far as it is known here: get_attr, set_attr and call ask "
+        "where it runs"
+    )
+    # As on a local one: a ParallelEnv is no wrapper, so what is set is the environment's own. PettingZoo's tests do so.
+    _makes_new = True
+    _introduced = False
+    """True if the server knows that the agents are those of one client."""
+    _maker: Remote | None = None
+    """The one whose world it is, if one was made; None: none has joined since this process has the environment."""
+
+    @grouped(RemoteOptions, tls=TLS)
+    def __init__(self, url: str, **keywords: Any) -> None:
+        options = RemoteOptions(**keywords)
+        self._started = False
+        self._wait_for_server = options.wait_for_server
+        self._own_pool(options.timeout)
+        self._world_request = dataclasses.replace(options.request(url), names=True)
+        self._url = self._world_request.address.url
+        self._remotes: dict[str, Remote] = {}
+        self._state_space: Any = None
+        self.agents: list[str] = []
+        try:
+            with self._conflicts:  # else the thread that works between calls takes answers
+                self._connect()
+        except BaseException:  # KeyboardInterrupt too: without an object there is nobody to close the connections
+            self._disconnect(0.5)
+            raise
+        world_info = {name: remote.known_info() for name, remote in self._remotes.items()}
+        self.possible_agents = list(world_info)
+        self.observation_spaces = {name: fact.observation_space for name, fact in world_info.items()}
+        self.action_spaces = {name: fact.action_space for name, fact in world_info.items()}
+        if self._state_space is not None:
+            self.state_space = self._state_space
+            """The space of what `state` returns; only where the environment has one."""
+        first = next(iter(world_info.values()))
+        self.metadata = remote_metadata(first)
+        self.render_mode = options.render_mode or first.render_mode
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._started, self._maker, self.agents = False, None, []
+
+    def _connect(self) -> None:
+        """Join as the first free agent, ask it for the others' names, and join as them."""
+        self._introduced = False
+        # Together, because all agents have to reach the world that the first of them makes.
+        first = Remote(self._world_request, self._pool.poller, together=True)
+        until_up(lambda: self._pool.join(first), self._wait_for_server)
+        try:
+            name = self._read_property(first, "world.agent", "to a question", encoded=False)
+            names = self._read_property(first, "world.agents", "to a question", encoded=True)
+        except BaseException as error:
+            first.close(0.5)
+            unknown = (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED)
+            # A world of one agent has no such property, and another server none at all: the user took the wrong
+            # function.
+            if isinstance(error, RefusedError) and error.code in unknown:
+                raise SettingError(
+                    f"{self._url} is no world of several agents (it has no property world.agents); use make_remote"
+                ) from None
+            raise
+        self._state_space = self._read_state_space(first)
+        # The others join the world that the first one has made, with nothing to make it of.
+        address = dataclasses.replace(self._world_request.address, world=first.session.world_name, settings=())
+        place = dataclasses.replace(self._world_request, address=address, render_mode=None, env_kwargs={}, names=False)
+        self._remotes = {
+            agent: first
+            if agent == name
+            else Remote(dataclasses.replace(place, agent=agent), self._pool.poller, together=True)
+            for agent in names
+        }
+        # Before the others join: if one of them fails, the world is destroyed.
+        self._maker = first
+        others = {agent: remote for agent, remote in self._remotes.items() if remote is not first}
+        for remote in others.values():
+            remote.open()
+        self._gather(others, Joined, "to join a world")
+
+    def _read_state_space(self, first: Remote) -> Any:
+        """Return the space of the environment's global state; None: it has none, or an older server does not say."""
+        try:
+            text = self._read_property(first, "world.state_space", "to a question", encoded=False)
+        except RefusedError as error:
+            if error.code != Code.NOT_FOUND:
+                raise
+            return None
+        return space_from_json(text) if text else None
+
+    def _reply(self, remote: Remote, request: pb.EnvironmentRequest, purpose: str) -> pb.EnvironmentResponse:
+        remote.ask(request)
+        return self._gather({"": remote}, Replied, purpose)[""].message
+
+    def _gather(
+        self, remotes: Mapping[str, Remote], kind: type[Awaited], purpose: str, *, tolerate: int | None = None
+    ) -> dict[str, Awaited]:
+        """Wait for an answer from each of some agents' remotes; one refused with the code `tolerate` is left out."""
+        try:
+            found = self._pool.wait_for_all(remotes.values(), kind, purpose, tolerate=tolerate)
+        except RemoteError as error:
+            # A refused Step changes nothing (D-2): the episode goes on. Where a connection was lost, it does not; and
+            # answers that come after a timeout would be taken for those to the next Steps. New connections have none.
+            if isinstance(error, RemoteTimeoutError) or not all(remote.connected for remote in remotes.values()):
+                self._disconnect(0.0)
+            raise
+        return {name: found[remote] for name, remote in remotes.items() if remote in found}
+
+    def observation_space(self, agent: str) -> Any:
+        """Return an agent's observation space, always the same object."""
+        return self.observation_spaces[agent]
+
+    def action_space(self, agent: str) -> Any:
+        """Return an agent's action space, always the same object."""
+        return self.action_spaces[agent]
+
+    def reset(
+        self, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Begin an episode of all agents.
+
+        Args:
+            seed: For the remote environment: an integer that is not negative.
+            options: For the remote environment's reset; what the values codec carries.
+
+        Returns:
+            Observations and infos by agent.
+        """
+        with self._conflicts:
+            self._require_open()
+            settings = reset_settings(seed, options)
+            # One lost agent is enough: its place in the world may be another's by now.
+            if not all(remote.connected for remote in self._remotes.values()):
+                self._disconnect(0.0)
+                self._connect()
+            first = self.possible_agents[0]
+            realtime = self._remotes[first].known_info().fps is not None
+            if settings and realtime:  # each has a stream of its own: nobody knows which Reset arrives first
+                settings["together"] = pack_tensor(secrets.randbits(62))
+            self._remotes[first].session.write_reset(settings)  # raises where it is too large to be sent
+            self._started = False
+            for name, remote in self._remotes.items():
+                # In lock step one Reset with the seed is enough: the environment is reset once for all agents.
+                remote.begin(settings if realtime or name == first else {})
+            # So the server refuses the first Step of an agent whom the environment's reset has left out.
+            answers = self._gather(self._remotes, StepAnswered, "to reset", tolerate=Code.FAILED_PRECONDITION)
+            self._started = True
+            read = _Joint()
+            for name, answer in answers.items():
+                self._read(name, answer, read)
+            self.agents = read.alive or list(answers)
+            observations, _, _, _, infos = read.parts()
+            return observations, infos
+
+    def step(
+        self, actions: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
+        """Step all live agents.
+
+        Args:
+            actions: An action for each of `agents`.
+
+        Returns:
+            Observations, rewards, terminations, truncations and infos by agent, of those that acted or are alive now.
+            What the environment did not return for one of them is not there. An agent that came in by this step is in
+            `agents` from now on.
+
+        Raises:
+            InvalidActionError: A live agent has no action, or one outside of its space; nothing was sent.
+            RefusedError: The environment brought in an agent that the server does not let this client play.
+            ResetNeededError: No episode is running.
+        """
+        with self._conflicts:
+            self._require_open()
+            if not self._started:
+                raise ResetNeededError("expected reset() before step(): no episode is running")
+            missing = [name for name in self.agents if name not in actions]
+            if missing:
+                raise InvalidActionError(f"expected an action for each of {self.agents}, got none for {missing}")
+            # All are checked before the first is sent: else one wrong action would leave the others' on their way.
+            packed = {name: self._remotes[name].world.write_action(actions[name]) for name in self.agents}
+            # They share a connection, so all requests leave in one piece.
+            with self._pool.poller.corked():
+                for name, request in packed.items():
+                    self._remotes[name].send_step(request)
+            answers = self._gather({name: self._remotes[name] for name in packed}, StepAnswered, "to a step")
+            read = _Joint()
+            for name in packed:
+                self._read(name, answers[name], read)
+            playing = [name for name, (told, _) in read.told.items() if not (told[2] or told[3])]
+            agents = read.alive or playing
+            # Those that came in, and those that ended and are there again.
+            entering = {name: self._remotes[name] for name in agents if name not in playing}
+            if entering:
+                self._enter(entering, read)
+            self.agents = agents
+            return read.parts()
+
+    def _enter(self, entering: Mapping[str, Remote], read: _Joint) -> None:
+        """Join the agents that the environment brought in to the sequence, and read what they got by that step."""
+        # A step was made: where one of them cannot enter, the episode cannot go on as it would locally.
+        self._started = False
+        for remote in entering.values():
+            remote.begin(reset=False)
+        answers = self._gather(entering, StepAnswered, "to let agents enter")
+        for name, answer in answers.items():
+            # One that acted was told of that step already.
+            self._read(name, answer, _Joint() if name in read.told else read)
+        self._started = True
+
+    def _read(self, name: str, answer: StepAnswered, joint: _Joint) -> None:
+        """Add an agent's answer to what a joint step returned."""
+        told = answer.reader.read(answer.message, self._remotes[name].now())
+        agents, missing = answer.reader.take_joint()
+        unknown = [agent for agent in agents if agent not in self._remotes]
+        if unknown:
+            raise PeerError(self._url, f"it names agents that the world does not have: {unknown!r:.80}")
+        joint.told[name] = told, missing
+        joint.alive = list(agents) or joint.alive
+
+    def _asked(self) -> Remote:
+        self._require_open()
+        remote = self._require_connection(self._remotes[self.possible_agents[0]])
+        if not self._introduced:
+            self._introduce()
+        return remote
+
+    def _introduce(self) -> None:
+        """Tell the server that all agents are this client's, which has the world alone if nobody else is in it."""
+        # Each agent has a stream, over WebSocket and through a gateway a connection: by these alone they are strangers.
+        request = property_write(CLIENT_KEY, pack_tensor(secrets.token_hex(16)))
+        remotes = {name: remote for name, remote in self._remotes.items() if remote.connected}
+        for remote in remotes.values():
+            remote.ask(request)
+        # Older servers do not know the property, and let everybody call.
+        self._gather(remotes, Replied, "to a question", tolerate=Code.NOT_FOUND)
+        self._introduced = True
+
+    def state(self) -> Any:
+        """Return the environment's global state, where it has one."""
+        return self.call("state")
+
+    def _disconnect(self, timeout: float) -> None:
+        self._started = False
+        deadline = time.monotonic() + timeout
+        others = [remote for remote in self._remotes.values() if remote is not self._maker]
+        self._pool.close(others, timeout)
+        if self._maker is not None:  # last: it destroys the world
+            self._pool.close([self._maker], max(0.0, deadline - time.monotonic()))
+
+    def __repr__(self) -> str:
+        return f"<RemoteParallelEnv {self._url}>"
+
+
+@grouped(RemoteOptions, tls=TLS)
+def make_parallel_remote(url: str, **keywords: Unpack[RemoteKeywords]) -> RemoteParallelEnv:
+    """Connect to a remote world of several agents as all of them.
+
+    Args:
+        url: `grpc://HOST:PORT`, or with `?world=NAME` for a world that exists.
+        keywords: Those of `bridge.core.client.options.RemoteOptions`, which the signature lists.
+
+    Raises:
+        AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteParallelEnv`.
+    """
+    return RemoteParallelEnv(url, **keywords)

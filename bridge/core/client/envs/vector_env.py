@@ -1,0 +1,537 @@
+"""Many remotes as one `gymnasium.vector.VectorEnv`, which waits for none that is resetting."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import FrameType
+from typing import Any, Literal
+
+import numpy as np
+from gymnasium import Space
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, VectorEnv, VectorWrapper
+from gymnasium.vector.utils import batch_space
+
+from bridge.core.client.attributes import OwnAttributes
+from bridge.core.client.endpoints import Directory, as_directory
+from bridge.core.client.envs.env import remote_metadata, remote_spec
+from bridge.core.client.options import VectorOptions, checked_urls
+from bridge.core.client.slots.joining import join
+from bridge.core.client.slots.reports import as_universe, flat_report, remote_reports, slot_states
+from bridge.core.client.slots.results import Results
+from bridge.core.client.slots.slots import Slots
+from bridge.core.client.slots.stepper import Received
+from bridge.core.client.slots.waiting import OnLost
+from bridge.core.client.world.remote_record import RemoteReport
+from bridge.core.encoding.random_state import generator_of
+from bridge.core.encoding.tensors import Array
+from bridge.core.finalizers import end_apart
+from bridge.core.keywords import grouped
+from bridge.core.transport.address import secret_url
+from bridge.core.transport.credentials import TLS
+from bridge.errors import Code, RefusedError, SettingError
+
+__all__ = ["VECTOR_ENTRY_POINT", "OwningVectorEnv", "RemoteVectorEnv"]
+
+VECTOR_ENTRY_POINT = "bridge.wrappers.blocking_reset:make_blocking"
+"""The entry point that `gymnasium.make_vec(envs.spec)` calls."""
+
+
+class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
+    """A vector of remote environments, in the semantics of OpenAI Universe under Gymnasium's contract.
+
+    Observations are a tuple with an entry a slot: an observation of `single_observation_space`, or None for a slot
+    that is connecting, resetting or lost. `reset` returns at once. A slot whose episode ended begins its next one by
+    itself in the following `step`; until its observation is there it reads None, with reward 0, both flags False, and
+    its action not applied. Slots that run are not held up by it. `bridge.wrappers.BlockingReset` waits for every slot
+    and gives batched arrays. A world of lanes whose simulator resets them itself stays in mode SAME_STEP: an ended
+    lane's observation is already the new episode's, and `infos["final_obs"]` has the last one.
+
+    A remote that is lost ends its episode with `truncated=True` once, `infos["error"]` says why, and is connected
+    again with growing pauses; the other slots go on.
+
+    Examples:
+        >>> from bridge import make_vec_remote, serve_gym
+        >>> with serve_gym("CartPole-v1") as server:
+        ...     envs = make_vec_remote(server.url, num_envs=3, blocking=True)
+        ...     observations, infos = envs.reset(seed=0)
+        ...     envs.close()
+        >>> observations.shape
+        (3, 4)
+
+    Infos are Gymnasium's dict of arrays with `_key` masks, and besides `n`, a tuple of each slot's own info (U-7), and
+    `slot_state`, an int64 array of `SlotState`.
+
+    Args:
+        urls: A server's URL for each world; or one URL, of which as many worlds are made as `num_envs` asks for; or a
+            directory, as for `make_vec_remote`. A world of N lanes fills N slots.
+        waits_for_all: Whether a wrapper waits for every slot in each step: then `lanes=None` may mean lanes.
+        keywords: Those of `make_vec_remote`.
+
+    Raises:
+        AddressError: A URL cannot be read.
+        ConnectError: Nobody listens at one of them.
+        RefusedError: A server has no such environment, or not with these arguments.
+        SettingError: The worlds differ in their spaces, or do not add up to `num_envs`.
+    """
+
+    @grouped(VectorOptions, tls=TLS)
+    def __init__(self, urls: str | Sequence[str] | Directory, *, waits_for_all: bool = False, **keywords: Any) -> None:
+        options = VectorOptions(**keywords)
+        self.closed = False
+        # They are kept in `spec.kwargs`, which is printed: tokens stay out of it.
+        if isinstance(urls, str):
+            urls = secret_url(urls)
+        elif as_directory(urls) is None:
+            urls = checked_urls(urls)
+        self._slots = Slots(join(urls, options, waits_for_all=waits_for_all))
+        members = self._slots.pool.members
+        world_info = members.world_info()
+        self.num_envs = len(members.at)
+        self.single_observation_space: Space[Any] = world_info.observation_space
+        self.single_action_space: Space[Any] = world_info.action_space
+        self.observation_space = batch_space(world_info.observation_space, self.num_envs)
+        self.action_space = batch_space(world_info.action_space, self.num_envs)
+        mode = AutoresetMode.NEXT_STEP
+        if world_info.lanes is not None and world_info.metadata.get("autoreset_mode") == AutoresetMode.SAME_STEP.value:
+            mode = AutoresetMode.SAME_STEP  # of simulators that reset a lane in the step that ends it
+        self.metadata = {**remote_metadata(world_info, options.render_mode), "autoreset_mode": mode}
+        if world_info.reward_space is not None:
+            self.reward_space = world_info.reward_space
+        self.render_mode = options.render_mode or world_info.render_mode
+        given = {"urls": urls, **options.keywords(), "num_envs": self.num_envs}
+        self.spec: EnvSpec | None = remote_spec(None, given, world_info, self.render_mode)
+        self.spec.vector_entry_point = VECTOR_ENTRY_POINT
+        self.spec.kwargs["vectorization_mode"] = "vector_entry_point"
+
+    # The contract of VectorEnv
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Ask every slot for a new episode, and return at once.
+
+        Args:
+            seed: An integer seeds slot i with `seed + i`; a list gives each slot's.
+            options: For the environments' reset; `reset_mask`, a bool array `(num_envs,)`, names the slots to reset,
+                and the others stay as they are.
+
+        Returns:
+            A tuple with an observation, or None, for each slot; and the infos.
+
+        Raises:
+            SettingError: One of Gymnasium's vector wrappers calls, which needs `make_vec_remote(…, blocking=True)`.
+        """
+        # Gymnasium's vector wrappers would fail on a None later, far from the cause.
+        frame = inspect.currentframe()
+        _refuse_batch_wrapper(frame.f_back if frame is not None else None)
+        with self._slots.conflicts:
+            self._slots.check_order("reset")
+            self._slots.stepper.begin_reset(seed, options)
+            # What comes from here on is given by the first step.
+            return as_universe(self._slots.pool, self._slots.stepper.take_results())[::4]
+
+    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Apply actions to the slots that are in an episode, and let those whose episode ended begin their next.
+
+        Args:
+            actions: A batch of `action_space`; entries of slots without an observation are not applied.
+
+        Returns:
+            A tuple with an observation, or None, for each slot; float64 rewards, bool terminations and truncations,
+            each `(num_envs,)`; and the infos. Observations of up to 1 KiB are parts of one array, a new one in each
+            step.
+
+        Raises:
+            InvalidActionError: An action is not in its space; nothing was sent.
+            ResetNeededError: `reset` was never called (U-8).
+        """
+        self.step_async(actions)
+        return self.step_wait()
+
+    def reset_async(
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
+        slot_options: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Send what `reset` sends; `reset_wait` gathers. `slot_options` are further options of each slot's own."""
+        with self._slots.conflicts:
+            self._slots.check_order("reset")
+            self._slots.stepper.begin_reset(seed, options, slot_options)
+            self._slots.pending = "reset"
+
+    def reset_wait(self) -> tuple[Any, dict[str, Any]]:
+        """Return what has come since `reset_async`."""
+        slots = self._slots
+
+        def take() -> tuple[Any, dict[str, Any]]:
+            slots.pool.drain()
+            return as_universe(slots.pool, slots.stepper.take_results())[::4]
+
+        return slots.wait("reset", take)
+
+    def step_async(self, actions: Any) -> None:
+        """Send what `step` sends; `step_wait` gathers."""
+        with self._slots.conflicts:
+            self._slots.check_order("step")
+            self._slots.stepper.begin_step(actions)
+            self._slots.pending = "step"
+
+    def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Wait for the slots that are in an episode, each within `timeout`, and return what has come."""
+        slots = self._slots
+        return slots.wait("step", lambda: as_universe(slots.pool, slots.stepper.finish_step()))
+
+    def wait_for_all(
+        self,
+        pending: Literal["reset", "step"],
+        timeout: float | None = None,
+        *,
+        same_step: bool = False,
+        on_lost: OnLost = "wait",
+    ) -> Results:
+        """Wait, after `reset_async` or `step_async`, until every slot has an observation.
+
+        A slot whose remote was lost is truncated, with the last observation that it had. `BlockingReset` and
+        `SB3VecEnv` stand on this method.
+
+        Args:
+            pending: The asynchronous call.
+            timeout: Seconds; None: the environment's own timeout.
+            same_step: Whether slots whose episodes ended begin the next ones now; `Results.begun` holds what they
+                begin with.
+            on_lost: What becomes of a slot whose remote was lost: `wait`, `raise`, or `continue` with its last
+                observation.
+
+        Raises:
+            RemoteTimeoutError: A slot has no observation yet; this method can be called again, and goes on.
+            RemoteError: With `raise`, why a remote was lost.
+            NothingPendingError: That call is not pending.
+        """
+        slots = self._slots
+        seconds = slots.pool.timeout if timeout is None else timeout
+        return slots.wait(pending, slots.stepper.wait_for_all, seconds, same_step=same_step, on_lost=on_lost)
+
+    def cancel(self) -> None:
+        """Let the next `reset` give up an asynchronous call that is pending, without a wait for it."""
+        self._slots.cancel()
+
+    def send(self, actions: Any, slots: Any = None) -> None:
+        """Apply actions to some slots and return at once; `recv` takes the answers, whichever come first.
+
+        So a straggler holds up nobody: step the slots that have answered, and leave the others to their time:
+
+            envs = BlockingReset(make_vec_remote(urls))
+            observations, infos = envs.reset(seed=0)
+            envs.send(policy(observations))
+            while training:
+                slots, observations, *_ = envs.recv(at_least=48)
+                envs.send(policy(observations), slots)
+
+        A slot whose episode ended begins its next one instead (NEXT_STEP), as does one whose remote was lost, once it
+        is back; the action is not applied then.
+
+        Args:
+            actions: A batch of as many actions as there are `slots`, in their order.
+            slots: Slot numbers, each once; all lanes of a world side by side, as `recv` returns them. None: all slots.
+
+        Raises:
+            InvalidActionError: An action is not in its space; nothing was sent.
+            AlreadyPendingError: A slot has an action already whose answer was not taken; nothing was sent.
+            ResetNeededError: `reset` was never called.
+        """
+        with self._slots.conflicts:
+            self._slots.check_order("send")
+            self._slots.stepper.send(actions, slots)
+
+    def recv(self, at_least: int = 1) -> Received:
+        """Wait until at least this many slots have answered, and return all that have.
+
+        Args:
+            at_least: A number of slots, at most those that an answer is coming for.
+
+        Returns:
+            The slots, an int64 array `(k,)` in rising order; and for these k slots a batch of observations, float64
+            rewards, bool terminations and truncations, each `(k,)`, and infos, arrays `(k,)` with `_key` masks. A slot
+            whose remote was lost is truncated, with its last observation and `infos["error"]`.
+
+        Raises:
+            RemoteTimeoutError: Too few answered within `timeout` seconds; their answers stay for the next call.
+            SettingError: Fewer answers are coming than `at_least`.
+        """
+        with self._slots.conflicts:
+            self._slots.check_order("recv")
+            return self._slots.stepper.recv(at_least)
+
+    @property
+    def slot_states(self) -> Array:
+        """Where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
+        return slot_states(self._slots.pool.members)
+
+    def report(self) -> dict[str, float]:
+        """Say how the slots are, and what failures have cost, in numbers that can go to TensorBoard as they are.
+
+        Returns:
+            `slots/running`, `slots/resetting`, `slots/connecting` and `slots/lost`; `stalled_seconds`, for which calls
+            waited for slots that were lost; `moves`, `losses`, `returns`, `episodes_cut`, `episodes_moved`,
+            `steps_asked`, `steps_received` and `steps_lost` since the environment was made; and for each server
+            `servers/URL/slots`, `servers/URL/losses` and `servers/URL/seconds_away`.
+        """
+        return flat_report(self.remotes(), self.slot_states, self._slots.pool.stalled)
+
+    def remotes(self) -> tuple[RemoteReport, ...]:
+        """Say how each remote is, spares last: which are away, since when and why, and what that has cost."""
+        return remote_reports(self._slots.pool.policy.everybody())
+
+    @property
+    def timeout(self) -> float:
+        """Seconds to wait for any answer."""
+        return self._slots.pool.timeout
+
+    @property
+    def fps(self) -> float | None:
+        """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
+        infos = [member.remote.info for member in self._slots.pool.members.filling]
+        return max((info.fps for info in infos if info and info.fps), default=None)
+
+    @property
+    def server_versions(self) -> tuple[str | None, ...]:
+        """The version of each slot's server, None for one that is not ours (U-12)."""
+        infos = [member.remote.info for member in self._slots.pool.members.at]
+        return tuple(info.server_version if info else None for info in infos)
+
+    def latency_summary(self) -> tuple[dict[str, Any], ...]:
+        """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
+        remotes = [member.remote for member in self._slots.pool.members.filling]
+        return tuple({"url": each.url, **each.realtime.latency.summary()} for each in remotes if each.realtime)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The URL of each slot's remote."""
+        return tuple(member.remote.url for member in self._slots.pool.members.at)
+
+    # Calls
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a public method of every environment, or read a public attribute; return a result a slot.
+
+        Raises:
+            MissingAttributeError: The environments have none of that name: an AttributeError, and a RefusedError.
+            RefusedError: A server has no method calls; the name is private, or `reset`, `step` or `close`; or this
+                client shares a world with others.
+            EnvironmentFailedError: The method raised, an AttributeError for example.
+        """
+        if name == "render" and not args and not kwargs:
+            return self.render()
+        return self.call_at(range(self.num_envs), name, *args, **kwargs)
+
+    def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        """Send what `call` sends; `call_wait` gathers."""
+        with self._slots.conflicts:
+            self._slots.check_order("call")
+            self._slots.begin_call(range(self.num_envs), name, args, kwargs)
+            self._slots.pending = "call"
+
+    def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
+        """Return the results of `call_async`, one a slot.
+
+        Args:
+            timeout: Seconds; after them the call stays pending, and `call_wait` can be called again. Any other call
+                gives it up, and its late answers are dropped. None: the environment's own timeout, after which remotes
+                that have not answered are lost.
+
+        Raises:
+            RemoteTimeoutError: Some have not answered; it names their URLs.
+            NothingPendingError: There was no `call_async`.
+        """
+        return self._slots.wait("call", self._slots.call_results, timeout)
+
+    def call_at(self, slots: Sequence[int], name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Call a public method in some slots alone, or read a public attribute; results in the order of `slots`.
+
+        Raises:
+            SettingError: A slot is out of range.
+            RefusedError: As `call`; or the lanes of a world can only be called all together.
+        """
+        with self._slots.conflicts:
+            self._slots.check_order(f"call of {name}")
+            self._slots.begin_call(slots, name, args, kwargs)
+            return self._slots.call_results()
+
+    def get_attr(self, name: str) -> tuple[Any, ...]:
+        """Read a public attribute of every environment; the spaces and generators as copies. Raises as `call`."""
+        # Spaces and generators do not travel as values: what is known of them is here.
+        if name in ("observation_space", "action_space"):
+            space = self.single_observation_space if name == "observation_space" else self.single_action_space
+            return tuple(copy.deepcopy(space) for _ in range(self.num_envs))
+        if name == "np_random":
+            return self.np_random
+        return self.call(name)
+
+    def get_attr_at(self, slots: Sequence[int], name: str) -> tuple[Any, ...]:
+        """Read a public attribute of the environments in some slots, in the order of `slots`.
+
+        Nothing is called there: a method is returned as a function that calls it in its slot.
+
+        Raises:
+            AttributeError: They have none of that name.
+            SettingError: A slot is out of range.
+        """
+        if name in ("observation_space", "action_space", "np_random"):
+            found = self.get_attr(name)
+            return tuple(found[slot] for slot in slots)
+        try:
+            with self._slots.conflicts:
+                self._slots.check_order(f"look at {name}")
+                self._slots.begin_call(slots, name, (), {}, look=True)
+                values = self._slots.looks()
+        except RefusedError as error:
+            # As `RemoteEnv.get_wrapper_attr`: a server that does not say has none, for all that a trainer can do.
+            if error.code in (Code.NOT_FOUND, Code.PERMISSION_DENIED):
+                raise AttributeError(f"the environments have no attribute {name!r}: {error}") from error
+            if error.code != Code.UNIMPLEMENTED:
+                raise
+            # Lanes that are in other processes or in a simulator are called all together, and cannot be looked at.
+            try:
+                found = self.get_attr(name)
+            except RefusedError as refusal:
+                if refusal.code != Code.UNIMPLEMENTED:
+                    raise
+                raise AttributeError(f"the server does not say whether there is {name!r}: {refusal}") from refusal
+            return tuple(found[slot] for slot in slots)
+        return tuple(partial(self._call_in, slot, name) if slot not in values else values[slot] for slot in slots)
+
+    def _call_in(self, slot: int, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self.call_at([slot], name, *args, **kwargs)[0]
+
+    def set_attr(self, name: str, values: Any) -> None:
+        """Set a public attribute: a list or tuple gives each slot's value, anything else that of all."""
+        items = list(values) if isinstance(values, (list, tuple)) else [values] * self.num_envs
+        if len(items) != self.num_envs:
+            raise SettingError(f"expected {self.num_envs} values, one for each slot, got {len(items)}")
+        self._slots.set_attr(name, items)
+
+    def set_attr_at(self, slots: Sequence[int], name: str, value: Any) -> None:
+        """Set a public attribute of some slots to one value; the other lanes of their worlds keep theirs."""
+        before: Sequence[Any] = (None,) * self.num_envs
+        if self._slots.splits_worlds(slots):
+            # The other lanes may not have the attribute, or one that cannot be sent: only these are asked to set it.
+            try:
+                self.call_at(slots, "set_wrapper_attr", name, value)
+                return
+            except RefusedError as error:
+                # The lanes of another process or of a simulator, and an old Gym's, which has no such method.
+                if error.code not in (Code.UNIMPLEMENTED, Code.NOT_FOUND):
+                    raise
+            # They are set together, so the others are set to what they have.
+            before = self.get_attr(name)
+        items = [value if slot in set(slots) else before[slot] for slot in range(self.num_envs)]
+        self._slots.set_attr(name, items, slots)
+
+    def wrapper_classes(self) -> tuple[list[str], ...]:
+        """Return the classes of each slot's wrappers as `module:name`, base classes too; none where nobody can tell."""
+        try:
+            found = self._slots.read_property("world.lane_wrappers")
+        except RefusedError:
+            return self._wrapper_classes_of_worlds()
+        return tuple(different[index] for _, (different, indices) in found for index in indices)
+
+    def _wrapper_classes_of_worlds(self) -> tuple[list[str], ...]:
+        """Return `wrapper_classes` where a server is older, and tells of the first lane of each world alone."""
+        try:
+            found = self._slots.read_property("world.wrappers")
+        except RefusedError:
+            return ([],) * self.num_envs
+        return tuple(names for member, names in found for _ in range(member.lanes))
+
+    def _read_property(self, key: str) -> list[Any]:
+        """Read a property that has a value for each lane; return one for each slot."""
+        return [value for _, found in self._slots.read_property(key) for value in found]
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """A generator for each slot in the very state of its environment's: a copy, whose draws the remote's keep."""
+        return tuple(generator_of(state) for state in self._read_property("world.random"))
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The seed of each slot's environment."""
+        return tuple(state["seed"] for state in self._read_property("world.random"))
+
+    def render(self) -> tuple[Any, ...]:
+        """Return the frame of every slot, as its environment's render mode gives it."""
+        return tuple(self._read_property("world.frame"))
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Leave the worlds and disconnect; worlds that were made for this environment go."""
+        self._slots.close()
+
+    def __copy__(self) -> RemoteVectorEnv:
+        """Return a copy with connections of its own, as `copy.deepcopy`: else the end of one would be the other's."""
+        return copy.deepcopy(self)
+
+    def __del__(self) -> None:
+        if "_slots" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
+            pool = self._slots.pool
+            if not pool.poller.is_frozen():
+                pool.close_all(0.0)
+
+
+class OwningVectorEnv(RemoteVectorEnv):
+    """A vector environment that ends what its servers are reached through: a listener, or a server between.
+
+    Args:
+        end: Ends it. Called by `close`, or where the environment cannot be made.
+        urls: As of `RemoteVectorEnv`.
+        keywords: As of `RemoteVectorEnv`.
+    """
+
+    def __init__(self, end: Callable[[], None], urls: str | Sequence[str] | Directory, **keywords: Any) -> None:
+        # Before anything can raise: a listener that stays open would keep its port.
+        self._end = end
+        try:
+            super().__init__(urls, **keywords)
+        except BaseException:
+            # Here nobody gets an object to close.
+            end()
+            raise
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Leave the worlds, and end what they were reached through."""
+        super().close_extras(**kwargs)
+        self._end()
+
+    def __del__(self) -> None:
+        super().__del__()
+        if "_slots" in self.__dict__ and not self.closed:  # else it was ended already
+            end_apart(self._end)
+
+
+def slots_of(envs: VectorEnv[Any, Any, Any]) -> Slots:
+    """Return what is behind the slots of a `RemoteVectorEnv`, wrapped or not, for what else steps or reads them.
+
+    Raises:
+        SettingError: It is another kind of environment.
+    """
+    base = envs.unwrapped
+    if not isinstance(base, RemoteVectorEnv):
+        raise SettingError(f"expected what make_vec_remote returns, got {envs!r} of type {type(envs).__name__}")
+    return base._slots  # noqa: SLF001 - for the parts of this package, not for users
+
+
+def _refuse_batch_wrapper(caller: FrameType | None) -> None:
+    """Raise SettingError where one of Gymnasium's vector wrappers calls, which would fail on a None instead."""
+    # A wrapper of the user's own may know what to do with None.
+    if caller is None or not str(caller.f_globals.get("__name__", "")).startswith("gymnasium."):
+        return
+    wrapper = caller.f_locals.get("self")
+    if isinstance(wrapper, VectorWrapper):
+        raise SettingError(
+            f"{type(wrapper).__name__} takes batched observations, but RemoteVectorEnv gives a tuple, with None for "
+            "slots that reset: make the environment with make_vec_remote(…, blocking=True), and wrap that"
+        )

@@ -1,0 +1,265 @@
+"""Maps a person's keys to actions: by the environment's own `get_keys_to_action`, or by the action space."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
+
+from bridge.core.worlds.default_actions import neutral_action
+from bridge.core.worlds.kinds import GymEnv, Lanes, metadata_of, read_attribute, spec_of
+
+__all__ = [
+    "ACTION_NAMES",
+    "controls_of",
+    "controls_of_space",
+    "default_keys",
+    "does_nothing",
+    "known_agent_names",
+    "known_names",
+]
+
+_MEANINGS = {"UP": "up", "DOWN": "down", "LEFT": "left", "RIGHT": "right", "FORWARD": "up", "FIRE": "space"}
+ACTION_NAMES = {
+    "Acrobot": ("LEFT", "NOOP", "RIGHT"),
+    "Blackjack": ("STICK", "HIT"),
+    "CarRacing": ("NOOP", "RIGHT", "LEFT", "UP: GAS", "DOWN: BRAKE"),
+    "CartPole": ("LEFT", "RIGHT"),
+    "CliffWalking": ("UP", "RIGHT", "DOWN", "LEFT"),
+    "FrozenLake": ("LEFT", "DOWN", "RIGHT", "UP"),
+    "LunarLander": ("NOOP", "LEFT ENGINE", "UP: MAIN ENGINE", "RIGHT ENGINE"),
+    "MountainCar": ("LEFT", "NOOP", "RIGHT"),
+    "Taxi": ("DOWN", "UP", "RIGHT", "LEFT", "TAKE IN", "DROP OFF"),
+}
+"""The names of the actions of Gymnasium's own environments, from their documentation; the environments lack them."""
+AXES = {
+    "CarRacing": (("steer", "left", "right"), ("gas", "", "up"), ("brake", "", "down")),
+    "LunarLander": (("main engine", "", "up"), ("side engine", "left", "right")),
+    "MountainCarContinuous": (("push", "left", "right"),),
+    "Pendulum": (("torque", "left", "right"),),
+}
+"""The same of those whose action is an array: the name of each number, and the keys for less and more of it."""
+AGENTS_ACTION_NAMES = {"simple": ("NOOP", "LEFT", "RIGHT", "DOWN", "UP")}
+"""The same of environments of several agents, by the first word of their names: those of mpe2, once in PettingZoo."""
+# Keys that pygame knows by numbers beyond those of characters; the small ones are those of pygame 1, as in MountainCar.
+_CODES = {
+    273: "up",
+    274: "down",
+    275: "right",
+    276: "left",
+    1073741903: "right",
+    1073741904: "left",
+    1073741905: "down",
+    1073741906: "up",
+    1073742048: "control",
+    1073742049: "shift",
+    32: "space",
+    13: "return",
+}
+_WORDS = {" ": "space", "\r": "return"}
+_RUN_TOGETHER = re.compile("(UP|DOWN|LEFT|RIGHT|FIRE)+")
+_NO_OPS = ("NOOP", "NO-OP", "NO_OP", "NOTHING", "DO NOTHING")
+_AXES = (("left", "right"), ("down", "up"), ("a", "d"), ("s", "w"))
+# Box spaces of more numbers than these are not for keys.
+_MOST_NUMBERS = 16
+
+
+def default_keys(space: Space[object], meanings: Sequence[str] | None) -> dict[frozenset[str], int]:
+    """Return keys for a Discrete space: digits, and arrows by what the actions mean or where there are up to four.
+
+    Beyond ten actions without names, the others have letters. An action whose name is no direction also has a letter of
+    its name, the first that is free.
+    """
+    if not isinstance(space, spaces.Discrete):
+        return {}
+    first, count = int(space.start), int(space.n)
+    signs = "0123456789" if meanings is not None else "0123456789bcefghijklmnopqrtuvxyz"  # w, a, s, d are arrows
+    keys = {frozenset({sign}): first + index for index, sign in enumerate(signs[:count])}
+    if meanings is not None:
+        others = list[int]()
+        for action, meaning in enumerate(meanings):
+            held = frozenset(_MEANINGS[word] for word in _words(meaning.upper()) if word in _MEANINGS)
+            if held:
+                keys[held] = first + action
+            elif not does_nothing(meanings, action):
+                others.append(action)
+        for action in others:
+            letters = (letter for letter in meanings[action].lower() if "a" <= letter <= "z")
+            if (letter := next((letter for letter in letters if frozenset({letter}) not in keys), None)) is not None:
+                keys[frozenset({letter})] = first + action
+    elif count <= 4:
+        order = {2: ("left", "right"), 3: ("left", "", "right")}.get(count, ("left", "down", "right", "up"))
+        keys |= {frozenset({key}): first + action for action, key in enumerate(order[:count]) if key}
+    return keys
+
+
+def _words(meaning: str) -> list[str]:
+    """Return the words of a meaning: PICKUP is one, and no direction; UPRIGHTFIRE, as Atari has it, is three."""
+    return re.findall("UP|DOWN|LEFT|RIGHT|FIRE" if _RUN_TOGETHER.fullmatch(meaning) else "[A-Z]+", meaning)
+
+
+def known_names(spec: EnvSpec | None, space: Space[object]) -> list[str] | None:
+    """Return what the actions of one of Gymnasium's own environments are called; None: it is none of them.
+
+    Args:
+        spec: The environment's.
+        space: Its action space.
+    """
+    # Others' environments, which have a namespace, may have the same name.
+    return _fitting(ACTION_NAMES.get(spec.name) if spec is not None and spec.namespace is None else None, space)
+
+
+def known_agent_names(name: str, space: Space[object]) -> list[str] | None:
+    """Return what an agent's actions are called in an environment of several agents; None: it is not known.
+
+    Args:
+        name: How the environment's metadata call it.
+        space: The agent's action space: those who speak beside moving have other actions.
+    """
+    return _fitting(AGENTS_ACTION_NAMES.get(name.split("_", 1)[0]), space)
+
+
+def _fitting(names: Sequence[str] | None, space: Space[object]) -> list[str] | None:
+    # A wrapper may have changed the actions: names of others would mislead.
+    return list(names) if names is not None and isinstance(space, spaces.Discrete) and space.n == len(names) else None
+
+
+def does_nothing(names: Sequence[str] | None, position: int) -> bool:
+    """True if the name of an action says that it does nothing.
+
+    Args:
+        names: What the actions are called; None: they have no names.
+        position: Which action, from 0.
+    """
+    return names is not None and position < len(names) and names[position].upper() in _NO_OPS
+
+
+def controls_of(env: GymEnv | Lanes) -> str:
+    """Return what keys do in an environment, as JSON; a function of its own is asked.
+
+    Args:
+        env: A Gymnasium environment, or a vector of them, in its own thread.
+    """
+    if isinstance(env, VectorEnv):
+        return json.dumps({"kind": "none", "why": "this world has lanes, which are not played by keys"})
+    own: dict[frozenset[str], int] = {}
+    names: list[str] | None = None
+    with contextlib.suppress(Exception):  # whatever an environment's own function raises: it has no keys then
+        own = {_held(keys): int(action) for keys, action in env.get_wrapper_attr("get_keys_to_action")().items()}
+    with contextlib.suppress(Exception):
+        names = [str(name) for name in env.get_wrapper_attr("get_action_meanings")()]
+    spec = spec_of(env)
+    # A wrapper that leaves actions out need not know of the names: those would be of other actions.
+    names = _fitting(names, env.action_space) or _enum_names(env) or known_names(spec, env.action_space)
+    axes = AXES.get(spec.name) if spec is not None and spec.namespace is None else None
+    fps = metadata_of(env).get("render_fps")
+    return controls_of_space(env.action_space, own, names, float(fps) if isinstance(fps, (int, float)) else None, axes)
+
+
+def _enum_names(env: GymEnv) -> list[str] | None:
+    """Return the names of an Enum of the actions, which MiniGrid keeps as `actions`; None: there is none."""
+    kind = read_attribute(env, "actions", None)
+    if not (inspect.isclass(kind) and issubclass(kind, enum.Enum) and isinstance(env.action_space, spaces.Discrete)):
+        return None
+    by_value = {member.value: member.name for member in kind}
+    numbers = range(int(env.action_space.start), int(env.action_space.start + env.action_space.n))
+    return [by_value[number].replace("_", " ") for number in numbers] if set(numbers) <= set(by_value) else None
+
+
+def controls_of_space(
+    space: Space[object],
+    own: Mapping[frozenset[str], int] | None = None,
+    names: list[str] | None = None,
+    fps: float | None = None,
+    axes: Sequence[tuple[str, str, str]] | None = None,
+) -> str:
+    """Return what keys do in an action space, as JSON.
+
+    `kind` is `discrete`, with `keys`, a list of `keys` that are held together and their `action`; `box`, with `axes`,
+    a list of the `index` of a number, its `name`, and the keys for `less` and `more` of it, empty where there is none;
+    or `none`, with `why`. `neutral` is the action where no key is held, and `idle` says whether that is known to do
+    nothing. `fps` is how many steps a second the environment is made for, or null.
+
+    Args:
+        space: The action space.
+        own: The action of keys that are held together, as the environment's `get_keys_to_action` says.
+        names: What the actions are called.
+        fps: The `render_fps` of the environment's metadata; None: it has none.
+        axes: The name of each number of a Box, and its keys for less and more; None: they have no names.
+    """
+    if isinstance(space, spaces.Discrete):
+        found = {held: action for held, action in (own or {}).items() if space.contains(action)}
+        no_key = found.pop(frozenset(), None)
+        keys = found or default_keys(space, names)
+        # Arrows come before digits, and each action needs one entry.
+        entries: dict[int, frozenset[str]] = {}
+        for held, action in sorted(keys.items(), key=lambda item: (min(item[0]).isdigit(), item[1])):
+            entries.setdefault(action, held)
+        neutral = int(neutral_action(space)) if no_key is None else no_key
+        if no_key is None and names is not None:
+            position = next((position for position in range(len(names)) if does_nothing(names, position)), 0)
+            neutral = int(space.start) + position
+        between = not found and names is None and int(space.n) == 3
+        if between:  # left and right
+            neutral = int(space.start) + 1
+        idle = no_key is not None or between or does_nothing(names, neutral - int(space.start))
+        if idle and neutral in entries and (found or min(entries[neutral]).isdigit()):
+            del entries[neutral]  # no key means the same
+        return json.dumps(
+            {
+                "kind": "discrete",
+                "fps": fps,
+                "start": int(space.start),
+                "n": int(space.n),
+                "neutral": neutral,
+                "idle": idle,
+                "names": names,
+                "keys": [{"keys": sorted(held), "action": action} for action, held in sorted(entries.items())],
+            }
+        )
+    if isinstance(space, spaces.Box) and space.dtype is not None and space.dtype.kind == "f":
+        count = int(np.prod(space.shape))
+        if 0 < count <= _MOST_NUMBERS:
+            # JSON has no infinity.
+            low, high = (np.clip(bound, -1e6, 1e6).reshape(-1).tolist() for bound in (space.low, space.high))
+            neutral_numbers = np.asarray(neutral_action(space), np.float64).reshape(-1).tolist()
+            if axes is None or len(axes) != count:
+                axes = [(str(index), less, more) for index, (less, more) in enumerate(_AXES[:count])]
+            return json.dumps(
+                {
+                    "kind": "box",
+                    "fps": fps,
+                    "shape": list(space.shape),
+                    "low": low,
+                    "high": high,
+                    "neutral": neutral_numbers,
+                    "axes": [
+                        {"index": index, "name": name, "less": less, "more": more}
+                        for index, (name, less, more) in enumerate(axes)
+                    ],
+                }
+            )
+    return json.dumps({"kind": "none", "why": f"there are no keys for actions of {type(space).__name__}"})
+
+
+def _held(keys: Any) -> frozenset[str]:
+    """Return the names of keys that are held together, as `get_keys_to_action` names them: characters or codes."""
+    if isinstance(keys, (str, int)) or keys is None:
+        keys = () if keys is None else (keys,)
+    return frozenset(_name(key) for key in keys if key is not None)
+
+
+def _name(key: Any) -> str:
+    if isinstance(key, (int, np.integer)):
+        # Others that pygame has no character for, such as those of the keypad, are no keys of a page.
+        return _CODES.get(int(key)) or (chr(int(key)).lower() if 0 <= key < 0x110000 else f"key {key}")
+    return _WORDS.get(key) or str(key).lower()
