@@ -206,6 +206,7 @@ check-python: $(VENV)/.installed-test $(VENV)/.installed-check
 	$(BIN)/python proto/generate.py --check
 	$(BIN)/python docs/generate.py --check
 	$(BIN)/python docs/drawings.py --check
+	$(BIN)/python deploy/grafana.py --check
 
 # ESLint and TypeScript's checker over the page's modules, which are served as they are: nothing is built.
 WEB_CHECKS = tests/web_checks/node_modules

@@ -20,7 +20,7 @@ import psutil
 from benchmarks.alone import add_busy, measuring
 from bridge.core.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.core.server.registry import Registry
 from bridge.core.server.session import Session
 from bridge.core.worlds.sources.source import EnvSource
@@ -95,7 +95,7 @@ def run(requests: int, *, clients: int = 4, seed: int = 0) -> Report:
     runtime = LocalRuntime()
     registry = Registry(
         EnvSource(lambda: CountingEnv(5)),
-        Limits(max_worlds=8, max_lanes=8, reset_world_timeout=0.01),
+        CoreLimits(max_worlds=8, max_lanes=8, reset_world_timeout=0.01),
         runtime,
     )
     sessions = [Session(registry) for _ in range(clients)]

@@ -13,43 +13,66 @@ if TYPE_CHECKING:
     from bridge.core.client.envs.env import RemoteEnv
     from bridge.core.client.envs.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.core.client.envs.vector_env import RemoteVectorEnv
-    from bridge.core.client.make import make_remote, make_vec_remote
+    from bridge.core.client.schemes import Scheme
     from bridge.core.client.slots.slot import SlotState
     from bridge.core.encoding.space_json import register_space
     from bridge.core.server.auth import Auth
-    from bridge.core.server.limits import Limits
-    from bridge.core.server.server import Server
-    from bridge.core.server.web_site import Web
+    from bridge.core.server.calls import ServedSession
+    from bridge.core.server.http11 import HttpAnswer, HttpRequest
+    from bridge.core.server.port import (
+        Admitted,
+        ConnectionHandler,
+        Conversation,
+        Port,
+        PortProtocol,
+        Route,
+        SessionRoute,
+    )
     from bridge.core.transport.credentials import TLS, ClientCredentials
     from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
     from bridge.core.worlds.realtime.clocked_world import RealTime
     from bridge.facade.blocking import serve
+    from bridge.facade.limits import Limits
+    from bridge.facade.make import make_remote, make_vec_remote
     from bridge.facade.serve import serve_gym
     from bridge.facade.serve_parallel import serve_parallel
+    from bridge.facade.server import Server
     from bridge.recording.record import Recording
     from bridge.recording.recorder import Recorder
     from bridge.version import __version__
+    from bridge.web.site import Web
 
 __all__ = [
     "TLS",
+    "Admitted",
     "Auth",
     "ClientCredentials",
+    "ConnectionHandler",
+    "Conversation",
     "Directory",
     "DnsDirectory",
     "Endpoint",
     "Episode",
     "Episodes",
     "FileDirectory",
+    "HttpAnswer",
+    "HttpRequest",
     "Limits",
     "Listener",
     "Observer",
+    "Port",
+    "PortProtocol",
     "RealTime",
     "Recorder",
     "Recording",
     "RemoteEnv",
     "RemoteParallelEnv",
     "RemoteVectorEnv",
+    "Route",
+    "Scheme",
+    "ServedSession",
     "Server",
+    "SessionRoute",
     "SlotState",
     "TimeAction",
     "Web",
@@ -77,38 +100,52 @@ _absent = {name for name, package in _NEED.items() if not is_installed(package)}
 register_remote()
 provide(
     serve_gym="bridge.facade.serve:serve_gym",
+    server="bridge.facade.server:Server",
     groups="bridge.facade.options:GROUPS",
+    make_vec_remote="bridge.facade.make:make_vec_remote",
+    other_schemes="bridge.facade.schemes:other_schemes",
     gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
 )
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
 _PLACES = {
+    "Admitted": "bridge.core.server.port",
     "Auth": "bridge.core.server.auth",
     "ClientCredentials": "bridge.core.transport.credentials",
+    "ConnectionHandler": "bridge.core.server.port",
+    "Conversation": "bridge.core.server.port",
     "Directory": "bridge.core.client.endpoints",
     "DnsDirectory": "bridge.core.client.endpoints",
     "Endpoint": "bridge.core.client.endpoints",
     "Episode": "bridge.core.worlds.observers",
     "Episodes": "bridge.core.worlds.observers",
     "FileDirectory": "bridge.core.client.endpoints",
-    "Limits": "bridge.core.server.limits",
+    "HttpAnswer": "bridge.core.server.http11",
+    "HttpRequest": "bridge.core.server.http11",
+    "Limits": "bridge.facade.limits",
     "Listener": "bridge.core.worlds.observers",
     "Observer": "bridge.core.worlds.observers",
+    "Port": "bridge.core.server.port",
+    "PortProtocol": "bridge.core.server.port",
     "RealTime": "bridge.core.worlds.realtime.clocked_world",
     "Recorder": "bridge.recording.recorder",
     "Recording": "bridge.recording.record",
     "RemoteEnv": "bridge.core.client.envs.env",
     "RemoteParallelEnv": "bridge.core.client.envs.parallel_env",
     "RemoteVectorEnv": "bridge.core.client.envs.vector_env",
-    "Server": "bridge.core.server.server",
+    "Route": "bridge.core.server.port",
+    "Scheme": "bridge.core.client.schemes",
+    "ServedSession": "bridge.core.server.calls",
+    "Server": "bridge.facade.server",
+    "SessionRoute": "bridge.core.server.port",
     "SlotState": "bridge.core.client.slots.slot",
     "TLS": "bridge.core.transport.credentials",
     "TimeAction": "bridge.core.adapters.timed",
-    "Web": "bridge.core.server.web_site",
+    "Web": "bridge.web.site",
     "__version__": "bridge.version",
     "make_parallel_remote": "bridge.core.client.envs.parallel_env",
-    "make_remote": "bridge.core.client.make",
-    "make_vec_remote": "bridge.core.client.make",
+    "make_remote": "bridge.facade.make",
+    "make_vec_remote": "bridge.facade.make",
     "register_space": "bridge.core.encoding.space_json",
     "serve": "bridge.facade.blocking",
     "serve_gym": "bridge.facade.serve",
@@ -119,7 +156,7 @@ _MODULES = {name: f"bridge.{name}" for name in ("errors", "perlert", "testing", 
 _MODULES["recording"] = "bridge.recording.reader"
 
 # Likewise what is of a feature that this installation lacks.
-for _module in _MODULES:
+for _module in {*_MODULES, *(_place.split(".")[1] for _place in _PLACES.values())}:
     if not has_feature(_module):
         _absent |= {_module, *(name for name, place in _PLACES.items() if place.startswith(f"bridge.{_module}."))}
 __all__ = [name for name in __all__ if name not in _absent]

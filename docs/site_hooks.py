@@ -1,25 +1,24 @@
 """Hooks of MkDocs: pages that are made from other files, and links that lead out of `docs/`.
 
-`PAGES` are files elsewhere in the repository: the home page is the README. The help texts of the command stand in
-`reference.md` in place of `COMMAND_LINE`. A link to a file outside of `docs/` leads to a copy of that file in the site.
+`PAGES` are files elsewhere in the repository: the home page is the README. The reference is made of its source,
+`reference.in.md`, whose names mkdocstrings replaces; `reference.md` is for who reads it in the repository. A link to
+a file outside of `docs/` leads to a copy of that file in the site.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
 import posixpath
 import re
 import sys
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from mkdocs.structure.files import File, Files
 
-from bridge.cli.program import COMMANDS, make_parser
+sys.path.insert(0, str(Path(__file__).parent))
+from reference_text import COMMAND_LINE, SOURCE, command_line
 
+_HEAD = re.compile(r"\A---\n.*?\n---\n+", re.DOTALL)
 ROOT = Path(__file__).resolve().parents[1]
 
 # Pages of the site that are files elsewhere in the repository.
@@ -29,9 +28,6 @@ PAGES = {
     "contributing.md": "CONTRIBUTING.md",
     "examples.md": "examples/README.md",
 }
-
-COMMAND_LINE = "<!-- command line -->"
-"""The help texts of all sub-commands stand here."""
 
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 
@@ -49,8 +45,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lead links out of `docs/` to the site's copies; give the home page, which has no neighbours, their room."""
     if page.is_homepage:
         page.meta["hide"] = ["navigation"]
-    if COMMAND_LINE in markdown:
-        markdown = markdown.replace(COMMAND_LINE, _command_line())
+    if page.file.src_uri == "reference.md":
+        markdown = _HEAD.sub("", SOURCE.read_text("utf-8")).replace(COMMAND_LINE, command_line())
     return LINK.sub(lambda link: link[1] + _in_site(link[2]) + (link[3] or "") + link[4], markdown)
 
 
@@ -97,19 +93,3 @@ def _linked_files(files: Files) -> set[str]:
                     )
                 found.add(path)
     return found
-
-
-def _command_line() -> str:
-    """Return the help text of each sub-command, below a heading of its own."""
-    parts = []
-    for name in COMMANDS:
-        printed = io.StringIO()
-        with (
-            contextlib.redirect_stdout(printed),
-            contextlib.suppress(SystemExit),
-            patch.dict(os.environ, COLUMNS="84"),
-            patch.object(sys, "argv", ["gymnasium-bridge"]),
-        ):
-            make_parser(name).parse_args([name, "--help"])
-        parts.append(f"### gymnasium-bridge {name}\n\n```text\n{printed.getvalue().rstrip()}\n```\n")
-    return "\n".join(parts)

@@ -218,12 +218,12 @@ def server_waits() -> tuple[float, float]:
 
 def set_websocket_clock(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[], float]) -> None:
     """Have what servers speak to browsers ask this for the time."""
-    monkeypatch.setattr("bridge.core.server.web_protocol.time", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr("bridge.core.server.http_protocol.time", SimpleNamespace(monotonic=monotonic))
 
 
 def let_wait_at_websockets(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Have servers read no more of a WebSocket of which so many bytes wait."""
-    monkeypatch.setattr("bridge.core.server.web_protocol._MAX_WAITING", size)
+    monkeypatch.setattr("bridge.ConnectionHandler.max_waiting", size)
 
 
 def charge_each_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

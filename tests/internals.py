@@ -49,7 +49,7 @@ HELPERS = {
         core.client.wire.poller core.client.envs.vector_env
         core.server.admission
         core.server.auth core.server.connection core.server.connections core.server.fair_share core.server.grpc_server
-        core.server.grpc_services core.server.serving core.server.web_protocol
+        core.server.grpc_services core.server.http_protocol core.server.serving
         core.transport.address
         core.transport.keepalive recording.library recording.replay_world web.watching.takeovers""",
     ),
@@ -105,6 +105,7 @@ HELPERS = {
         "the tables that the pages draw",
         "core.client.world.session_states perlert.lobby perlert.player core.server.session",
     ),
+    "tests/test_deploy.py": ("the list of metrics, which the dashboard shows", "core.server.metrics"),
     "tests/test_protocol_docs.py": ("the end of a stream in the server's table", "core.server.session"),
     "tests/test_dying_clients.py": ("the table of which each state is killed in", "core.server.session"),
     "tests/test_session_fast.py": ("the codec with which our client writes Steps", "core.encoding.step_codec"),
@@ -163,8 +164,8 @@ def modules() -> frozenset[str]:
 
 @functools.cache
 def documented() -> frozenset[str]:
-    """The modules and packages whose names `docs/reference.md` lists, or that an example imports."""
-    texts = (file.read_text(encoding="utf-8") for file in ROOT.glob("docs/reference.md"))
+    """The modules and packages whose names `docs/reference.in.md` lists, or that an example imports."""
+    texts = (file.read_text(encoding="utf-8") for file in ROOT.glob("docs/reference.in.md"))
     names = itertools.chain.from_iterable(re.findall(r"^::: (\S+)", text, re.MULTILINE) for text in texts)
     programs = (file.read_text(encoding="utf-8") for file in ROOT.glob("examples/**/*.py"))
     used = itertools.chain.from_iterable(re.findall(r"^from (bridge\.\S+)", text, re.MULTILINE) for text in programs)

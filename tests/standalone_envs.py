@@ -100,3 +100,24 @@ class TwoAtATime(Remarkable):
 
     def close(self):
         self._file.unlink()
+
+
+class Needy(gymnasium.Env):
+    """An environment that needs a package which nobody has."""
+
+    observation_space = action_space = spaces.Discrete(2)
+
+    def __init__(self, where: str = "reset") -> None:
+        self.where = where
+        self.need("construction")
+
+    def need(self, where: str) -> None:
+        if where == self.where:
+            try:
+                import no_such_game  # type: ignore[import-not-found]  # noqa: F401
+            except ImportError as error:
+                raise gymnasium.error.DependencyNotInstalled("the game is not installed") from error
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[int, dict]:
+        self.need("reset")
+        return 0, {}

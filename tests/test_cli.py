@@ -27,6 +27,7 @@ from bridge import TLS, Limits, make_remote, serve_gym, serve_parallel
 from bridge.cli import main
 from bridge.core.transport.credentials import TOKEN_VARIABLE, write_secret
 from bridge.errors import ConnectError, EnvironmentFailedError, SettingError
+from bridge.recording.reader import read_folder
 from bridge.testing import ServerProcess, make_certificates
 from tests.inside import add_command
 from tests.parallel_envs import Relay
@@ -54,13 +55,13 @@ def settled(server: bridge.Server) -> bool:
 
 
 class Serving:
-    """A `bridge serve` as a user starts it, with what it prints."""
+    """A `bridge serve`, or another command that serves, as a user starts it, with what it prints."""
 
-    def __init__(self, *arguments: str, cwd: Path | None = None) -> None:
-        command = [sys.executable, "-u", "-m", "bridge.__main__", "serve", *arguments]
+    def __init__(self, *arguments: str, cwd: Path | None = None, command: str = "serve") -> None:
+        words = [sys.executable, "-u", "-m", "bridge.__main__", command, *arguments]
         # Bytes and no buffer: `printed` reads as far as it needs.
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=cwd
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=cwd
         )
 
     def printed(self) -> list[str]:
@@ -102,6 +103,67 @@ def test_a_signal_drains_the_server_and_it_exits_with_0(number: int) -> None:
         code, out, err = serving.end(number)
     assert (code, err) == (0, "")
     assert "stopped" in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("command", ["policy", "web", "replay", "serve --perlert"])
+def test_every_command_that_serves_until_a_signal_then_exits_with_0_as_its_help_says(
+    command: str, number: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {
+        "policy": ["policy", "operator:neg", "--port", "0"],
+        "web": ["web", "grpc://127.0.0.1:1", "--port", "0"],
+        "serve --perlert": ["serve", "CartPole-v1", "--perlert", "0"],
+    }
+    if command == "replay":
+        with bridge.serve_gym("CartPole-v1", record=tmp_path) as server:
+            env = bridge.make_remote(server.url)
+            env.reset(seed=1)
+            env.step(0)
+            env.close()
+        words["replay"] = ["replay", str(tmp_path / read_folder(tmp_path).episodes()[0].id), "--serve"]
+    with Serving(*words[command][1:], command=words[command][0]) as serving:
+        serving.printed()
+        code, _, err = serving.end(number)
+    assert (code, err) == (0, "")
+    assert main([words[command][0], "--help"]) == 0
+    codes = capsys.readouterr().out.partition("exit codes:")[2]
+    assert re.search(r"130 +interrupted by Ctrl-C; .*\b0$", codes, re.MULTILINE), codes
+
+
+def test_a_close_environment_is_suggested_by_an_id_that_can_be_served(capsys: pytest.CaptureFixture[str]) -> None:
+    for written, meant in [
+        ("CartPole", "CartPole-v1"),
+        ("cartpole-v1", "CartPole-v1"),
+        ("CartPole-v9", "CartPole-v1"),
+        ("CartPoll-v1", "CartPole-v1"),
+        ("mountaincar", "MountainCar-v0"),
+        ("phys2d/Cartpole", "phys2d/CartPole-v1"),
+        ("gymnasium:Taxi", "gymnasium:Taxi-v4"),
+        ("gymnasium:Taxy-v4", "Taxi-v4"),
+    ]:
+        assert main(["serve", written, "--port", "0"]) == 2
+        assert f"id you mean {meant}?" in capsys.readouterr().err
+    assert main(["serve", "CartPole", "Taxi-v4"]) == 2
+    assert "no registered environment matches 'CartPole'; did you mean CartPole-v1?" in capsys.readouterr().err
+    assert main(["serve", "NothingLikeThis-v0"]) == 2
+    assert "you mean" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [("replay", "--verify"), ("export", "--mp4=films")])
+def test_an_environment_is_named_for_recordings_as_it_is_for_a_server(
+    command: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command[0], "--help"]) == 0
+    recorded = " ".join(capsys.readouterr().out.split())
+    assert main(["serve", "--help"]) == 0
+    served = " ".join(capsys.readouterr().out.split())
+    said = "a Gymnasium id; MODULE:ENV_ID imports the module first; MODULE:NAME is a function or class"
+    assert said in served
+    assert said in recorded
+    assert "--env ENV_ID" in recorded
+    assert main([command[0], str(tmp_path), command[1], "--env", "CartPole*"]) == 2
+    assert "expected --env with what makes one environment, got 'CartPole*'" in capsys.readouterr().err
 
 
 def test_a_signal_that_comes_while_the_wait_holds_its_lock_stops_the_server() -> None:

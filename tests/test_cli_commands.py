@@ -221,6 +221,10 @@ def test_commands_of_a_feature_that_an_installation_lacks_are_gone_from_the_help
         ("fleet", ["web", "ray://cart"], "lacks bridge.fleet, which a URL of ray:// needs"),
         ("dial", ["info", "listen://127.0.0.1:1"], "lacks bridge.dial, which a URL of listen:// needs"),
         ("recording", ["serve", "CartPole-v1", "--record", "runs"], "unrecognized arguments: --record"),
+        ("web", ["serve", "CartPole-v1", "--web"], "lacks bridge.web, which --web needs"),
+        ("web", ["serve", "CartPole-v1", "--web-hosts", "x"], "unrecognized arguments: --web-hosts"),
+        ("dial", ["serve", "CartPole-v1", "--dial", "grpc://127.0.0.1:1"], "lacks bridge.dial, which --dial needs"),
+        ("openenv", ["serve", "CartPole-v1", "--web", "--openenv"], "lacks bridge.openenv, which --openenv needs"),
     ],
 )
 def test_an_option_or_url_of_a_feature_that_an_installation_lacks_is_refused(
@@ -252,7 +256,16 @@ with serve_gym("CartPole-v1") as server, make_remote(server.url) as env:
         ("recording", "bridge.perlert.serve_perlert('CartPole-v1', record='runs')", "which record= needs"),
         ("web", "serve_gym('CartPole-v1', web=True)", "which web= needs"),
         ("web", "serve_parallel('x', fps=30, match=True)", "which match=True needs"),
+        ("web", "bridge.Web", "which bridge.Web needs"),
+        ("dial", "serve_gym('CartPole-v1', dial='grpc://127.0.0.1:1')", "which dial= needs"),
+        ("dial", "server.dial('grpc://127.0.0.1:1')", "which dial= needs"),
+        ("openenv", "serve_gym('CartPole-v1', web=True, openenv=True)", "which openenv= needs"),
         ("perlert", "bridge.perlert", "which this program needs"),
+        ("perlert", "make_remote('perlert://127.0.0.1:1/x:0')", "which a URL of perlert:// needs"),
+        ("perlert", "make_vec_remote(['perlert://127.0.0.1:1/x:0'])", "which a URL of perlert:// needs"),
+        ("openenv", "make_remote('openenvs://127.0.0.1:1')", "which a URL of openenvs:// needs"),
+        ("openenv", "make_vec_remote('openenv://127.0.0.1:1', num_envs=2)", "which a URL of openenv:// needs"),
+        ("dial", "make_vec_remote('listen://127.0.0.1:0', num_envs=1)", "which a URL of listen:// needs"),
         ("dial", "bridge.testing.check_server('listen://127.0.0.1:1')", "which a URL of listen:// needs"),
     ],
 )

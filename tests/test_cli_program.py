@@ -1,6 +1,7 @@
 """The command line, whatever the sub-command: options in errors, Ctrl-C, and who adds a command."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -67,14 +68,52 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bridge: interrupted\n")
 
 
-@pytest.mark.parametrize("command", ["runs", "replay", "export"])
-def test_a_command_of_an_extra_that_is_not_installed_says_in_a_line_how_to_install_it(command: str) -> None:
-    code = "import sys; sys.modules['pyarrow'] = None; from bridge.cli import main; sys.exit(main(sys.argv[1:]))"
+_WITHOUT_EXTRAS = (
+    "import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split(','))); from bridge.cli import main; "
+    "sys.exit(main(sys.argv[2:]))"
+)
+_PACKAGES_OF_EXTRAS = (
+    "pyarrow,websockets,PIL,msgpack,cryptography,rich,pygame,matplotlib,prometheus_client,grpc_health,"
+    "grpc_reflection,av,minari,pettingzoo,ray,argcomplete"
+)
+
+
+@pytest.mark.parametrize("command", program.COMMANDS)
+def test_the_help_of_a_command_needs_no_extra(command: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", code, command, "runs"], capture_output=True, text=True, timeout=DEADLINE
+        [sys.executable, "-c", _WITHOUT_EXTRAS, _PACKAGES_OF_EXTRAS, command, "--help"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "exit codes:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("runs", "runs"), "recordings need pyarrow: pip install 'gymnasium-bridge[record]'"),
+        (("replay", "runs", "--verify"), "recordings need pyarrow: pip install 'gymnasium-bridge[record]'"),
+        (("export", "runs", "--mp4", "films"), "recordings need pyarrow: pip install 'gymnasium-bridge[record]'"),
+        (
+            ("policy", "json:dumps", "--port", "0"),
+            "policies over the network need the packages msgpack and websockets: pip install",
+        ),
+    ],
+)
+def test_a_command_of_an_extra_that_is_not_installed_says_in_a_line_how_to_install_it(
+    words: tuple[str, ...], said: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_EXTRAS, _PACKAGES_OF_EXTRAS, *words],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("bridge: recordings need pyarrow: pip install 'gymnasium-bridge[record]'")
+    assert done.stderr.startswith(f"bridge: {said}")
+    assert "pip install" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -113,3 +152,46 @@ def test_the_prose_of_a_help_fits_the_terminal() -> None:
         prose = [line for line in done.stdout.splitlines() if not line.startswith(" ") and not line.endswith(":")]
         assert [line for line in prose if len(line) > 60] == []
         assert "\n  " in done.stdout.partition("examples:")[2], "commands are not divided"
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("gymnasium-bridge ser", {"serve"}),
+        ("gymnasium-bridge serve CartPole-v1 --num-e", {"--num-envs"}),
+        ("gymnasium-bridge serve CartPole-v1 --isolation ", {"process"}),
+        ("bridge export runs --lero", {"--lerobot"}),
+        ("gymnasium-bridge completion ", {"bash", "zsh", "fish"}),
+    ],
+)
+def test_bash_completes_commands_options_and_choices(typed: str, wanted: set[str], tmp_path: Path) -> None:
+    pytest.importorskip("argcomplete")
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    folder = Path(sys.executable).parent
+    script = (
+        'eval "$(gymnasium-bridge completion bash)"; '
+        f'COMP_LINE="{typed}"; COMP_POINT=${{#COMP_LINE}}; COMP_TYPE=9; COMP_WORDS=({typed}); '
+        f"COMP_CWORD=$(({len(typed.split(' '))} - 1)); _python_argcomplete {typed.split()[0]}; "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(
+        [bash, "--norc", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"},
+    )
+    # Where a word that is no option may stand, the options of every command may, too.
+    assert {*done.stdout.split()} - {"-h", "--help", "--debug"} == wanted, done.stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_of_each_shell_names_both_commands(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("argcomplete")
+    assert main(["completion", shell]) == 0
+    out = capsys.readouterr().out
+    assert "gymnasium-bridge" in out
+    assert "_ARGCOMPLETE" in out

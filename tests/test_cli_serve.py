@@ -44,18 +44,46 @@ def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() 
         "quality",
     ]
     assert {"num_envs", "vectorization_mode", "env_kwargs", "host", "port", "max_connections"} <= set(keywords)
-    assert sorted(options) == sorted(f"--{name.replace('_', '-')}" for name in keywords)
+    # Lists of names are an option that is given for each of them.
+    singular = {"protocols": "protocol", "observers": "observer"}
+    assert sorted(options) == sorted(f"--{singular.get(name, name).replace('_', '-')}" for name in keywords)
     for flag, arguments in options.items():
         assert len(arguments["help"].split()) > 2, f"the docstrings say nothing of {flag}"
 
 
 def test_the_help_has_sections_and_no_code(capsys: pytest.CaptureFixture[str]) -> None:
-    for command, least in (("serve", 10), ("web", 4)):
-        assert main([command, "--help"]) == 0
+    for command, option, least in (("serve", "--help-all", 10), ("web", "--help", 4)):
+        assert main([command, option]) == 0
         text = capsys.readouterr().out
         options, _, _ = text.partition("\nexamples:")
         assert len(re.findall(r"^\S.*:$", options, re.MULTILINE)) >= least, text
         assert not re.search(r"`|\b(None|True|False)\b", options), options
+
+
+def test_the_help_is_a_screen_of_usual_options_and_help_all_has_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = {}
+    for option in ("--help", "-h", "--help-all"):
+        assert main(["serve", option]) == 0
+        shown[option] = capsys.readouterr().out
+    assert shown["--help"] == shown["-h"]
+    assert len(shown["--help"].splitlines()) <= 50
+    every = serve_options_of(shown["--help-all"])
+    assert {flag for flag, _ in serve_options()} | {"--perlert", "--exit-on-eof", "--debug"} <= every
+    usual = serve_options_of(shown["--help"])
+    assert {"--num-envs", "--env-kwargs", "--host", "--port", "--token-file", "--fps", "--web", "--record"} <= usual
+    assert usual <= every
+    for text in shown.values():
+        assert "MODULE:NAME is a function or class that makes an environment" in " ".join(text.split())
+        assert "examples:\n  bridge serve CartPole-v1" in text
+        assert text.count("exit codes:") == 1
+
+
+def serve_options_of(text: str) -> set[str]:
+    """The flags that a help lists."""
+    return set(re.findall(r"^  (?:-\w(?: \w+)?, )?(--[a-z0-9-]+)", text, re.MULTILINE))
 
 
 @pytest.mark.parametrize("option", ["--vectorization-mode", "--isolation", "--missing-agent", "--transport"])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import json
 import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
+from bridge import serve_gym
 from bridge.cli import make_parser
+from bridge.core.server.metrics import METRICS
 from tests.test_packaging import MODULES, source_of
 
 if sys.version_info >= (3, 11):
@@ -261,3 +265,40 @@ def test_the_pinned_versions_are_of_all_dependencies_and_within_their_bounds() -
     for text in [*project["dependencies"], *project["optional-dependencies"]["ops"]]:
         requirement = Requirement(text)
         assert requirement.specifier.contains(pinned[requirement.name]), text
+
+
+def test_the_list_of_metrics_is_what_a_server_gives() -> None:
+    with serve_gym("CartPole-v1", metrics_port=0) as server:
+        url = f"http://127.0.0.1:{server.metrics_port}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            text = answer.read().decode()
+    given = dict(re.findall(r"^# TYPE (bridge_\w+) (\w+)$", text, re.MULTILINE))
+    created = {name for name in given if name.endswith("_created")}  # of the library: when a counter began
+    assert {metric.name: metric.kind for metric in METRICS} == {
+        name: kind for name, kind in given.items() if name not in created
+    }
+    for metric in METRICS:
+        for labels in re.findall(rf"^{metric.name}{{([^}}]*)}} ", text, re.MULTILINE):
+            assert set(re.findall(r"(\w+)=", labels)) == set(metric.labels)
+
+
+def test_the_dashboard_is_current_and_has_a_panel_for_every_metric_and_no_other() -> None:
+    script = ROOT / "deploy" / "grafana.py"
+    subprocess.run([sys.executable, script, "--check"], check=True, timeout=60)
+    made = json.loads(script.with_suffix(".json").read_text("utf-8"))
+    asked = [target["expr"] for panel in made["panels"] for target in panel["targets"]]
+    asked += [variable["query"] for variable in made["templating"]["list"]]
+    named = {re.sub("_bucket$", "", name) for text in asked for name in re.findall(r"\bbridge_\w+", text)}
+    assert named == {metric.name for metric in METRICS}
+    assert all(text.count(left) == text.count(right) for text in asked for left, right in ("()", "{}", "[]"))
+    assert len({panel["id"] for panel in made["panels"]}) == len(made["panels"])
+    places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in made["panels"]}
+    assert len(places) == len(made["panels"])
+    check = (ROOT / "Makefile").read_text("utf-8").partition("\ncheck-python:")[2].partition("\n\n")[0]
+    assert "deploy/grafana.py --check" in check
+
+
+def test_the_page_on_clusters_lists_every_metric() -> None:
+    page = (ROOT / "docs" / "cluster.md").read_text("utf-8")
+    listed = re.findall(r"^\| `(bridge_\w+)[`{]", page, re.MULTILINE)
+    assert listed == [metric.name for metric in METRICS]

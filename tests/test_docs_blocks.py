@@ -274,8 +274,13 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         ),
         Block({**LOCAL, "num_envs=8": "num_envs=2"}, CARTPOLE, after=RESET),
     ],
-    "plugins.md": [Elsewhere("tests/test_cli_commands.py")],
-    "reference.md": [Elsewhere("tests/test_readme.py")],
+    "plugins.md": [
+        Elsewhere("tests/test_cli_commands.py"),
+        *[Elsewhere("tests/test_port_protocols.py")] * 3,
+        *[Elsewhere("tests/test_schemes.py")] * 2,
+    ],
+    "reference.in.md": [Elsewhere("tests/test_readme.py")],
+    "reference.md": [Elsewhere("tests/test_readme.py")],  # made of it
     "security.md": [
         Block({"port=50051": "port={port}", '"0.0.0.0"': '"127.0.0.1"'}, with_certificates(nothing), serves=True),
         Block({"gpu-box.lan:50051": "127.0.0.1:{port}"}, block_of("security.md", 0), after=RESET),
@@ -301,7 +306,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
 
 def python_blocks(page: str) -> list[str]:
     return re.findall(
-        r"^```python(?: title=.*)?\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        r"^```python(?: title=[^\n]*)?\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
     )
 
 

@@ -6,7 +6,14 @@ import itertools
 
 import pytest
 
-from bridge.core.client.slots.endpoint import TRANSITIONS, EndpointEvent, EndpointRecord, EndpointState, event_of
+from bridge.core.client.slots.endpoint import (
+    TRANSITIONS,
+    EndpointEvent,
+    EndpointRecord,
+    EndpointState,
+    change_of,
+    event_of,
+)
 from bridge.errors import Code, ConnectError, EnvironmentFailedError, PeerError, RefusedError
 
 WELL = (EndpointState.UNTRIED, EndpointState.UP)
@@ -31,6 +38,19 @@ def test_trouble_leads_out_of_every_state_that_is_well(state: EndpointState) -> 
 def test_only_an_observation_shows_that_an_environment_fails_no_more() -> None:
     assert TRANSITIONS[EndpointState.FAILING, EndpointEvent.JOINED] is EndpointState.FAILING
     assert TRANSITIONS[EndpointState.FAILING, EndpointEvent.OBSERVED] is EndpointState.UP
+
+
+def test_each_change_of_state_reads_as_a_sentence_about_the_server() -> None:
+    changes = {(before, after) for (before, _), after in TRANSITIONS.items() if before is not after}
+    for before, after in changes:
+        text = change_of(before, after)
+        assert text.split()[0] in {"does", "no", "is", "answers", "answers,", "has", "accepts", "was", "shuts"}, text
+        # The names of states are our own words.
+        assert not {"dark", "up", "untried", "failing", "refused", "draining"} & {*text.replace(",", "").split()}
+    assert change_of(EndpointState.UP, EndpointState.DARK) == "no longer answers"
+    assert change_of(EndpointState.UNTRIED, EndpointState.DARK) == "does not answer"
+    assert change_of(EndpointState.DARK, EndpointState.UP) == "answers again"
+    assert change_of(EndpointState.FULL, EndpointState.UP) == "has room again"
 
 
 def test_the_pauses_grow_and_those_who_fail_together_count_as_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import shutil
 import socket
@@ -17,6 +18,7 @@ from gymnasium import spaces
 
 from bridge import TLS, FileDirectory, serve_gym
 from bridge.cli import main
+from bridge.cli.evaluate import EvaluationProgress
 from bridge.errors import ConnectError, InvalidActionError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, compare, evaluate, serve_policy
 from bridge.testing import make_certificates
@@ -330,6 +332,40 @@ def test_the_command_evaluates_compares_and_records(tmp_path, expected):
     listed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
     recorded = {item["seed"]: item["return"] for item in map(json.loads, listed) if not item["incomplete"]}
     assert [recorded[5 + number] for number in range(EPISODES)] == expected
+
+
+def test_progress_is_a_line_now_and_then_in_a_file_and_a_bar_at_a_terminal(monkeypatch, capsys):
+    time = [0.0]
+    progress = EvaluationProgress(["the first: ", "the second: "], 8, lambda: time[0])
+    for time[0], done in ((4.0, 1), (10.0, 2), (12.0, 3), (25.0, 5), (40.0, 8), (52.0, 0)):
+        progress(done, 8)
+    time[0] = 80.0
+    progress.tell()  # as the thread does, which looks while no episode ends
+    progress.tell()
+    assert capsys.readouterr().err.splitlines() == [
+        "bridge: the first: 2 of 8 episodes in 10 s, some 30 s to go",
+        "bridge: the first: 5 of 8 episodes in 25 s, some 15 s to go",
+        "bridge: the second: 0 of 8 episodes in 12 s",
+        "bridge: the second: 0 of 8 episodes in 40 s",
+    ]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    progress = EvaluationProgress([""], 8)
+    progress(4, 8)
+    progress(8, 8)
+    half, whole = "#" * 15 + " " * 15, "#" * 30
+    assert capsys.readouterr().err == f"\r[{half}] 4/8 episodes\r[{whole}] 8/8 episodes\n"
+
+
+def test_progress_in_a_file_is_told_while_no_episode_ends(monkeypatch):
+    """An episode may take minutes."""
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+
+    class Soon(EvaluationProgress):
+        period = 0.0
+
+    with Soon([""], 7):
+        until(lambda: shown.getvalue().startswith("bridge: 0 of 7 episodes in "))
 
 
 def certificates(folder):

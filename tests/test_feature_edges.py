@@ -37,24 +37,10 @@ BLOCKS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 ALONE = ("bridge/errors.py", "bridge/version.py", "bridge/registration.py")
 """Modules beside the package's own that are a place by themselves: everything stands on them."""
 FOLDERS_NOT_YET = {
-    ("bridge/core/client/make.py", "bridge/core/client/envs"),
-    ("bridge/core/client/make.py", "bridge/dial"),
-    ("bridge/core/client/make.py", "bridge/openenv"),
-    ("bridge/core/client/make.py", "bridge/perlert"),
-    ("bridge/core/client/make.py", "wrappers"),
-    ("bridge/core/client/options.py", "bridge/core/client/slots"),
-    ("bridge/core/server/server.py", "bridge/dial"),
-    ("bridge/core/server/server.py", "bridge/openenv"),
     ("bridge/core/worlds/policies.py", "bridge/policies"),
 }
 """Files, and the folders that they import although their docstrings do not allow it: to be mended, so none is added."""
 CORE_EDGES_NOT_YET = {
-    ("bridge/core/client/make.py", "bridge/dial/listener.py"),
-    ("bridge/core/client/make.py", "bridge/openenv/env.py"),
-    ("bridge/core/client/make.py", "bridge/perlert"),
-    ("bridge/core/client/make.py", "wrappers/blocking_reset.py"),
-    ("bridge/core/server/server.py", "bridge/dial/dialing.py"),
-    ("bridge/core/server/server.py", "bridge/openenv/protocol.py"),
     ("bridge/core/worlds/policies.py", "bridge/policies/remote_policy.py"),
 }
 """Imports of the core of what is none of it: to be mended, so none is added."""
@@ -81,17 +67,16 @@ EXCEPTED = {
     ("", "listen"): "what a socket does",
     ("encoding/step_codec.py", "match"): "the method of a pattern of `re`",
     ("encoding/step_codec.py", "matches"): "bytes that have the form of a template",
-    ("server/failure_log.py", "match"): "the method of a pattern of `re`, and its result",
-    ("server/grpc_server.py", "match"): "the result of a pattern of `re`",
-    ("server/auth.py", "matches"): "a token that is compared",
-    ("transport/credentials.py", "matches"): "a token that is compared",
+    ("server/failure_log.py", "match"): "the method of a pattern of `re`",
     ("keywords.py", "matches"): "difflib's `get_close_matches`",
     ("worlds/recipe.py", "matches"): "an id that is looked for among those that are registered",
-    ("server/fair_share.py", "page"): "a page of memory, 4096 bytes",
-    ("server/fair_share.py", "pages"): "pages of memory",
     ("transport/service.py", "gateway"): "BAD_GATEWAY and GATEWAY_TIMEOUT, statuses of HTTP",
     ("transport/websocket.py", "gateway"): "BAD_GATEWAY, a code with which a WebSocket closes",
     ("transport/message_socket.py", "gateway"): "what HTTP calls a proxy that answers by itself",
+    ("server/http11.py", "page"): "a page of any site, on whose behalf a browser asks: what HTTP keeps apart by Origin",
+    ("server/registry.py", "web"): "the property `server.web` on the wire",
+    ("server/registry.py", "seats"): "a key of that property",
+    ("server/server.py", "web"): "the extra that brings WebSocket, and the public `Server.web_url`",
     ("client/wire/connection.py", "web"): "the extra that brings WebSocket",
     ("image_files.py", "web"): "the extra that brings Pillow",
     (
@@ -105,40 +90,16 @@ EXCEPTED = {
 }
 """Words of `FEATURE_NAMES` that mean something else here: by the file in the core, or "" for all, with the reason."""
 NAMES_NOT_YET = {
-    ("client/make.py", "openenv"),
-    ("client/make.py", "perlert"),
-    ("client/options.py", "openenv"),
-    ("client/options.py", "perlert"),
     ("client/wire/connect.py", "dialed"),
     ("client/wire/connection.py", "dialed"),
     ("client/wire/dialed.py", "dialed"),
     ("client/wire/grpc_client.py", "dialed"),
     ("client/wire/websocket_client.py", "dialed"),
     ("keywords.py", "web"),
-    ("server/first_bytes.py", "web"),
-    ("server/limits.py", "seat"),
-    ("server/limits.py", "takeover"),
-    ("server/registry.py", "match"),
-    ("server/registry.py", "page"),
-    ("server/registry.py", "recording"),
-    ("server/registry.py", "replay"),
-    ("server/registry.py", "seats"),
-    ("server/registry.py", "web"),
-    ("server/server.py", "dial"),
-    ("server/server.py", "dialed"),
-    ("server/server.py", "dialing"),
-    ("server/server.py", "openenv"),
-    ("server/server.py", "web"),
-    ("server/web_protocol.py", "dialed"),
-    ("server/web_protocol.py", "web"),
-    ("server/web_site.py", "openenv"),
-    ("server/web_site.py", "page"),
-    ("server/web_site.py", "web"),
     ("transport/address.py", "dialed"),
-    ("transport/address.py", "openenv"),
-    ("transport/address.py", "perlert"),
     ("transport/remedies.py", "web"),
     ("worlds/base.py", "seats"),
+    ("worlds/single.py", "seats"),
     ("worlds/multi_agent/world.py", "seats"),
     ("worlds/realtime/agent.py", "seat"),
     ("worlds/realtime/clocked_world.py", "seat"),
@@ -151,8 +112,6 @@ NAMES_NOT_YET = {
 }
 """Files of the core, and words in them that name a feature: to be mended, so none is added."""
 CIRCLES_NOT_YET = {
-    ("bridge/core/client/make.py", "wrappers/blocking_reset.py"),
-    ("bridge/core/server/server.py", "bridge/dial/dialing.py"),
     (
         "bridge/core/worlds/realtime/agent.py",
         "bridge/core/worlds/realtime/clocked_world.py",
@@ -454,6 +413,13 @@ def test_no_circle_of_features_knows_each_other():
 def test_a_feature_imports_nothing_that_stands_above_it(feature):
     found = [each for path in files() if feature_of(path) == feature for each in imports(path)]
     assert [each for each in found if is_in(each.target, ABOVE)] == []
+
+
+@pytest.mark.parametrize("folder", ["bridge/core/client", "bridge/core/transport"])
+def test_the_client_and_the_transport_import_no_feature_and_nothing_that_stands_above(folder):
+    found = [each for path in files() if is_in(path, folder) for each in imports(path)]
+    assert len(found) > 20
+    assert [each for each in found if feature_of(each.target) or is_in(each.target, (*ABOVE, "wrappers"))] == []
 
 
 def test_imports_are_told_apart_by_when_they_run(tmp_path, monkeypatch):

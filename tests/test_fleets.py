@@ -77,7 +77,7 @@ def test_of_a_list_who_answers_stands_in_for_who_is_silent(caplog: pytest.LogCap
         assert set(envs.env.urls) == {one.url, other.url}
         assert envs.reset(seed=0)[0].shape == (3, 2)
         (line,) = lines(caplog, "stands in for it")
-        assert line.startswith(f"{url} has not said anything within 0.5 s: ")
+        assert line.startswith(f"{url} has not replied within 0.5 s: ")
         envs.close()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -60,6 +62,30 @@ def test_who_comes_back_with_the_key_plays_on_in_the_same_round(serve, client, c
     back.step(2)
     clock.advance(FRAME)
     assert viewer.seats("name", "playing", "return")[0] == ("Ann", True, 6.0)
+
+
+def test_who_asks_for_a_seat_that_somebody_may_come_back_to_hears_when_it_is_free(serve, client):  # noqa: F811
+    server = serve(lambda: Relay(horizon=500), limits=Limits(seat_timeout=300.0))
+    ann, bob, cyd = (client(server).sit(agent, "person:X", seat_key=KEY + agent) for agent in ("ann", "bob", "cyd"))
+
+    def told(**settings):
+        code, message = refusal(client(server), player="person:Eve", **settings)
+        assert code is Code.RESOURCE_EXHAUSTED
+        return re.findall(r"free in (\d+) s, unless they come back$", message)
+
+    assert told(agent="ann") == [], "she is there"
+    ann.die()
+    until(lambda: told(agent="ann"))
+    # Whichever key, and whoever asks for any seat.
+    for settings in ({"agent": "ann"}, {"agent": "ann", "seat_key": "e" * 24}, {"role": "player"}, {}):
+        (seconds,) = told(**settings)
+        assert 240 <= int(seconds) <= 300
+    assert told(agent="bob") == [], "his seat is not kept"
+    client(server).sit("ann", "person:X", seat_key=KEY + "ann")
+    assert told(agent="ann") == [], "she is back"
+    for stream in (bob, cyd):
+        stream.die()
+    until(lambda: told(agent="cyd"))
 
 
 def test_a_player_with_pictures_comes_back_too_and_looks_anew(serve, client, clock):  # noqa: F811
@@ -141,6 +167,7 @@ def test_a_person_who_took_over_has_the_place_again_and_the_agent_acted_meanwhil
         code, message = refusal(eve, role="takeover", name="Eve")
         assert code is Code.RESOURCE_EXHAUSTED
         assert "'Ann' has the seat already" in message
+        assert re.search(r"free in (30|2\d) s, unless they come back", message)
         back = Client(server, own_connection=True).join("", role="takeover", name="Ann", seat_key=KEY)
         back.ask(step=pb.StepRequest())
         hold(back)

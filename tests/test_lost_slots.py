@@ -673,7 +673,9 @@ def test_slots_of_a_list_go_back_to_their_server_once_it_is_mended(monkeypatch, 
         assert envs.env.urls == before
         assert [len(report.slots) for report in envs.env.remotes()] == [1] * 6, "no spare is left"
         assert all(report.steps_asked == report.steps_received for report in envs.env.remotes())
-        assert [r.getMessage() for r in caplog.records if "is up again" in r.getMessage()] == [f"{urls[1]} is up again"]
+        assert [r.getMessage() for r in caplog.records if "answers again" in r.getMessage()] == [
+            f"{urls[1]} answers again"
+        ]
 
 
 def test_a_copy_of_a_list_has_its_slots_at_their_own_servers(monkeypatch):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import io
 import re
 import shlex
 import subprocess
@@ -29,7 +32,8 @@ else:
 ROOT = Path(__file__).parents[1]
 CORE = ROOT / "bridge" / "core"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-API = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
+API = (ROOT / "docs/reference.in.md").read_text(encoding="utf-8")
+REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
@@ -174,10 +178,18 @@ def test_contributing_names_files_that_there_are() -> None:
 
 def test_pages_name_what_users_need_by_its_public_name() -> None:
     # The logger's name; and keywords, whose entries in the reference show the last part alone.
-    inside = {"bridge.core.server"}
+    inside = {"bridge.core.server", "bridge.core.worlds.single.EnvWorld"}
     inside |= {f"bridge.core.client.options.{name}Options" for name in ("Remote", "Env", "Vector")}
     pages = [path.read_text("utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
     assert {name for page in pages for name in re.findall(r"bridge\.(?:core|facade)\.[\w.]+\w", page)} == inside
+
+
+def help_of(*words: str) -> str:
+    """What the command line writes."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        main(list(words))
+    return out.getvalue()
 
 
 def test_the_reference_has_every_public_name() -> None:
@@ -191,6 +203,38 @@ def test_the_reference_has_every_public_name() -> None:
 
 def test_the_site_has_the_help_text_of_every_command() -> None:
     assert "\n<!-- command line -->\n" in API  # docs/site_hooks.py writes them there
+
+
+def test_the_reference_is_readable_in_the_repository_as_it_is() -> None:
+    assert ":::" not in REFERENCE
+    assert "<!-- command line -->" not in REFERENCE
+    for name in re.findall(r"^::: (bridge[\w.]*)", API, re.MULTILINE):
+        assert name == "bridge.errors" or f'<a id="{name}"></a>`{name}`\n' in REFERENCE
+    for name in bridge.errors.__all__:
+        assert f"`bridge.errors.{name}`\n" in REFERENCE
+    for function in (bridge.serve_gym, bridge.serve_parallel, bridge.make_remote, bridge.make_vec_remote):
+        # The options of `make_vec_remote` are entries of their own in its section.
+        end = "\n## " if function is bridge.make_vec_remote else "\n### "
+        entry = REFERENCE.partition(f"`bridge.{function.__name__}`\n")[2].partition(end)[0]
+        keywords = [
+            name for name, each in inspect.signature(function).parameters.items() if each.kind != each.VAR_KEYWORD
+        ]
+        assert len(keywords) > 3
+        assert [name for name in keywords if not re.search(rf"^- `{name}[`:]", entry, re.MULTILINE)] == []
+    commands = re.findall(r"^    (\w+)", help_of("--help"), re.MULTILINE)
+    assert len(commands) > 15
+    for command in commands:
+        assert f"### gymnasium-bridge {command}\n\n```text\nusage: gymnasium-bridge {command} " in REFERENCE
+    flags = re.findall(r"^  (--[\w-]+)", help_of("serve", "--help-all"), re.MULTILINE)
+    assert len(flags) > 50
+    for flag in flags:
+        assert re.search(rf"^  {flag}\b", REFERENCE, re.MULTILINE), flag
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="argparse writes a help otherwise there")
+def test_the_reference_is_current() -> None:
+    pytest.importorskip("griffe")
+    subprocess.run([sys.executable, "docs/generate.py", "--check"], cwd=ROOT, check=True, timeout=120)
 
 
 @pytest.mark.parametrize("page", PAGES)

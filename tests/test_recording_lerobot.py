@@ -58,6 +58,43 @@ class Painter(gymnasium.Env[Any, Any]):
         return self.picture(), 0.5, self.steps == 8, False, {}
 
 
+COLOURS = spaces.Box(0, 255, (16, 16, 3), np.uint8)
+
+
+class Robot(Painter):
+    """Three cameras, one of them a level lower, and numbers of several kinds."""
+
+    observation_space = spaces.Dict(  # type: ignore[assignment]
+        {
+            "pixels": spaces.Dict({"top": Painter.observation_space, "wrist": COLOURS}),
+            "agent_pos": spaces.Box(-1e3, 1e3, (3,), np.float32),
+            "environment_state": spaces.Box(-1e3, 1e3, (2,), np.float32),
+            "arm": spaces.Dict(
+                {
+                    "hand camera": spaces.Box(0, 255, (20, 30, 3), np.uint8),
+                    "gripper": spaces.Discrete(9),
+                    "matrix": spaces.Box(-1e3, 1e3, (2, 2), np.float64),
+                }
+            ),
+            "many": spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(2)]),
+        }
+    )
+
+    def picture(self) -> Any:
+        grey, number = 20 + 20 * self.steps, self.steps / 3
+        return {
+            "pixels": {"top": super().picture(), "wrist": np.full((16, 16, 3), grey + 1, np.uint8)},
+            "agent_pos": np.array([number, -number, 1], np.float32),
+            "environment_state": np.array([number, 7], np.float32),
+            "arm": {
+                "hand camera": np.full((20, 30, 3), grey + 2, np.uint8),
+                "gripper": np.int64(self.steps),
+                "matrix": np.full((2, 2), number),
+            },
+            "many": (np.int64(1), np.array([0, 1], np.int8)),
+        }
+
+
 def record(folder: Path, env: Any, episodes: int = 3, **options: Any) -> list[RecordedEpisode]:
     kwargs = {"render_mode": "rgb_array"} if options.get("frames") else None
     with serve_gym(env, record=Recording(folder, observations=True, **options), env_kwargs=kwargs) as server:
@@ -227,9 +264,67 @@ def test_the_name_of_an_agent_in_a_strangers_recording_is_no_path(tmp_path, name
     assert all(path.is_relative_to(tmp_path / "out" / "set") for path in written)
 
 
+def test_a_robots_cameras_are_films_and_its_numbers_one_state(tmp_path):
+    recorded = record(tmp_path / "runs", Robot, episodes=2)
+    export_lerobot(recorded, tmp_path / "set")
+    info, frames, rows = check(tmp_path / "set")
+    seen = {name: feature for name, feature in info["features"].items() if name.startswith("observation.")}
+    assert {name: feature["dtype"] for name, feature in seen.items()} == {
+        "observation.images.top": "video",
+        "observation.images.wrist": "video",
+        "observation.images.arm.hand_camera": "video",
+        "observation.state": "float64",
+        "observation.environment_state": "float32",
+    }
+    assert seen["observation.state"]["names"] == [
+        "agent_pos_0", "agent_pos_1", "agent_pos_2", "arm.gripper", "arm.matrix_0", "arm.matrix_1",
+        "arm.matrix_2", "arm.matrix_3", "many.0", "many.1_0", "many.1_1",
+    ]  # fmt: skip
+    at = 0
+    for row, episode in zip(rows, recorded, strict=True):
+        for one in load_episode(episode).observations[:-1]:
+            arm, many = one["arm"], one["many"]
+            state = [*one["agent_pos"], arm["gripper"], *arm["matrix"].ravel(), many[0], *many[1]]
+            assert frames["observation.state"][at].as_py() == [float(value) for value in state]
+            assert frames["observation.environment_state"][at].as_py() == pytest.approx(one["environment_state"])
+            at += 1
+        assert at == row["dataset_to_index"]
+    for number, name in enumerate(("top", "wrist", "arm.hand_camera")):
+        film = film_of(tmp_path / "set", info, f"observation.images.{name}")
+        assert len(film) == at
+        means = [picture.mean() for picture in film[:8]]
+        assert means == pytest.approx([20 + 20 * step + number for step in range(8)], abs=4), name
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"depth": spaces.Box(0, 1, (4, 4, 1), np.float32)}, r"'depth' of the shape \(4, 4, 1\) .* leave 'depth' out"),
+        ({"eye": spaces.Dict({"grey": spaces.Box(0, 255, (8, 8), np.uint8)})}, r"'eye.grey' of the shape \(8, 8\)"),
+        ({"order": spaces.Text(5)}, "'order' of Text: .*FilterObservation"),
+        (
+            {"a b": COLOURS, "a_b": COLOURS},
+            "'a b' and the observation 'a_b' would both be observation.images.a_b",
+        ),
+        ({"pixels": spaces.Dict({"top": COLOURS}), "top": COLOURS}, "would both be observation.images.top"),
+    ],
+)
+def test_a_part_of_a_dict_that_has_no_feature_is_named_with_what_to_do(tmp_path, parts, said):
+    class Odd(Painter):
+        observation_space = spaces.Dict(parts)
+
+        def picture(self):
+            return self.observation_space.sample()
+
+    recorded = record(tmp_path / "runs", Odd, episodes=1)
+    with pytest.raises(SettingError, match=said):
+        export_lerobot(recorded, tmp_path / "set")
+    assert not (tmp_path / "set").exists()
+
+
 def test_what_the_format_has_no_place_for_is_said_and_leaves_nothing_behind(tmp_path):
-    recorded = record(tmp_path / "runs", Dictionary, episodes=1)
-    with pytest.raises(SettingError, match="no feature for observations of Dict"):
+    recorded = record(tmp_path / "runs", Talker, episodes=1)
+    with pytest.raises(SettingError, match="no feature for observations of Text"):
         export_lerobot(recorded, tmp_path / "set")
     assert not (tmp_path / "set").exists()
     (tmp_path / "set").mkdir()
@@ -238,10 +333,10 @@ def test_what_the_format_has_no_place_for_is_said_and_leaves_nothing_behind(tmp_
     assert (tmp_path / "set").exists()
 
 
-class Dictionary(Painter):
-    """Its observations are dicts."""
+class Talker(Painter):
+    """Its observations are texts."""
 
-    observation_space = spaces.Dict({"a": spaces.Discrete(2)})  # type: ignore[assignment]
+    observation_space = spaces.Text(5)  # type: ignore[assignment]
 
     def picture(self) -> Any:
-        return {"a": np.int64(1)}
+        return "hello"

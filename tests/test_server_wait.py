@@ -187,7 +187,7 @@ def test_of_a_list_it_is_enough_that_one_answers(caplog: pytest.LogCaptureFixtur
     with started_later(caplog, serve(up)):
         envs = make_vec_remote(urls if first else urls[::-1], wait_for_server=PATIENCE, blocking=True)
         assert envs.env.urls == (urls[0],) * 2
-        assert f"{away} is not up: {urls[0]} stands in for it" in caplog.text
+        assert f"{away} does not answer: {urls[0]} stands in for it" in caplog.text
         envs.reset(seed=0)
         envs.close()
 

@@ -5,12 +5,14 @@ import io
 import os
 import re
 import runpy
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import tokenize
 import warnings
+from pathlib import Path
 
 import grpc
 import gymnasium
@@ -713,7 +715,8 @@ def test_it_speaks_tls(mutual, tmp_path):
     ("arguments", "reason"),
     [
         (["NoSuchEnv-v0"], "no environment 'NoSuchEnv-v0'"),
-        (["no_such_module:Env-v0"], "no_such_module"),
+        (["no_such_module:Env-v0"], "no_such_module:Env-v0 cannot be served: No module named 'no_such_module'"),
+        (["bridge.no_such:Env-v0"], "bridge.no_such:Env-v0 cannot be served: No module named 'bridge.no_such'"),
         (["CartPole-v1", "--num-envs", "0"], "expected num_envs to be an integer from 1"),
         (["CartPole-v1", "--port", "99999"], "the port of 127.0.0.1:99999 is taken, or is no port of 1 to 65535"),
         (["CartPole-v1", "--port", "-1"], "the port of 127.0.0.1:-1 is taken, or is no port of 1 to 65535"),
@@ -728,6 +731,42 @@ def test_the_command_line_says_what_is_wrong(arguments, reason):
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=FILE.parents[2], check=False)
     assert done.returncode != 0
     assert reason in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr or "Graph" in done.stderr
+
+
+@pytest.mark.parametrize("python", ["2.7", "3.5", "3.6"])
+def test_an_older_python_is_told_what_is_needed(python):
+    """Those before 3.6 print the line that they cannot read: it is the one that says so."""
+    found = [
+        *Path.home().glob(f".pyenv/versions/{python}.*/bin/python"),
+        *filter(None, [shutil.which(f"python{python}")]),
+    ]
+    for interpreter in found[:1]:
+        done = subprocess.run(
+            [interpreter, str(FILE), "CartPole-v1"], capture_output=True, text=True, timeout=DEADLINE, check=False
+        )
+        assert done.returncode == 1
+        assert "serve_env.py needs Python 3.7 or newer" in done.stderr
+        assert "Traceback" not in done.stderr
+    # Without the interpreter: nothing before the line is newer than Python 2.7.
+    before = FILE.read_text("ascii").partition("    raise SystemExit(f")[0]
+    assert not re.search(r"\bf\"|: \w+ = |:=|\basync\b|\bnonlocal\b|print\(", before)
+    ast.parse(f"{before}    pass\n", feature_version=(3, 4))
+
+
+def test_a_package_that_an_environment_lacks_is_named():
+    """Also where a library raises an error of its own, as Gymnasium does without pygame."""
+    said = "The server's Python has no module 'no_such_game': install the package that has it there."
+    with standalone(f"{ENVS}:Needy") as server:
+        env = make_remote(server.url)
+        with pytest.raises(EnvironmentFailedError, match="DependencyNotInstalled in reset: the game is not") as caught:
+            env.reset()
+        assert str(caught.value).rstrip().endswith(said)
+        env.close()
+    command = [sys.executable, str(FILE), f"{ENVS}:Needy", "--env-kwargs", "where=construction"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=FILE.parents[2], check=False)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith(said)
 
 
 def test_a_signal_while_a_result_is_handed_over_ends_the_server_in_order():

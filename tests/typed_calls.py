@@ -15,6 +15,9 @@ def mistakes(url: str) -> None:
     """Make each of them."""
     make_remote(url, tokenfile="token.txt")  # pyright: ignore[reportCallIssue]
     make_remote(url, role="viewer")  # pyright: ignore[reportArgumentType]
+    make_remote(url, scheme_options=["names_file"])  # pyright: ignore[reportArgumentType]
+    make_remote(url, names_file="names.json")  # pyright: ignore[reportCallIssue]
+    make_vec_remote(url, scheme_options="names.json")  # pyright: ignore[reportArgumentType]
     make_vec_remote(url, num_env=4)  # pyright: ignore[reportCallIssue]
     make_vec_remote(url, on_lost="wait")  # pyright: ignore[reportCallIssue]
     make_vec_remote(url, blocking=True, on_lost="waits")  # pyright: ignore[reportArgumentType]
@@ -34,6 +37,8 @@ def mistakes(url: str) -> None:
 def taken(url: str) -> None:
     """Call what is right."""
     make_remote(url, token_file="token.txt", tag="Ann")
+    make_remote(url, scheme_options={"names_file": "names.json"})
+    make_vec_remote(url, blocking=True, scheme_options={"names_file": "names.json"}, use_profile=False).close()
     env = make_remote(url)
     env.gravity = 2.0
     print(env.gravity, env.get_action_meanings())

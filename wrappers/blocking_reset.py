@@ -12,7 +12,6 @@ from gymnasium.vector import AutoresetMode
 
 from bridge.core.client.attributes import OwnAttributes
 from bridge.core.client.envs.vector_env import RemoteVectorEnv, slots_of
-from bridge.core.client.make import make_vec_remote
 from bridge.core.client.options import checked_timeout
 from bridge.core.client.slots.results import Results
 from bridge.core.client.slots.stepper import Received
@@ -20,6 +19,7 @@ from bridge.core.client.slots.waiting import OnLost
 from bridge.core.client.world.remote_record import RemoteReport
 from bridge.core.encoding.tensors import Array
 from bridge.core.gymnasium_versions import BatchWrapper
+from bridge.core.provided import provided
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, ResetNeededError, SettingError
 
 from .transparent import Transparent
@@ -367,7 +367,7 @@ def make_blocking(
     if (urls is None) == (url is None):
         raise SettingError(f"expected urls=[…] or url=…, got urls={urls!r} and url={url!r}")
     target = urls if urls is not None else str(url)
-    envs = make_vec_remote(target, num_envs=None if num_envs == 1 else num_envs, blocking=True, **kwargs)
+    envs = provided("make_vec_remote")(target, num_envs=None if num_envs == 1 else num_envs, blocking=True, **kwargs)
     assert isinstance(envs, BlockingReset)
     return envs
 

@@ -12,9 +12,9 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from bridge.cli.program import OK, add_wait_option, positive
-from bridge.core.client.make import make_vec_remote
 from bridge.core.transport.credentials import add_credential_options, credential_keywords
 from bridge.errors import shown_url
+from bridge.facade.make import make_vec_remote
 
 if TYPE_CHECKING:
     from bridge.wrappers import BlockingReset

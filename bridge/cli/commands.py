@@ -1,4 +1,4 @@
-"""What a sub-command is, and how those of other packages are found.
+"""What a sub-command is, and how one of another package is loaded.
 
 Another package adds one by an entry point in its `pyproject.toml`:
 
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any, Protocol
 
-__all__ = ["GROUP", "Command", "CommandError", "load_command", "other_commands", "package_of"]
+from bridge.core.plugins import load, loading, package_of
+
+__all__ = ["GROUP", "Command", "CommandError", "load_command"]
 
 GROUP = "gymnasium_bridge.commands"
 """The group of entry points."""
@@ -44,50 +46,31 @@ class CommandError(Exception):
     """A sub-command that cannot be used: its package is broken, or is not there."""
 
 
-def other_commands() -> dict[str, list[EntryPoint]]:
-    """Return the sub-commands of other packages by name, in alphabetical order; imports nothing of them.
-
-    A name has several where several packages have a command of it.
-    """
-    found: dict[str, list[EntryPoint]] = {}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        same = found.setdefault(entry.name, [])
-        # A package is found twice where two folders of `sys.path` have it.
-        if entry.value not in [other.value for other in same]:
-            same.append(entry)
-    return found
-
-
-def package_of(entries: Sequence[EntryPoint]) -> str:
-    """Return the names of the packages that have a sub-command, as they were installed."""
-    return " and ".join(entry.dist.name if entry.dist is not None else entry.module for entry in entries)
-
-
 def load_command(entries: Sequence[EntryPoint], commands: Any, debug: bool) -> None:
     """Import a sub-command of another package, and add its parser.
 
     Args:
-        entries: As `other_commands` has them.
+        entries: As `bridge.core.plugins.found` has them.
         commands: What its `register` takes.
         debug: Whether the traceback is printed of what it raises.
 
     Raises:
         CommandError: It cannot be imported, is no command, or several packages have one of its name.
     """
+    from bridge.errors import SettingError  # here: it imports Gymnasium, which `--help` does without
+
     name, package = entries[0].name, package_of(entries)
-    title = f"the command {name} of the package {package}"
-    if len(entries) > 1:
-        raise CommandError(f"the packages {package} have a command {name} each: uninstall all but one")
     try:
-        command: Command = entries[0].load()
-        command.register(commands)
-    # Whatever the code of another package raises; SystemExit, too, would end without a word.
-    except (Exception, SystemExit) as error:
+        command: Command = load(GROUP, name, "command")
+        with loading(f"the command {name}", package):
+            command.register(commands)
+    except SettingError as error:
         if debug:
             traceback.print_exc()
-        text = f"{title} cannot be loaded: {type(error).__name__}: {error}"
-        raise CommandError(f"{text}; update or uninstall {package}") from error
+        raise CommandError(str(error)) from error
     parser = commands.choices.get(name)
     if parser is None or not callable(parser.get_default("run")):
         text = f"expected register() of {entries[0].value} to add a parser {name!r} with a default run"
-        raise CommandError(f"{title} cannot be used: {text}; update or uninstall {package}")
+        raise CommandError(
+            f"the command {name} of the package {package} cannot be used: {text}; update or uninstall {package}"
+        )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from bridge.cli.program import OK, add_wait_option, positive, positive_int, say
+from bridge.cli.program import OK, add_wait_option, positive, positive_int, program_name, say
 from bridge.cli.target import find_policies
 from bridge.core.transport.credentials import TLS, add_credential_options, credential_keywords
 
-__all__ = ["register"]
+__all__ = ["EvaluationProgress", "register"]
 
 _EPILOG = """examples:
   bridge evaluate grpc://localhost:50051/CartPole-v1 --policy my_module:act
@@ -22,7 +26,7 @@ _EPILOG = """examples:
 A policy is the URL of `bridge policy` or of openpi's server, with ?token=TEXT where it asks for one, or MODULE:FUNCTION
 that takes a batch of observations and returns actions. --timeout counts for environments and policies, and so do the
 certificates, as far as their URLs have TLS; ?timeout=S and ?tls_ca=FILE in a policy's URL are for that policy alone.
-Episode k is seeded with --seed + k.
+Episode k is seeded with --seed + k. Standard error shows how far it is: a bar at a terminal, else a line now and then.
 """
 
 
@@ -65,14 +69,17 @@ def run(arguments: argparse.Namespace) -> int:
     # Where no URL has TLS, the environments refuse the options, and say why.
     if tls is not None and (any(map(_may_have_tls, arguments.urls)) or not any(map(_has_tls, named))):
         given["tls"] = tls
-    given.update(credentials, progress=_progress if sys.stderr.isatty() else None)
+    given.update(credentials)
     if arguments.web_port is not None:
         print(f"In a browser: http://127.0.0.1:{arguments.web_port}", file=sys.stderr)
     urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls
     if tls is not None and "tls" in given:  # then it is the environments' server that has that name
         tls = dataclasses.replace(tls, server_name=None)
     policies = [_policy(text, arguments, tls) for text in named]
-    found: Any = (compare if arguments.compare else evaluate)(urls, *policies, **given)
+    # Two policies are evaluated one after the other; their URLs, which may hold a token, stay unsaid.
+    titles = ["the first: ", "the second: "] if arguments.compare else [""]
+    with EvaluationProgress(titles, arguments.episodes) as progress:
+        found: Any = (compare if arguments.compare else evaluate)(urls, *policies, progress=progress, **given)
     for line in [json.dumps(found.summary())] if arguments.json else str(found).splitlines():
         say(line)  # one by one: it lets no control character through
     return OK
@@ -102,6 +109,68 @@ def _policy(text: str, arguments: argparse.Namespace, tls: TLS | None) -> Any:
     return by_rows(function) if arguments.rows else function
 
 
-def _progress(done: int, total: int) -> None:
-    bar = f"\r[{'#' * (30 * done // total):30}] {done}/{total} episodes"
-    print(bar, end="\n" if done == total else "", file=sys.stderr, flush=True)
+class EvaluationProgress:
+    """Writes to standard error how far the evaluation is: a bar at a terminal, else a line now and then.
+
+    An episode may take minutes: so a thread looks each second, while this is entered.
+
+    Args:
+        titles: What is evaluated, one after the other; each begins the lines of its own.
+        episodes: How many episodes there are of each.
+        clock: Gives seconds.
+    """
+
+    period = 10.0
+    """Seconds between two lines."""
+
+    def __init__(self, titles: Sequence[str], episodes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._titles = list(titles)
+        self._clock = clock
+        self._began = self._told = clock()
+        self._done, self._total = 0, episodes
+        self._at_terminal = sys.stderr.isatty()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="bridge-evaluate-progress", daemon=True)
+
+    def __enter__(self) -> EvaluationProgress:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._over.wait(1.0):
+            if not self._at_terminal:
+                self.tell()
+
+    def __call__(self, done: int, total: int) -> None:
+        """Tell that so many episodes of all are finished."""
+        with self._lock:
+            self._done, self._total = done, total
+        if self._at_terminal:
+            last = done == total
+            bar = f"\r{self._titles[0]}[{'#' * (30 * done // total):30}] {done}/{total} episodes"
+            self._write(bar, end="\n" if last else "")
+        else:
+            self.tell()
+        if done == total and len(self._titles) > 1:
+            with self._lock:
+                del self._titles[0]
+                self._done, self._began, self._told = 0, self._clock(), self._clock()
+
+    def tell(self) -> None:
+        """Write a line, where the last one is old enough; the result says the end."""
+        with self._lock:
+            done, total, now = self._done, self._total, self._clock()
+            if now - self._told < self.period or done == total:
+                return
+            self._told, took = now, now - self._began
+        rest = f", some {took / done * (total - done):.0f} s to go" if done else ""
+        self._write(f"{program_name()}: {self._titles[0]}{done} of {total} episodes in {took:.0f} s{rest}")
+
+    def _write(self, text: str, end: str = "\n") -> None:
+        with contextlib.suppress(OSError):  # whoever reads it is gone, or the disk is full: the results still count
+            print(text, end=end, file=sys.stderr, flush=True)

@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bridge.cli.program import OK, positive, say
-from bridge.cli.target import find_target
+from bridge.cli.target import ENV_HELP, find_factory
 from bridge.errors import RecordingError
-from bridge.recording.exports import export_minari, export_mp4
-from bridge.recording.lerobot import export_lerobot
-from bridge.recording.reader import open_episode, read_folder
 from bridge.recording.selection import add_selection_options, selection_of
 
 __all__ = ["register"]
@@ -38,7 +35,11 @@ def register(commands: Any) -> None:
         "--lerobot", type=Path, metavar="FOLDER", help="a dataset of LeRobot (v3.0); of several agents one for each"
     )
     what.add_argument("--mp4", type=Path, metavar="FOLDER", help="a film of each episode")
-    parser.add_argument("--env", metavar="ENV_ID", help="what makes the environment, as for bridge serve")
+    parser.add_argument(
+        "--env",
+        metavar="ENV_ID",
+        help=f"what makes the environment, where observations were not recorded (default: the recorded id): {ENV_HELP}",
+    )
     parser.add_argument("--author", metavar="NAME", help="with --minari: who made the dataset")
     parser.add_argument("--data-format", choices=["hdf5", "arrow"], help="with --minari: how it is stored")
     parser.add_argument("--task", metavar="TEXT", help="with --lerobot: the task in words (default: the environment)")
@@ -52,7 +53,11 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export."""
-    env = None if arguments.env is None else find_target([arguments.env]).factory
+    from bridge.recording.exports import export_minari, export_mp4  # they need an extra, which `--help` does not
+    from bridge.recording.lerobot import export_lerobot
+    from bridge.recording.reader import open_episode, read_folder
+
+    env = None if arguments.env is None else find_factory(arguments.env)
     path: Path = arguments.runs
     if path.exists():
         folder = read_folder(path)

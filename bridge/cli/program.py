@@ -50,6 +50,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "web": ("bridge.cli.web", "show other servers' worlds and PERLERT lobbies on a page for browsers"),
     "play": ("bridge.cli.play", "play a remote environment with the keyboard"),
     "demo": ("bridge.cli.demo", "watch an agent learn CartPole in other processes"),
+    "completion": ("bridge.cli.completion", "complete commands and options by Tab in bash, zsh and fish"),
 }
 """The sub-commands, in the order that `--help` lists them: the module of each, and what it does."""
 _FEATURES = {
@@ -77,7 +78,7 @@ _EXIT_CODES = """exit codes:
   0    success
   1    the server or the environment failed
   2    the command line, a URL or a setting is wrong
-  130  interrupted by Ctrl-C (`bridge serve` stops in order and exits with 0)
+  130  interrupted by Ctrl-C; serve, policy and web, which end by it, stop in order and exit with 0
 """
 
 
@@ -97,7 +98,8 @@ def make_parser(command: str | None = None, debug: bool = False) -> argparse.Arg
     Raises:
         CommandError: The sub-command is of another package and broken, or of a feature that is not installed.
     """
-    from bridge.cli.commands import CommandError, load_command, other_commands, package_of  # it takes a while
+    from bridge.cli.commands import GROUP, CommandError, load_command  # it takes a while
+    from bridge.core.plugins import found, package_of
     from bridge.version import __version__  # likewise: Ctrl-C is handled by now
 
     called = program_name()
@@ -116,7 +118,7 @@ def make_parser(command: str | None = None, debug: bool = False) -> argparse.Arg
             importlib.import_module(module).register(commands)
         elif _lacks(name) is None:
             commands.add_parser(name, help=text, add_help=False)
-    others = {} if command in COMMANDS else other_commands()
+    others = {} if command in COMMANDS else found(GROUP)
     for name, entries in others.items():
         if name == command:
             load_command(entries, commands, debug)
@@ -160,10 +162,15 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     import difflib
 
     known = {*COMMANDS}
-    if not argv or argv[0] not in known:
-        from bridge.cli.commands import other_commands  # other packages are looked up, which takes a while
+    if "_ARGCOMPLETE" in os.environ:
+        from bridge.cli.completing import complete
 
-        known |= {*other_commands()}
+        complete(known, make_parser)
+    if not argv or argv[0] not in known:
+        from bridge.cli.commands import GROUP  # other packages are looked up, which takes a while
+        from bridge.core.plugins import found
+
+        known |= {*found(GROUP)}
     parser = make_parser(argv[0] if argv and argv[0] in known else None, "--debug" in argv)
     if not argv:
         parser.print_help(sys.stderr)
@@ -198,9 +205,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse has said what is wrong, or has shown the help
         return end.code if isinstance(end.code, int) else USAGE
     except ImportError as error:
-        if error.name is not None:  # Python's own, of a module that is missing or broken
+        if not _says_what_to_install(error):
             raise
-        _complain(str(error))  # ours, which says what to install
+        _complain(str(error))
         return USAGE
     except Exception as error:
         from bridge.cli.commands import CommandError
@@ -229,9 +236,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif isinstance(error, StartError):  # the user's own code has failed, and has to be found
             for line in error.traceback.splitlines():
                 _write(line)
+        if isinstance(error, ImportError) and _says_what_to_install(error):
+            _complain(str(error))
+            return USAGE
         _complain(explain(error, arguments.debug, arguments.spelled))
         codes = {**getattr(arguments, "exit_codes", {}), UsageError: USAGE}
         return next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
+
+
+def _says_what_to_install(error: ImportError) -> bool:
+    """True for an error of `imported_from`; Python's own, of a module that is missing or broken, has its name."""
+    return error.name is None
 
 
 def _open_standard_streams() -> None:

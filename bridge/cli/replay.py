@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.cli.program import FAILED, OK, USAGE, positive, say
 from bridge.cli.serve import SERVED_AT
-from bridge.cli.target import find_target
+from bridge.cli.target import ENV_HELP, find_factory
 from bridge.errors import RecordingError, SettingError
-from bridge.recording.reader import RecordedEpisode, RecordedStream, open_episode, read_folder
-from bridge.recording.replay import Verification, env_for, verify, verify_stream
+
+if TYPE_CHECKING:
+    from bridge.recording.reader import RecordedEpisode, RecordedStream
+    from bridge.recording.replay import Verification
 
 __all__ = ["register"]
 
@@ -26,7 +28,7 @@ exit codes:
   {FAILED}    a step differs, bytes of the recording are damaged, or an episode cannot be verified: there was no reset
        with a seed before it, or rows are missing
   {USAGE}    there is no such episode, or its environment cannot be made
-  130  interrupted by Ctrl-C
+  130  interrupted by Ctrl-C; --serve stops in order and exits with {OK}
 """
 
 
@@ -44,7 +46,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--env",
         metavar="ENV_ID",
-        help="what makes the environment, as for bridge serve; of a folder, where the recorded id is not registered",
+        help=f"what makes the environment, where the recorded id is not registered: {ENV_HELP}",
     )
     parser.add_argument(
         "--allow-calls",
@@ -60,7 +62,9 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Verify or serve."""
-    env = None if arguments.env is None else find_target([arguments.env]).factory
+    from bridge.recording.reader import open_episode, read_folder  # it needs an extra, which `--help` does not
+
+    env = None if arguments.env is None else find_factory(arguments.env)
     if arguments.serve:
         return _serve(open_episode(arguments.episode), env, arguments)
     path: Path = arguments.episode
@@ -76,6 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _verify(episode: RecordedEpisode, env: Any, allow_calls: bool) -> int:
+    from bridge.recording.replay import verify
+
     for damage in episode.stream.damage:
         say(f"warning: {damage}")
     try:
@@ -88,6 +94,8 @@ def _verify(episode: RecordedEpisode, env: Any, allow_calls: bool) -> int:
 
 def _verify_all(stream: RecordedStream, env: Any, allow_calls: bool) -> list[int]:
     """Verify the episodes of one of a folder's streams; where its environment cannot be made, that is a line."""
+    from bridge.recording.replay import env_for, verify_stream
+
     try:
         return [_tell(done) for done in verify_stream(stream, env_for(stream, env), allow_calls=allow_calls)]
     except (RecordingError, SettingError) as error:

@@ -10,13 +10,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from bridge.cli.program import OK
-from bridge.core.server.server import SWITCH_INTERVAL, Server
+from bridge.core.server.server import SWITCH_INTERVAL, CoreServer
 from bridge.core.signals import sigterm_as_interrupt
 from bridge.errors import SettingError
 
 __all__ = ["add_running_options", "read_key", "run_server", "server_logging", "stop_on_eof"]
+
+_S = TypeVar("_S", bound=CoreServer)
 
 
 def add_running_options(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +34,7 @@ def add_running_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run_server(make: Callable[[], Server], announce: Callable[[Server], None], *, exit_on_eof: bool) -> None:
+def run_server(make: Callable[[], _S], announce: Callable[[_S], None], *, exit_on_eof: bool) -> None:
     """Serve in this thread, in a process that does nothing else, until a signal.
 
     Args:

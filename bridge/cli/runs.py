@@ -7,13 +7,14 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.cli.program import OK, USAGE, positive_int, say
 from bridge.errors import RecordingError
-from bridge.recording.episodes import obstacle
-from bridge.recording.reader import RecordedEpisode, read_folder
 from bridge.recording.selection import add_selection_options, selection_of
+
+if TYPE_CHECKING:
+    from bridge.recording.reader import RecordedEpisode
 
 __all__ = ["register"]
 
@@ -41,6 +42,8 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """List them."""
+    from bridge.recording.reader import read_folder  # it needs an extra, which `--help` does not
+
     last: int | None = arguments.last
     folder = read_folder(arguments.folder, last)
     episodes = selection_of(arguments).of(folder.episodes())[-(last or 0) :]
@@ -59,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def facts_of(episode: RecordedEpisode) -> dict[str, Any]:
     """Return what is known of an episode, as JSON says it."""
+    from bridge.recording.episodes import obstacle  # as in `run`
+
     return {
         "episode": episode.id,
         "environment": episode.stream.title,

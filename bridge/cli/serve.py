@@ -20,10 +20,10 @@ from typing import Any, Protocol
 from bridge.cli.hints import connecting_lines, joining_url
 from bridge.cli.program import OK, say
 from bridge.cli.running import add_running_options, read_key, run_server, server_logging, stop_on_eof
-from bridge.cli.target import Target, find_policies, find_target
+from bridge.cli.short_help import add_short_help
+from bridge.cli.target import ENV_HELP, Target, find_policies, find_target
 from bridge.core.extras import has_feature
 from bridge.core.keywords import flat_names, group_classes
-from bridge.core.server.server import Server
 from bridge.core.signals import sigterm_as_interrupt
 from bridge.core.transport.credentials import TOKEN_VARIABLE
 from bridge.errors import SettingError, shown_url
@@ -31,6 +31,7 @@ from bridge.facade.options import GROUPS
 from bridge.facade.process_group import ServerGroup
 from bridge.facade.serve import serve_gym
 from bridge.facade.serve_parallel import serve_parallel
+from bridge.facade.server import Server
 
 __all__ = [
     "SERVED_AT",
@@ -54,13 +55,14 @@ _PATH = "str | None"
 """How a command line gives a PEM file."""
 _SECTIONS = {
     "environment": "num_envs vectorization_mode env_kwargs time_action array device world default_action",
-    "address": "host port unix_path transport metrics_port dial dial_ca dial_name",
+    "address": "host port unix_path transport protocols metrics_port dial dial_ca dial_name",
     "access": "token token_file allow_env_factories",
     "processes and threads": "processes isolation thread_safe",
     "real time": "fps",
     "several agents": "missing_agent agent_timeout agents match countdown patience",
     "page in a browser": "web web_hosts openenv",
     "recording": "",
+    "other packages": "observers",
     "limits": "",
 }
 """The sections of the help, in order, and the keywords in each."""
@@ -82,6 +84,31 @@ _METAVARS = {
     "dial_name": "NAME",
     "device": "DEVICE",
     "record": "FOLDER",
+}
+_ENV: dict[str, Any] = {
+    "nargs": "+",
+    "metavar": "ENV_ID",
+    "help": f"{ENV_HELP}; clients choose among several ids or patterns",
+}
+"""The positional argument."""
+_USUAL: tuple[str, ...] = (
+    "env",
+    "--num-envs",
+    "--env-kwargs",
+    "--host",
+    "--port",
+    "--token-file",
+    "--tls-certificate",
+    "--tls-key",
+)
+_USUAL += ("--processes", "--isolation", "--fps", "--web", "--record", "--metrics-port")
+"""What `--help` shows, in order."""
+_NAMED = {"protocols": "--protocol", "observers": "--observer"}
+"""The keywords that list names, each with its option, which is given once for each of them."""
+_NAMED_TEXTS = {
+    "protocols": "also speak this protocol at the port: one that another package has, or websocket, for ws:// clients "
+    "without a page",
+    "observers": "have this observer of another package told of the worlds and of what environments do",
 }
 _KIND = {True: "an environment of several agents", False: "a Gymnasium environment"}
 
@@ -105,14 +132,11 @@ def register(commands: Any) -> None:
         usage="%(prog)s ENV_ID [ENV_ID ...] [options]",
         description="Serve environments of Gymnasium or PettingZoo over dm_env_rpc until Ctrl-C or SIGTERM.",
         epilog=_EPILOG,
+        add_help=False,
+        allow_abbrev=False,  # else `--prot 5`, of somebody who means the port, would name a protocol
     )
-    parser.add_argument(
-        "env",
-        nargs="+",
-        metavar="ENV_ID",
-        help="a Gymnasium id; MODULE:ENV_ID imports the module first; MODULE:NAME is a function or class that makes an "
-        "environment, or a PettingZoo module; clients choose among several ids or patterns",
-    )
+    add_short_help(parser, _USUAL, lambda: {"env": _ENV, **dict(serve_options())})
+    parser.add_argument("env", **_ENV)
     add_sections(parser, serve_options())
     for way in _other_ways():
         way.add_options(parser)
@@ -171,12 +195,13 @@ def sections(flags: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _keyword_of(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")
+    names = {option: keyword for keyword, option in _NAMED.items()}
+    return names.get(flag, flag.removeprefix("--").replace("-", "_"))
 
 
 def flag_of(keyword: str) -> str:
     """Return the option that a keyword is."""
-    return f"--{keyword.replace('_', '-')}"
+    return _NAMED.get(keyword, f"--{keyword.replace('_', '-')}")
 
 
 def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -212,6 +237,9 @@ def _option(name: str, keyword: _Keyword, known: Mapping[str, _Keyword]) -> dict
     kind = _plain_type(annotation)
     shown = "" if default is None or isinstance(default, bool) or default == () else f" (default: {default})"
     options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": f"{text}{shown}"}
+    if name in _NAMED:
+        text = f"{_NAMED_TEXTS[name]}; may be given several times"
+        return {**options, "help": text, "dest": name, "action": "append", "metavar": "NAME"}
     choices = re.fullmatch(r"(bool \| )?Literal\[(.*)\]( \| None)?", annotation)
     if "Policy" in annotation:
         text = f"{text}. A function is given as MODULE:FUNCTION"
@@ -349,7 +377,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "agents" in keywords:
         keywords["agents"] = find_policies(keywords["agents"])
     for name, value in keywords.items():
-        if isinstance(value, list):
+        if isinstance(value, list) and name not in _NAMED:
             keywords[name] = read_pairs(value, flag_of(name))
     with server_logging(arguments.verbose, arguments.quiet):
         return _serve(arguments, keywords)
@@ -404,6 +432,7 @@ def _run_other_way(way: OtherWay, target: Target, keywords: dict[str, Any], argu
         try:
             for line in way.lines(server, arguments):
                 say(line)
+            say("Ctrl-C stops.")
             if arguments.exit_on_eof:
                 stop_on_eof(server.stop)
             server.wait()

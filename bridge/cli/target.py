@@ -17,9 +17,16 @@ import gymnasium
 
 from bridge.core.extras import install_command
 from bridge.core.worlds.policies import RANDOM
+from bridge.core.worlds.recipe import similar_ids
 from bridge.errors import SettingError, StartError
 
-__all__ = ["Target", "find_policies", "find_target"]
+__all__ = ["ENV_HELP", "Target", "find_factory", "find_policies", "find_target"]
+
+ENV_HELP = (
+    "a Gymnasium id; MODULE:ENV_ID imports the module first; MODULE:NAME is a function or class that makes an "
+    "environment, or a PettingZoo module"
+)
+"""The help of every argument that names an environment."""
 
 _PETTINGZOO_MAKERS = ("parallel_env", "env", "raw_env")
 _IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
@@ -63,6 +70,22 @@ def find_target(items: Sequence[str]) -> Target:
     ids = [one for one in found if isinstance(one, str)]
     is_zoo = len(ids) > 1 or any(character in ids[0] for character in "*?[")
     return Target(ids if is_zoo else ids[0], False)
+
+
+def find_factory(item: str) -> Any:
+    """Read the `--env` of a command that makes a recorded environment again; return its id, or what makes it.
+
+    Raises:
+        SettingError: As `find_target`, or it names several environments.
+        StartError: A module raises when it is imported.
+    """
+    factory = find_target([item]).factory
+    if isinstance(factory, list):
+        raise SettingError(
+            f"expected --env with what makes one environment, got {item!r}; to choose the episodes of some "
+            "environments, write --env-id"
+        )
+    return factory
 
 
 def find_policies(items: Sequence[str]) -> Any:
@@ -143,7 +166,9 @@ def _look_up(module: types.ModuleType, name: str, item: str) -> Any:
         return importlib.import_module(submodule)
     except ImportError as error:
         if error.name is not None and submodule.startswith(error.name):
-            raise SettingError(f"the module {module.__name__} has no {name!r}; {_EXPECTED}") from error
+            close = " or ".join(f"{module.__name__}:{each}" for each in similar_ids(name))
+            hint = f". Did you mean {close}? Expected: " if close else "; "
+            raise SettingError(f"the module {module.__name__} has no {name!r}{hint}{_EXPECTED}") from error
         raise _missing(item, error) from error
     except Exception as error:  # as in `_import`
         raise _broken(item, error) from error

@@ -14,7 +14,7 @@ from bridge.cli.program import OK, say
 from bridge.cli.running import add_running_options, read_key, run_server, server_logging
 from bridge.cli.serve import add_sections, flag_of, grouped_keywords, keyword_options
 from bridge.core.provided import provided
-from bridge.core.server.server import Server
+from bridge.core.server.server import CoreServer
 from bridge.core.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.web.gateway.serve import serve_gateway
 
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _announce(server: Server, keywords: dict[str, Any]) -> None:
+def _announce(server: CoreServer, keywords: dict[str, Any]) -> None:
     url = server.web_url or ""
     asks = "#" not in url and bool({"token", "token_file"} & set(keywords))
     say(f"In a browser: {url}{' (it asks for the token)' if asks else ''}")

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from bridge.errors import ConnectError, RefusedError, RemoteTimeoutError, SettingError, UsageError
 
-__all__ = ["check_counts", "flat_names", "group_classes", "grouped", "unknown_keyword"]
+__all__ = ["check_counts", "flat_names", "group_classes", "grouped", "unknown_keyword", "with_texts"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -97,7 +97,7 @@ def grouped(
         signature = inspect.signature(function)
         if options is not None:
             signature = _with_fields(signature, options)
-            function.__doc__ = _with_texts(inspect.getdoc(function) or "", options)
+            function.__doc__ = with_texts(inspect.getdoc(function) or "", options)
         known = signature.parameters
         further = {*known, *others}
         takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
@@ -132,7 +132,7 @@ def _with_fields(signature: inspect.Signature, options: type) -> inspect.Signatu
     return signature.replace(parameters=[*own, *fields])
 
 
-def _with_texts(doc: str, options: type) -> str:
+def with_texts(doc: str, options: type) -> str:
     """Return a docstring that says of a dataclass's fields what its own does, in the place of `keywords: …`."""
     classes = [kind for kind in reversed(options.__mro__) if dataclasses.is_dataclass(kind)]
     sections = [re.search(r"^Args:\n((?: .*\n|\n)*)", f"{inspect.getdoc(kind)}\n", re.MULTILINE) for kind in classes]

@@ -27,8 +27,10 @@ def provide(**places: str) -> None:
 def provided(name: str) -> Any:
     """Return what the composition root provides by this name.
 
-    `serve_gym` is the function of that name; `groups` the dataclasses that its keywords take, by keyword;
-    `gateway_schemes` the `bridge.web.gateway.schemes.GatewayScheme` objects of this package.
+    `serve_gym` and `make_vec_remote` are the functions of these names, `server` is the class of servers;
+    `other_schemes` says for errors which URL schemes there are beside those of servers; `groups` the dataclasses that
+    its keywords take, by keyword; `gateway_schemes` the `bridge.web.gateway.schemes.GatewayScheme` objects of this
+    package.
 
     Raises:
         LookupError: There is nothing of this name.

@@ -25,7 +25,7 @@ from bridge.errors import AddressError, BridgeError, SettingError
 from bridge.version import __version__
 
 if TYPE_CHECKING:
-    from bridge.core.server.server import Server
+    from bridge.core.server.server import CoreServer
 
 __all__ = ["Dialing"]
 
@@ -60,7 +60,7 @@ class Dialing:
         SettingError: The name is none, or the package that WebSockets need is missing.
     """
 
-    def __init__(self, server: Server, url: str, credentials: ClientCredentials, name: str | None = None) -> None:
+    def __init__(self, server: CoreServer, url: str, credentials: ClientCredentials, name: str | None = None) -> None:
         address = parse_address(url)
         if address.path or address.dialed or address.env_id or address.settings:
             form = "grpc://HOST:PORT or ws://HOST:PORT, with TLS grpcs:// or wss://"

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 
 from bridge.core.extras import install_command, is_installed
 from bridge.core.server.auth import Gate
-from bridge.core.server.web_site import HttpAnswer
+from bridge.core.server.http11 import HttpAnswer
 from bridge.core.transport.service import HELLO
 from bridge.errors import Code, RequestError
 from bridge.version import __version__

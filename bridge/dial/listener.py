@@ -24,7 +24,7 @@ from bridge.core.server.auth import Gate, Security
 from bridge.core.server.connection import Connection, ConnectionProtocol
 from bridge.core.server.connections import Connections
 from bridge.core.server.event_loop import EventLoop
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.core.transport.address import is_loopback
 from bridge.core.transport.credentials import TLS, TokenLike
 from bridge.dial import handshake
@@ -34,7 +34,7 @@ __all__ = ["DialListener", "ListeningVectorEnv", "first_dialed"]
 
 _log, _refusals = SafeLog(__name__), LimitedLog(__name__)
 _URL = "listen://HOST:PORT, with the address of this machine to listen on"
-_LIMITS = Limits(hello_timeout=10.0)
+_LIMITS = CoreLimits(hello_timeout=10.0)
 """Of callers: the seconds that they have to ask to be let in."""
 _MOST = 64
 """Callers at a time that have not been let in; the oldest goes for a further one."""

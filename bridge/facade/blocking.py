@@ -7,9 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
-from bridge.core.server.server import SWITCH_INTERVAL, Server
+from bridge.core.server.server import SWITCH_INTERVAL
 from bridge.core.worlds.recipe import EnvLike
 from bridge.facade.serve import serve_gym
+from bridge.facade.server import Server
 
 __all__ = ["serve"]
 

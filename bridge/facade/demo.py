@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
-from bridge.core.client.make import make_vec_remote
 from bridge.core.extras import install_command
 from bridge.errors import SettingError
+from bridge.facade.make import make_vec_remote
 from bridge.testing import ServerProcess
 
 if TYPE_CHECKING:

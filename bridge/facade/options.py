@@ -7,35 +7,46 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from bridge.core.adapters.named import ActionNames
-from bridge.core.extras import feature, has_feature
+from bridge.core.extras import feature
 from bridge.core.server.auth import Auth, Security
-from bridge.core.server.limits import Limits, checked_limits
-from bridge.core.server.registry import WorldSource
-from bridge.core.server.server import Server, Transport
-from bridge.core.server.web_site import OpenEnvOptions, Web, WebSite, page_files
+from bridge.core.server.registry import Overview, WorldSource
+from bridge.core.server.server import Transport
 from bridge.core.transport.credentials import TLS, TokenLike
 from bridge.core.worlds.controls import checked_play_fps
 from bridge.core.worlds.isolation import Isolation, start_method
 from bridge.core.worlds.observers import Observer
-from bridge.core.worlds.realtime.clocked_world import RealTime
+from bridge.errors import SettingError
+from bridge.facade.limits import Limits, checked_limits
+from bridge.facade.server import Server
+from bridge.facade.watching import watching
 
 if TYPE_CHECKING:
+    from bridge.core.adapters.named import ActionNames
+    from bridge.core.server.port import PortProtocol
+    from bridge.core.worlds.realtime.clocked_world import RealTime
     from bridge.recording.record import Recording
+    from bridge.web.site import Web
 
 __all__ = ["GROUPS", "ServerKeywords", "ServerOptions"]
 
 GROUPS: dict[str, type | str] = {
     "limits": Limits,
-    "realtime": RealTime,
+    "realtime": "bridge.core.worlds.realtime.clocked_world:RealTime",
     "record": "bridge.recording.record:Recording",
     "tls": TLS,
     "auth": Auth,
-    "web": Web,
+    "web": "bridge.web.site:Web",
 }
 """The dataclasses that keywords take, by keyword; the command line has an option for each field of theirs.
 
-One of a feature is named as `MODULE:CLASS`, and imported where its fields are asked for."""
+One that few servers need, or that is of a feature, is named as `MODULE:CLASS`, and imported where its fields are asked
+for."""
+
+
+_OF_SERVER = {"records": False, "match": False}
+"""What the overview of a server has of features that a server does without: the page reads it of each."""
+_OF_WORLD = dict.fromkeys(("recording", "replay", "match"))
+"""Likewise of a world."""
 
 
 class ServerKeywords(TypedDict, total=False):
@@ -58,7 +69,8 @@ class ServerKeywords(TypedDict, total=False):
     metrics_port: int | None
     record: str | os.PathLike[str] | Recording | None
     web: bool | Web
-    observers: Sequence[Observer]
+    protocols: Sequence[PortProtocol | str]
+    observers: Sequence[Observer | str]
     start: bool
 
 
@@ -95,8 +107,10 @@ class ServerOptions:
         record: A folder in which every episode is recorded, or `Recording(folder, …)`; None: nothing is recorded.
         web: Also speak WebSocket at the port, for browsers and for clients behind proxies that pass nothing else. The
             environment is made with `render_mode="rgb_array"`, where it has that and `env_kwargs` name no other.
+        protocols: What else is spoken at the port: names of protocols that other packages have (docs/plugins.md),
+            `websocket` for `ws://` clients without a page, or `bridge.PortProtocol` objects.
         observers: Objects of subclasses of `bridge.Observer`, which are told of the worlds and of what environments
-            do. With `processes` each process has copies of them.
+            do, or names of observers that other packages have. With `processes` each process has copies of them.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
 
@@ -121,7 +135,8 @@ class ServerOptions:
     metrics_port: int | None = None
     record: str | os.PathLike[str] | Recording | None = None
     web: bool | Web = False
-    observers: Sequence[Observer] = ()
+    protocols: Sequence[PortProtocol | str] = ()
+    observers: Sequence[Observer | str] = ()
     start: bool = True
     bounds: Limits = dataclasses.field(init=False)
     """`limits`, or their defaults."""
@@ -130,7 +145,7 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", checked_limits(self.limits))
-        object.__setattr__(self, "page", Web.of(self.web))
+        object.__setattr__(self, "page", _page_of(self.web))
 
     def kwargs_for(self, env: object, *, made: bool = False) -> Mapping[str, Any] | None:
         """Return the keyword arguments of the environment's constructor, with which it draws for a page.
@@ -157,7 +172,11 @@ class ServerOptions:
 
     def action_names(self) -> ActionNames | None:
         """Return what people are told that actions are called; raises SettingError where these are no names."""
-        return None if self.page is None or self.page.action_names is None else ActionNames.of(self.page.action_names)
+        if self.page is None or self.page.action_names is None:
+            return None
+        from bridge.core.adapters.named import ActionNames
+
+        return ActionNames.of(self.page.action_names)
 
     def security(self) -> Security:
         """Return how the server is protected; raises and warns as `Security.of`."""
@@ -169,7 +188,7 @@ class ServerOptions:
         security: Security,
         *,
         bounds: Limits | None = None,
-        openenv: OpenEnvOptions | None = None,
+        protocols: Sequence[PortProtocol] = (),
     ) -> Server:
         """Return a server that was not started.
 
@@ -177,9 +196,23 @@ class ServerOptions:
             source: Makes its worlds.
             security: As `security` returned it.
             bounds: In the place of `limits`; None: these.
-            openenv: How it speaks OpenEnv; None: it does not.
+            protocols: What it speaks at its port beside those that the options name.
         """
         page, bounds = self.page, bounds or self.bounds
+        if page is not None and self.transport == "grpcio":
+            raise SettingError(
+                "expected web=True with transport='http2', got it with 'grpcio', which speaks gRPC alone"
+            )
+        hosts, of_page = None, list[Any]()
+        if page is not None:
+            from bridge.web.site import host_names, page_protocols
+
+            hosts, of_page = host_names(page.hosts), page_protocols()
+        named_protocols, named_observers = _named(self.protocols, self.observers)
+        if page is None and named_protocols:
+            from bridge.core.server.http11 import HostNames
+
+            hosts = HostNames((), "start it with web=Web(hosts={name!r}) (--web-hosts {name}), which adds a page")
         return Server(
             self._recorded(source),
             host=self.host,
@@ -190,8 +223,17 @@ class ServerOptions:
             metrics_port=self.metrics_port,
             transport=self.transport,
             insecure=self.auth is not None and self.auth.insecure,
-            web=None if page is None else WebSite(page_files(), page.hosts, openenv),
-            observers=(*self.observers, *_gallery(bounds, page)),
+            protocols=(*of_page, *protocols, *named_protocols),
+            hosts=hosts,
+            overview=Overview(page is not None, _OF_SERVER, _OF_WORLD),
+            observers=(
+                *named_observers,
+                *watching(
+                    bounds,
+                    None if page is None else page.quality,
+                    at_once=page is not None or self.fps is not None,
+                ),
+            ),
         )
 
     def _recorded(self, source: WorldSource) -> WorldSource:
@@ -204,11 +246,25 @@ class ServerOptions:
         return made
 
 
-def _gallery(bounds: Limits, page: Web | None) -> Sequence[Observer]:
-    """Return what lets clients watch and take over, where this installation has it."""
-    if not has_feature("web"):
-        return ()
-    from bridge.web.watching.agents import Gallery
+def _named(protocols: object, observers: object) -> tuple[Sequence[PortProtocol], Sequence[Observer]]:
+    """Return the protocols and the observers that keywords list, by names too; raises SettingError."""
+    if protocols == () == observers:
+        return (), ()
+    from bridge.facade.ports import find_observers, find_protocols  # few servers have any
 
-    # Programs watch, and take pictures, where there is no page, too.
-    return (Gallery(bounds.takeover_timeout, bounds.seat_timeout, (page or Web()).quality),)
+    return find_protocols(protocols), find_observers(observers)
+
+
+def _page_of(web: object) -> Web | None:
+    """Return what the keyword `web` stands for; None: there is no page.
+
+    Raises:
+        SettingError: It is something else, or this installation has no page.
+    """
+    if web is False:
+        return None
+    with feature("web", "web="):
+        from bridge.web.site import Web
+    if web is not True and not isinstance(web, Web):
+        raise SettingError(f"expected web to be True, False or bridge.Web(…), got {web!r:.80}")
+    return Web() if web is True else web

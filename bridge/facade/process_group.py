@@ -24,12 +24,13 @@ import cloudpickle
 
 from bridge.core.forks import forget_in_child, leak
 from bridge.core.logs import SafeLog
-from bridge.core.server.limits import Limits, check_drain_timeout
-from bridge.core.server.server import Server
+from bridge.core.server.limits import check_drain_timeout
 from bridge.core.transport.address import parse_address
 from bridge.core.worlds.recipe import EnvLike
 from bridge.core.worlds.registered import registered_specs
 from bridge.errors import SettingError, StartError
+from bridge.facade.limits import Limits
+from bridge.facade.server import Server
 
 __all__ = ["ServerGroup"]
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-from bridge.core.adapters.arrays import Arrays
-from bridge.core.adapters.named import ActionNames
-from bridge.core.adapters.timed import TimeAction
+from bridge.core.extras import feature
 from bridge.core.keywords import grouped
-from bridge.core.server.server import Server
-from bridge.core.server.web_site import OpenEnvOptions
 from bridge.core.transport.address import is_loopback
 from bridge.core.transport.credentials import TLS
-from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
 from bridge.core.worlds.recipe import Adapter, EnvLike
 from bridge.core.worlds.sources.source import EnvSource, WorldKind
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
+from bridge.facade.server import Server
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from bridge.core.adapters.named import ActionNames
+    from bridge.core.adapters.timed import TimeAction
+    from bridge.core.server.port import PortProtocol
+    from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
 
 __all__ = ["serve_gym"]
 
@@ -114,7 +115,7 @@ def serve_gym(
         vectorization_mode=vectorization_mode,
         env_kwargs=options.kwargs_for(env),
         max_lanes=options.bounds.max_lanes,
-        adapters=_adapters(Arrays(array, device), options.action_names(), time_action),
+        adapters=_adapters(array, device, options.action_names(), time_action),
         realtime=_realtime(options, default_action),
         thread_safe=options.thread_safe,
         isolation=own_processes,
@@ -123,10 +124,9 @@ def serve_gym(
         traits={"play_fps": options.play_fps()},
         watched=options.page is not None or bool(options.observers),
     )
-    speaks = OpenEnvOptions.of(
-        openenv, source.title, web=options.page is not None, single=num_envs == 1 and options.fps is None
-    )
-    server = options.server(source, security, openenv=speaks)
+    single = num_envs == 1 and options.fps is None
+    speaks = _openenv(openenv, source.title, web=options.page is not None, single=single)
+    server = options.server(source, security, protocols=speaks)
     if dial is not None:
         try:
             # Neither the environment's token, which `dial` reads with its own rules, nor one made for the port.
@@ -141,20 +141,50 @@ def serve_gym(
     return server
 
 
-def _adapters(arrays: Arrays, names: ActionNames | None, time_action: TimeAction | None) -> list[Adapter]:
+def _adapters(
+    array: Any, device: str | None, names: ActionNames | None, time_action: TimeAction | None
+) -> list[Adapter]:
     """Return what stands around each environment: on the inside arrays, which are NumPy's for all else.
 
     Names are within the time, which makes a Dict of the Discrete space that they are of.
     """
-    if not isinstance(time_action, (TimeAction, type(None))):
-        raise SettingError(f"expected time_action to be a bridge.TimeAction or None, got {time_action!r:.80}")
-    wanted: tuple[Adapter | None, ...] = (None if arrays.kind == "numpy" else arrays, names, time_action)
-    return [adapter for adapter in wanted if adapter is not None]
+    wanted: list[Adapter] = []
+    # Each is imported where it is asked for: few servers need one.
+    if (array, device) != ("numpy", None):
+        from bridge.core.adapters.arrays import Arrays
+
+        arrays = Arrays(array, device)
+        wanted += [arrays] if arrays.kind != "numpy" else []
+    if names is not None:
+        wanted.append(names)
+    if time_action is not None:
+        from bridge.core.adapters.timed import TimeAction
+
+        if not isinstance(time_action, TimeAction):
+            raise SettingError(f"expected time_action to be a bridge.TimeAction or None, got {time_action!r:.80}")
+        wanted.append(time_action)
+    return wanted
+
+
+def _openenv(openenv: object, name: str, *, web: bool, single: bool) -> list[PortProtocol]:
+    """Return OpenEnv as the keyword `openenv` says; nothing where it is not spoken."""
+    if openenv is False:
+        return []
+    with feature("openenv", "openenv="):
+        from bridge.openenv.options import OpenEnvOptions
+    options = OpenEnvOptions.of(openenv, name, web=web, single=single)
+    if options is None:
+        return []
+    from bridge.openenv.protocol import openenv_protocol  # it needs the package websockets, which `web` has asked for
+
+    return [openenv_protocol(options)]
 
 
 def _realtime(options: ServerOptions, default_action: Any) -> RealtimeOptions | None:
     """Join the keywords of real time, or raise SettingError where they stand without `fps`."""
     if options.fps is not None:
+        from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
+
         return RealtimeOptions.of(options.fps, default_action, options.realtime, rests=options.page is not None)
     if default_action is not None or options.realtime is not None:
         raise SettingError("default_action and realtime need a real-time world: give fps= too")

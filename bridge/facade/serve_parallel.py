@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bridge.core.extras import feature
 from bridge.core.keywords import grouped
-from bridge.core.server.server import Server
 from bridge.core.worlds.kinds import is_parallel
 from bridge.core.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.core.worlds.policies import RANDOM, Policy
@@ -18,6 +17,7 @@ from bridge.core.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
 from bridge.core.worlds.sources.parallel_source import ParallelSource, WorldKind
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
+from bridge.facade.server import Server
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -32,7 +32,7 @@ from bridge.core.keywords import check_counts, grouped
 from bridge.core.progress import Progress
 from bridge.core.provided import provided
 from bridge.core.server.auth import Auth
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.core.transport.credentials import Token, checked_tls
 from bridge.core.worlds.recipe import EnvLike
 from bridge.core.worlds.registered import registered_specs
@@ -59,7 +59,7 @@ def launch(
     name: str | None = None,
     slots_per_server: int | None = None,
     cpus_per_server: float = 1.0,
-    limits: Limits | None = None,
+    limits: CoreLimits | None = None,
     ray_options: Mapping[str, Any] | None = None,
     timeout: float = 120.0,
     **serve_options: Any,
@@ -102,7 +102,7 @@ def launch(
     check_counts(slots_per_server=slots)
     if slots % num_envs:
         raise SettingError(f"expected slots_per_server to be a multiple of num_envs={num_envs}, got {slots}")
-    limits = Limits(drain_timeout=600.0) if limits is None else limits
+    limits = CoreLimits(drain_timeout=600.0) if limits is None else limits
     options = {**_checked_options(serve_options), "num_envs": num_envs, "limits": limits}
     token = _token(options)
     name = f"fleet-{secrets.token_hex(4)}" if name is None else name

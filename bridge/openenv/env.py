@@ -1,4 +1,4 @@
-"""Environments of OpenEnv servers: one as a `gymnasium.Env`, and many as slots of a vector environment."""
+"""An environment of an OpenEnv server as a `gymnasium.Env`."""
 
 from __future__ import annotations
 
@@ -7,26 +7,21 @@ import functools
 import http.client
 import json
 import queue
-import secrets
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote
 
 import gymnasium
 from gymnasium import Space
 
-from bridge.core.client.envs.vector_env import OwningVectorEnv
-from bridge.core.client.options import TIMEOUT, checked_timeout, checked_urls
+from bridge.core.client.options import TIMEOUT, checked_timeout
 from bridge.core.client.world.world_request import MAX_MESSAGE_BYTES
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import needed
-from bridge.core.provided import provided
-from bridge.core.server.limits import Limits
-from bridge.core.server_wait import ServerWait, checked_wait, until_up
+from bridge.core.server_wait import checked_wait, until_up
 from bridge.core.transport.address import Address, parse_address, shown_token
 from bridge.core.transport.credentials import ClientCredentials, TokenLike
 from bridge.core.transport.http_proxies import ProxyHandler, find_proxy, is_unavailable
@@ -47,7 +42,7 @@ from bridge.openenv.json_values import SPACE, expecting, from_json, space_of, to
 with needed("openenv:// needs the package websockets", "web"):
     from bridge.core.transport.message_socket import MessageSocket
 
-__all__ = ["OpenEnvEnv", "OpenEnvVectorEnv"]
+__all__ = ["OpenEnvEnv"]
 
 _URL = "openenv://HOST:PORT, or openenvs://HOST:PORT with TLS"
 _NO_VALUES = ("done", "reward", "metadata")
@@ -232,43 +227,3 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         """End the session. May be called twice."""
         self._socket.close()
-
-
-class OpenEnvVectorEnv(OwningVectorEnv):
-    """Environments of OpenEnv servers as slots, as `RemoteVectorEnv` gives them.
-
-    A server in this process speaks OpenEnv on one side and dm_env_rpc on the other; each slot has a session of its own.
-
-    Args:
-        urls: A URL for each slot, or one for all.
-        timeout: Seconds to wait for any answer.
-        wait_for_server: Seconds to wait for servers that are not up yet, all of them.
-        keywords: Those of `make_vec_remote`, and `action_space` and `observation_space` of `OpenEnvEnv`; `token` is
-            what the OpenEnv servers expect.
-    """
-
-    def __init__(
-        self, urls: str | Sequence[str], *, timeout: float = TIMEOUT, wait_for_server: float = 0.0, **keywords: Any
-    ) -> None:
-        own = {name: keywords.pop(name, None) for name in ("action_space", "observation_space", "token")}
-        # Before the server starts, which nobody would stop where one is no URL. Errors tell the quoted ones: no tokens.
-        urls = checked_urls(urls)
-        whole = {shown_url(url): url for url in urls}
-        if len(whole) < len(set(urls)):
-            raise SettingError(f"expected URLs that differ in more than their tokens, got {urls!r:.200}; use one token")
-        quoted = [quote(shown_url(url), safe="") for url in urls]
-
-        def make(url: str) -> OpenEnvEnv:
-            return OpenEnvEnv(whole[url], timeout=timeout, **own)
-
-        # Here, and not in the server between, whose answers have a deadline. Each slot keeps its URL, so each has to be
-        # up.
-        wait = ServerWait(checked_wait(wait_for_server))
-        for url in whole if wait.lasts else ():
-            until_up(lambda url=url: make(url).close(), wait)  # type: ignore[misc]
-        secret = secrets.token_urlsafe()
-        limits = Limits(max_worlds=4096, max_connections=4096)  # one for each slot
-        translator = provided("serve_gym")(make, thread_safe=True, limits=limits, token=secret)
-        places = [f"{translator.url}?kwargs.url={url}" for url in quoted]
-        end = functools.partial(translator.stop, 0.0)
-        super().__init__(end, places, token=secret, timeout=2 * timeout, **keywords)

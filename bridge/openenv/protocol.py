@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import http
 import json
-import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
 from websockets.exceptions import InvalidHeader
-from websockets.frames import CloseCode, Opcode
 from websockets.headers import parse_authorization_basic
-from websockets.http11 import Request
 
 from bridge.core.client.slots.resets import reset_settings
 from bridge.core.client.world.events import Lost, Refused
@@ -26,16 +23,16 @@ from bridge.core.client.world.session import ClientSession
 from bridge.core.client.world.session_states import ClientState
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.server.auth import Gate
-from bridge.core.server.calls import Call
-from bridge.core.server.web_protocol import WebProtocol, field_of
-from bridge.core.server.web_site import HttpAnswer
-from bridge.core.transport.sockets import end_if_unreachable
+from bridge.core.server.calls import ServedSession
+from bridge.core.server.http11 import HttpAnswer, HttpRequest
+from bridge.core.server.port import Admitted, Conversation, Port, PortProtocol, Route, SessionRoute
 from bridge.errors import Code, RequestError, SettingError, UsageError
 from bridge.openenv.json_values import expecting, from_json, schema_of, to_bytes, to_json
+from bridge.openenv.options import OpenEnvOptions
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.version import __version__
 
-__all__ = ["OpenEnvProtocol"]
+__all__ = ["openenv_protocol"]
 
 # The server has checked the size of what came.
 _REQUEST = WorldRequest.of("grpc://localhost:1", plain_spaces=True, max_message_bytes=1 << 31)
@@ -60,25 +57,29 @@ _ERRORS = {
     Code.PERMISSION_DENIED: ("EXECUTION_ERROR", 403),
     Code.UNAVAILABLE: ("EXECUTION_ERROR", 503),
 }
-"""OpenEnv's name of an error of each gRPC code, and its status over HTTP; any other is of its own kind and 500."""
+"""OpenEnv's name of an error of each gRPC code, and its status over HTTP."""
+_OTHER_ERROR = "EXECUTION_ERROR", 500
 _NO_TOOLS = {"code": -32601, "message": "this environment has no tools; its actions go to /ws"}
 _PATHS: dict[str, Any] = {"/schema": {"get": {}}, "/state": {"get": {}}, "/reset": {"post": {}}, "/step": {"post": {}}}
-# By method and path: the session over WebSocket, the type of the message that stands for a request, or what is said
-# without a world, but for /metadata.
-_ROUTES: dict[str, str | dict[str, Any]] = {
-    "GET /ws": "session",
-    "GET /schema": "schema",
-    "GET /state": "state",
-    "POST /reset": "reset",
-    "POST /step": "first step",
-    "GET /health": {"status": "healthy"},
-    "GET /metadata": {},
-    "POST /mcp": {"jsonrpc": "2.0", "id": None, "error": _NO_TOOLS},
-    "GET /openapi.json": {"openapi": "3.1.0", "info": {"title": "OpenEnv", "version": "1.0.0"}, "paths": _PATHS},
+_OF_A_SESSION = {
+    ("GET", "/schema"): "schema",
+    ("GET", "/state"): "state",
+    ("POST", "/reset"): "reset",
+    ("POST", "/step"): "first step",
 }
+"""By method and path: the type of the message that stands for a request."""
+_FIXED: dict[tuple[str, str], Any] = {
+    ("GET", "/health"): {"status": "healthy"},
+    ("POST", "/mcp"): {"jsonrpc": "2.0", "id": None, "error": _NO_TOOLS},
+    ("GET", "/openapi.json"): {
+        "openapi": "3.1.0",
+        "info": {"title": "OpenEnv", "version": "1.0.0"},
+        "paths": _PATHS,
+    },
+}
+"""By method and path: what is said without a world, to everybody."""
 # More would hold up the other clients while it is parsed: each takes a tenth of a microsecond or more.
 _MOST_VALUES = 100_000
-_LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,18})(?=[ \t]*\r\n)")
 
 
 class _Session:
@@ -198,118 +199,95 @@ class _Session:
     }
 
 
-class OpenEnvProtocol(WebProtocol):
-    """One connection's HTTP/1.1, as `WebProtocol`, with the paths of OpenEnv.
+def openenv_protocol(options: OpenEnvOptions) -> PortProtocol:
+    """Return OpenEnv as a protocol at a server's port: its paths.
 
     The token comes as Bearer, or as the password of a URL `ws://user:TOKEN@HOST`, which OpenEnv's clients can send.
     """
+    over_http = partial(_over_http, pictures=options.pictures)
+    metadata = {"name": options.name, "description": f"{options.name} of Gymnasium Bridge"}
+    return PortProtocol(
+        name="openenv",
+        routes=[
+            SessionRoute(
+                path="/ws",
+                converse=partial(_over_websocket, pictures=options.pictures),
+                websocket=True,
+                texts=True,
+                admit=_admit,
+                refuse=lambda error: _message("error", error.message, error.code),
+                unreachable_after=_UNREACHABLE,
+            ),
+            *(
+                SessionRoute(
+                    method=method,
+                    path=path,
+                    converse=partial(over_http, kind=kind),
+                    admit=_admit,
+                    refuse=lambda error: _http_answer(error.message, error.code),
+                    unreachable_after=_UNREACHABLE,
+                )
+                for (method, path), kind in _OF_A_SESSION.items()
+            ),
+            *(
+                Route(method=method, path=path, answer=partial(_say, said=said), public=True)
+                for (method, path), said in {**_FIXED, ("GET", "/metadata"): metadata}.items()
+            ),
+        ],
+    )
 
-    _route: str | dict[str, Any] | None = None
-    """The entry of `_ROUTES` that the path matches; None: no entry."""
-    _over_http = False
-    """True if it is for a request over HTTP."""
-    _length = 0
-    """The length of the request's body."""
-    _body: bytearray | None = None
-    """The received part of the body; None: it was whole."""
 
-    def _receive_head(self, head: bytes) -> None:
-        method_and_path = head.partition(b" HTTP/")[0].partition(b"?")[0]
-        self._route = _ROUTES.get(method_and_path.decode("latin-1"))
-        if self._route == "session":
-            self._path = "/ws"
-            self._expect(Opcode.TEXT)
-        elif self._route is not None and head.startswith(b"POST "):  # without its body it is like one for a file
-            self._length = int(length[1]) if (length := _LENGTH.search(head)) else 0
-            head = b"GET " + _LENGTH.sub(b"", head.removeprefix(b"POST "))
-        super()._receive_head(head)
+def _say(request: HttpRequest, port: Port, *, said: Any) -> HttpAnswer:
+    return _http_answer(said, Code.OK)
 
-    def _serve_file(self, request: Request) -> None:
-        self._over_http = self._route is not None
-        if isinstance(self._route, str):
-            self._body = bytearray()
-            self._begin_call(request, request.headers["Host"])
-            self._receive_rest(b"")
-        elif self._route is None:
-            super()._serve_file(request)
-        else:
-            name = self._site.openenv.name  # type: ignore[union-attr] # else there is another protocol
-            self._send(self._write("", self._route or {"name": name, "description": f"{name} of Gymnasium Bridge"}))
 
-    def _receive_frames(self, call: Call, data: bytes) -> None:
-        """Take frames, or of a request over HTTP the body, which is one message."""
-        if not self._over_http:
-            super()._receive_frames(call, data)
-        elif self._length > (most := self._limits.max_message_bytes):
-            raise RequestError(Code.DATA_LOSS, f"expected a body of at most max_message_bytes={most}")
-        elif self._body is not None:
-            self._body += data
-            self._admit(len(self._body))
-            if len(self._body) >= self._length:
-                message = b'{"type": "%s", "data": %s}' % (str(self._route).encode(), self._body or b"{}")
-                self._body = None
-                self._release()
-                self._handler.calls.receive(call, message)
-                self._handler.calls.receive(call, None)
+def _admit(request: HttpRequest, gate: Gate, peer: str) -> Admitted:
+    """Let a client in that may act; raises RequestError."""
+    if not gate.check(_token_in(request.field("Authorization")), peer):
+        text = "this token is for watching, and OpenEnv has no way to watch; ask for the other token"
+        raise RequestError(Code.PERMISSION_DENIED, text)
+    # The requests of its session are those of our own client, of this very version.
+    return Admitted(True, __version__)
 
-    def _open_call(self, request: Request, host: str) -> Call:
-        if self._route is None:
-            return super()._open_call(request, host)
-        self._site.check_origin(field_of(request, "Origin"), host)
-        # An image of another site's page is asked for without an Origin, and a GET of /schema makes an environment.
-        if field_of(request, "Sec-Fetch-Site") not in (None, "none", "same-origin"):
-            text = "expected a request of a program, or of this server's own page, got one of another site's page"
-            raise RequestError(Code.PERMISSION_DENIED, f"{text}; open this server's page, or ask from a program")
-        if not self._gate.check(_token_in(field_of(request, "Authorization")), self._connection.peer):
-            text = "this token is for watching, and OpenEnv has no way to watch; ask for the other token"
-            raise RequestError(Code.PERMISSION_DENIED, text)
-        call = self._handler.open(self._connection, __version__, may_act=True)
-        session = _Session(call.session.handle, pictures=self._site.openenv.pictures)  # type: ignore[union-attr]
 
-        async def handle(data: bytes | bytearray) -> list[bytes | memoryview]:
-            return [self._write(*await session.answer(data))]
+def _over_websocket(request: HttpRequest, served: ServedSession, *, pictures: bool) -> Conversation:
+    """Answer the messages of a session, until it is asked to close."""
+    session = _Session(served.handle, pictures=pictures)
 
-        call.handle, call.stream = handle, self
-        end_if_unreachable(self._connection.sock, _UNREACHABLE)
-        call.refuse = lambda error: self._write("error", error.message, error.code)
-        return call
+    async def answer(message: bytes) -> bytes | None:
+        kind, data, code = await session.answer(message)
+        return _message(kind, data, code) if kind else None
 
-    def check_keepalive(self, now: float) -> bool:
-        """Send a ping to a client that has been quiet; none is closed for want of a pong.
+    return answer
 
-        OpenEnv's clients often run a model in their event loop, which answers nothing meanwhile. A session whose
-        machine is gone ends by TCP's keepalive, or after `_UNREACHABLE` seconds in which no ping was acknowledged.
-        """
-        super().check_keepalive(now)
-        return True
 
-    # Data to send
+def _over_http(request: HttpRequest, served: ServedSession, *, kind: str, pictures: bool) -> Conversation:
+    """Answer a request, whose body is the data of a message of this type."""
+    session = _Session(served.handle, pictures=pictures)
 
-    def _write(self, kind: str, data: Any, code: Code = Code.OK) -> bytes:
-        """Return an answer as a message, or as the response to a request over HTTP.
+    async def answer(body: bytes) -> HttpAnswer:
+        _, data, code = await session.answer(b'{"type": "%s", "data": %s}' % (kind.encode(), body or b"{}"))
+        return _http_answer(data, code)
 
-        Args:
-            kind: The message's type; empty: the session ends without one.
-            data: Its data; with another code than OK, the text of an error.
-            code: The error's.
-        """
-        name, status = _ERRORS.get(code, ("EXECUTION_ERROR", 500))
-        if self._over_http:
-            body = to_bytes({"detail": data} if code else data)
-            return HttpAnswer(http.HTTPStatus(status), body, "application/json").serialize()
-        return to_bytes({"type": kind, "data": {"message": data, "code": name} if code else data}) if kind else b""
+    return answer
 
-    def _send(self, data: bytes | memoryview) -> None:
-        if self._over_http:
-            self._outgoing.append(data)
-            self.finished = True
-        elif data or self._call is None:
-            super()._send(data)
-        else:  # it was asked to close: the connection ends with its call
-            self._handler.calls.receive(self._call, None)
 
-    def _last_words(self, code: Code | CloseCode, reason: str) -> bytes:
-        return self._write("error", reason, Code(code)) if self._over_http else super()._last_words(code, reason)
+def _message(kind: str, data: Any, code: Code) -> bytes:
+    """Return an answer as a message.
+
+    Args:
+        kind: Its type.
+        data: Its data; with another code than OK, the text of an error.
+        code: The error's.
+    """
+    name, _ = _ERRORS.get(code, _OTHER_ERROR)
+    return to_bytes({"type": kind, "data": {"message": data, "code": name} if code else data})
+
+
+def _http_answer(data: Any, code: Code) -> HttpAnswer:
+    """Return an answer to a request over HTTP; the arguments are as of `_message`."""
+    _, status = _ERRORS.get(code, _OTHER_ERROR)
+    return HttpAnswer(http.HTTPStatus(status), to_bytes({"detail": data} if code else data), "application/json")
 
 
 def _token_in(header: str | None) -> str | None:

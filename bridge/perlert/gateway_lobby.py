@@ -22,7 +22,7 @@ import numpy as np
 
 from bridge.core.encoding.properties import TEXT, Property, PropertyTree
 from bridge.core.encoding.tensors import Array, Spec, unpack_tensor
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.core.server.registry import Registry
 from bridge.core.server.session import Session
 from bridge.core.worlds.base import Agent, World
@@ -357,7 +357,7 @@ class LobbyServer:
         self.settled: PendingResult[None] = PendingResult()
         self._runtime = runtime
         self._make_client = partial(LobbyClient, address, key, runtime)
-        self._hub = Registry(_LobbySource(self._make_client, self.title), Limits(), runtime)
+        self._hub = Registry(_LobbySource(self._make_client, self.title), CoreLimits(), runtime)
         self._client: LobbyClient | None = None
         self._asked_at = self._looked_at = 0.0
 

@@ -3,6 +3,7 @@
 May be imported by the composition root.
 """
 
+from bridge.policies import wire  # noqa: F401 - before all others: its error says what to install
 from bridge.policies.evaluation import Comparison, Evaluation, compare, evaluate
 from bridge.policies.remote_policy import RemotePolicy
 from bridge.policies.rows import by_rows

@@ -17,11 +17,11 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
 from bridge.core.client.endpoints import Directory
-from bridge.core.client.make import make_vec_remote
 from bridge.core.client.slots.slot import SlotState
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import feature
 from bridge.core.keywords import check_counts
+from bridge.core.provided import provided
 from bridge.core.transport.credentials import ClientCredentials
 from bridge.errors import InvalidActionError, RemoteError, SettingError
 from bridge.policies.remote_policy import RemotePolicy
@@ -429,7 +429,7 @@ def _connect(opened: contextlib.ExitStack, urls: Any, num_envs: int | None, keyw
 
 def _made(opened: contextlib.ExitStack, urls: Any, num_envs: int | None, keywords: dict[str, Any]) -> Any:
     """Connect to the environments of a part."""
-    envs: Any = make_vec_remote(
+    envs: Any = provided("make_vec_remote")(
         urls, num_envs=num_envs, blocking=True, on_lost="continue", max_failures=None, **keywords
     )
     opened.callback(envs.close)

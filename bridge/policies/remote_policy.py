@@ -16,7 +16,7 @@ from bridge.core.keywords import check_counts
 from bridge.core.server_wait import checked_wait
 from bridge.core.transport.address import Address, parse_address
 from bridge.core.transport.credentials import TLS, ClientCredentials, TokenLike
-from bridge.core.transport.message_socket import MessageSocket  # after `wire`, whose error says what to install
+from bridge.core.transport.message_socket import MessageSocket
 from bridge.errors import AddressError, Code, PeerError, RefusedError, SettingError
 from bridge.policies import wire
 from bridge.policies.rows import row_count, take

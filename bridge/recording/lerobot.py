@@ -2,11 +2,16 @@
 
 Each step is a frame: what was seen before the action, the action, and the reward that it got. The last observation of
 an episode belongs to no action and is left out, as in LeRobot's own recordings.
+
+Observations that are a Dict become what LeRobot makes of a robot's: each camera is a film `observation.images.NAME`,
+and all numbers together are `observation.state`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +39,10 @@ _FILE = "chunk-{chunk_index:03d}/file-{file_index:03d}"
 _DATA, _VIDEO = f"data/{_FILE}.parquet", f"videos/{{video_key}}/{_FILE}.mp4"
 _FIRST = {"chunk_index": 0, "file_index": 0}
 _STATE, _IMAGE, _ACTION = "observation.state", "observation.image", "action"
+_ENVIRONMENT = "environment_state"
+"""The key whose numbers LeRobot keeps apart from the robot's own, as `observation.environment_state`."""
+_OF_CAMERAS = ("pixels", "images", "cameras")
+"""Keys of a Dict of cameras, which are no part of their names."""
 _NUMBERS = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool", "timestamp": "float32",
             "frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64"}  # fmt: skip
 _QUANTILES = {f"q{percent:02}": percent / 100 for percent in (1, 10, 50, 90, 99)}
@@ -55,6 +64,11 @@ def export_lerobot(
 
     Observations and actions keep their bits, rewards become float32. Pictures become a film (H.264), which loses some
     of theirs: observations in colour, or the frames where these were recorded.
+
+    Of Dict observations, also nested ones, each picture in colour is `observation.images.NAME`, and all numbers, one
+    behind the other in the order of the space, are `observation.state`, in the dtype that holds them all; those below
+    `environment_state` are `observation.environment_state`. NAME is the key, or the keys with a dot between them;
+    `pixels`, `images` and `cameras` that hold several cameras are left out.
 
     Args:
         episodes: Of one environment.
@@ -105,9 +119,13 @@ class _Dataset:
     def __init__(self, root: Path, data: Sequence[EpisodeData], fps: float, task: str) -> None:
         self._root, self._data, self._fps, self._task = root, data, fps, task
         first = data[0]
-        self._seen, self._acted = first.observation_space, first.action_space
-        self._of_pictures = is_picture(self._seen)
-        self._has_film = self._of_pictures or all(one.agent is None and has_frames(one.episode) for one in data)
+        self._acted = first.action_space
+        self._parts = _parts_of(first.observation_space)
+        self._films = [name for name, leaves in self._parts.items() if leaves[0].is_picture]
+        """The features that are films."""
+        self._of_frames = not self._films and all(one.agent is None and has_frames(one.episode) for one in data)
+        if self._of_frames:
+            self._films = [_IMAGE]
         self.frames = sum(len(one.actions) for one in data)
         """How many there are, in all episodes."""
         self._features = self._describe()
@@ -115,15 +133,14 @@ class _Dataset:
     def _describe(self) -> dict[str, dict[str, Any]]:
         """Return the features: the type and the shape of each column."""
         found = {_ACTION: _feature_of(self._acted, "actions")}
-        if not self._of_pictures:
-            found[_STATE] = _feature_of(self._seen, "observations")
-        if self._has_film:
-            height, width = even(next(self._pictures(self._data[0]))).shape[:2]
+        found.update({name: _joined_feature(leaves) for name, leaves in self._parts.items() if name not in self._films})
+        for name in self._films:
+            height, width = even(next(self._pictures(self._data[0], name))).shape[:2]
             names = ["height", "width", "channels"]
             film = {"video.height": height, "video.width": width, "video.channels": 3, "video.codec": "h264",
                     "video.pix_fmt": "yuv420p", "video.fps": self._fps, "video.is_depth_map": False,
                     "has_audio": False}  # fmt: skip
-            found[_IMAGE] = {"dtype": "video", "shape": [height, width, 3], "names": names, "info": film}
+            found[name] = {"dtype": "video", "shape": [height, width, 3], "names": names, "info": film}
         return {**found, **{name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in _NUMBERS.items()}}
 
     def write(self) -> None:
@@ -136,12 +153,12 @@ class _Dataset:
         tables = [pa.table({name: _cells(column) for name, column in one.items()}) for one in columns]
         self._save(_DATA.format(**_FIRST), pa.concat_tables(tables))
         stats = [{name: _statistics(column) for name, column in one.items()} for one in columns]
-        if self._has_film:
+        for name in self._films:
             for data, found in zip(self._data, stats, strict=True):
-                found[_IMAGE] = _picture_statistics(self._pictures(data), len(data.actions))
+                found[name] = _picture_statistics(self._pictures(data, name), len(data.actions))
             # Two frames to a keyframe, as LeRobot writes its own: a reader seeks to any of them.
-            pictures = (picture for one in self._data for picture in self._pictures(one))
-            write_film(self._path(_VIDEO.format(video_key=_IMAGE, **_FIRST)), pictures, self._fps, keyframes=2)
+            pictures = (picture for one in self._data for picture in self._pictures(one, name))
+            write_film(self._path(_VIDEO.format(video_key=name, **_FIRST)), pictures, self._fps, keyframes=2)
         self._save(f"meta/episodes/{_FILE.format(**_FIRST)}.parquet", self._episodes(stats))
         self._save("meta/tasks.parquet", _tasks_of(self._task))
         self._save_json("meta/stats.json", _joined(stats))
@@ -150,7 +167,11 @@ class _Dataset:
     def _columns(self, number: int, one: EpisodeData) -> dict[str, Array]:
         """Return the columns of an episode's frames."""
         steps = np.arange(len(one.actions))
-        found = {} if self._of_pictures else {_STATE: _rows(self._seen, one.observations[:-1])}
+        found = {
+            name: _joined_rows(leaves, one.observations[:-1])
+            for name, leaves in self._parts.items()
+            if name not in self._films
+        }
         if one.rewards.ndim > 1:
             raise SettingError("LeRobot has no feature for rewards that are arrays")
         return {
@@ -167,11 +188,11 @@ class _Dataset:
             length = len(one.actions)
             row: dict[str, Any] = {"episode_index": number, "tasks": [self._task], "length": length,
                                    "dataset_from_index": at, "dataset_to_index": at + length}  # fmt: skip
-            for part in ("data", "meta/episodes", *([f"videos/{_IMAGE}"] if self._has_film else [])):
+            for part in ("data", "meta/episodes", *(f"videos/{film}" for film in self._films)):
                 row.update({f"{part}/{name}": value for name, value in _FIRST.items()})
-            if self._has_film:
+            for film in self._films:
                 for name, frame in (("from", at), ("to", at + length)):
-                    row[f"videos/{_IMAGE}/{name}_timestamp"] = frame / self._fps
+                    row[f"videos/{film}/{name}_timestamp"] = frame / self._fps
             row.update({f"stats/{name}/{key}": v for name, each in found.items() for key, v in each.items()})
             rows.append(row)
             at += length
@@ -182,13 +203,14 @@ class _Dataset:
             "codebase_version": _VERSION, "robot_type": None, "total_episodes": len(self._data),
             "total_frames": self.frames, "total_tasks": 1, "chunks_size": 1000, "data_files_size_in_mb": 100,
             "video_files_size_in_mb": 500, "fps": self._fps, "splits": {"train": f"0:{len(self._data)}"},
-            "data_path": _DATA, "video_path": _VIDEO if self._has_film else None, "features": self._features,
+            "data_path": _DATA, "video_path": _VIDEO if self._films else None, "features": self._features,
         }  # fmt: skip
 
-    def _pictures(self, one: EpisodeData) -> Iterator[Array]:
+    def _pictures(self, one: EpisodeData, film: str) -> Iterator[Array]:
         """Yield the picture before each action of an episode."""
-        if self._of_pictures:
-            yield from one.observations[:-1]
+        if not self._of_frames:
+            (leaf,) = self._parts[film]
+            yield from map(leaf.of, one.observations[:-1])
             return
         # The last frame belongs to no action.
         for step, _, frame in observed_rows(one.episode, frames=True):
@@ -207,13 +229,121 @@ class _Dataset:
         self._path(name).write_text(json.dumps(value, indent=4), "utf-8")
 
 
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """A part of the observations that is an array."""
+
+    keys: tuple[str | int, ...]
+    """Where it is in a Dict or Tuple; empty: it is the whole observation."""
+    space: Space[Any]
+
+    @property
+    def is_picture(self) -> bool:
+        """True if it becomes a film."""
+        return is_picture(self.space)
+
+    @property
+    def title(self) -> str:
+        """Return how an error names it."""
+        return f"the observation {'.'.join(map(str, self.keys))!r}" if self.keys else "observations"
+
+    def of(self, sample: Any) -> Any:
+        """Return its value in an observation."""
+        for key in self.keys:
+            sample = sample[key]
+        return sample
+
+
+def _parts_of(space: Space[Any]) -> dict[str, list[_Leaf]]:
+    """Return the leaves that each feature of the observations is made of: one for a film, any number for numbers.
+
+    Raises:
+        SettingError: A leaf is of a kind that LeRobot has no feature for, or two cameras would have one name.
+    """
+    found: dict[str, list[_Leaf]] = {}
+    for leaf in _leaves_of(space, ()):
+        if not leaf.is_picture:
+            _check_numbers(leaf)
+            apart = len(leaf.keys) > 0 and leaf.keys[0] == _ENVIRONMENT
+            found.setdefault(f"observation.{_ENVIRONMENT}" if apart else _STATE, []).append(leaf)
+            continue
+        keys = leaf.keys[1:] if len(leaf.keys) > 1 and leaf.keys[0] in _OF_CAMERAS else leaf.keys
+        # A film is a folder of this name, and LeRobot refuses a slash.
+        name = ".".join(re.sub(r"[^A-Za-z0-9_-]+", "_", str(key)) for key in keys)
+        name = f"observation.images.{name}" if keys else _IMAGE
+        if name in found:
+            both = f"{found[name][0].title} and {leaf.title}"
+            raise SettingError(f"{both} would both be {name}: give the cameras names of letters, digits, _ and -")
+        found[name] = [leaf]
+    return found
+
+
+def _leaves_of(space: Space[Any], keys: tuple[str | int, ...]) -> Iterator[_Leaf]:
+    """Yield the parts of a space that are neither Dict nor Tuple, in its order."""
+    if isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            yield from _leaves_of(part, (*keys, key))
+    elif isinstance(space, spaces.Tuple):
+        for at, part in enumerate(space.spaces):
+            yield from _leaves_of(part, (*keys, at))
+    else:
+        yield _Leaf(keys, space)
+
+
+def _check_numbers(leaf: _Leaf) -> None:
+    """Raise SettingError where a part of a Dict belongs in no state: a picture that is not in colour, or a text."""
+    shape = leaf.space.shape or ()
+    # Bytes of two axes are a grey picture, of which nobody wants each pixel in the state.
+    if leaf.keys and (len(shape) > 2 or (len(shape) == 2 and leaf.space.dtype == np.uint8)):
+        raise SettingError(
+            f"LeRobot has no feature for {leaf.title} of the shape {shape} and dtype {leaf.space.dtype}: "
+            "expected pictures as uint8 (height, width, 3), and other numbers of one or two axes. "
+            + _LEAVE_OUT.format(leaf.keys[0])
+        )
+    if leaf.keys and not isinstance(leaf.space, _NUMERIC):
+        raise SettingError(
+            f"LeRobot has no feature for {leaf.title} of {type(leaf.space).__name__}: expected Box, Discrete, "
+            "MultiDiscrete or MultiBinary. " + _LEAVE_OUT.format(leaf.keys[0])
+        )
+
+
+_NUMERIC = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+_LEAVE_OUT = (
+    "Change it where the environment is made, as by gymnasium.wrappers.TransformObservation, or leave {!r} out by "
+    "gymnasium.wrappers.FilterObservation"
+)
+
+
+def _joined_feature(leaves: Sequence[_Leaf]) -> dict[str, Any]:
+    """Return the feature of numbers that stand one behind the other."""
+    if not leaves[0].keys:
+        return _feature_of(leaves[0].space, "observations")
+    names = []
+    for leaf in leaves:
+        title, size = ".".join(map(str, leaf.keys)), int(np.prod(leaf.space.shape or (1,)))
+        names += [title] if size == 1 else [f"{title}_{at}" for at in range(size)]
+    return {"dtype": str(_dtype_of(leaves)), "shape": [len(names)], "names": names}
+
+
+def _dtype_of(leaves: Sequence[_Leaf]) -> np.dtype[Any]:
+    """Return the dtype that holds the numbers of all."""
+    return np.result_type(*(np.dtype(leaf.space.dtype) for leaf in leaves))
+
+
+def _joined_rows(leaves: Sequence[_Leaf], samples: Sequence[Any]) -> Array:
+    """Return samples as an array with a row for each, the leaves one behind the other."""
+    parts = [np.asarray([leaf.of(one) for one in samples], leaf.space.dtype) for leaf in leaves]
+    found = np.concatenate([part.reshape(len(samples), -1) for part in parts], axis=1, dtype=_dtype_of(leaves))
+    return _as_rows(found)
+
+
 def _feature_of(space: Space[Any], what: str) -> dict[str, Any]:
     """Return the feature of a space of numbers: one axis, whatever the shape is.
 
     Raises:
         SettingError: It is another kind of space.
     """
-    if not isinstance(space, (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)):
+    if not isinstance(space, _NUMERIC):
         raise SettingError(
             f"LeRobot has no feature for {what} of {type(space).__name__}: expected Box, Discrete, MultiDiscrete or "
             "MultiBinary; wrap the environment where it is made, as by gymnasium.wrappers.FlattenObservation"
@@ -224,8 +354,11 @@ def _feature_of(space: Space[Any], what: str) -> dict[str, Any]:
 
 def _rows(space: Space[Any], samples: Sequence[Any]) -> Array:
     """Return samples as an array with a row for each; a number alone is a row."""
-    found: Array = np.asarray(samples, space.dtype).reshape(len(samples), -1)
-    # LeRobot reads a feature of the shape (1,) as a number and not as a list.
+    return _as_rows(np.asarray(samples, space.dtype).reshape(len(samples), -1))
+
+
+def _as_rows(found: Array) -> Array:
+    """Return rows as the format has them: it reads a feature of the shape (1,) as a number and not as a list."""
     return found[:, 0] if found.shape[1] == 1 else found
 
 

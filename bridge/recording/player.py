@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from bridge.core.provided import provided
 from bridge.core.server.auth import Auth
-from bridge.core.server.server import Server
+from bridge.core.server.server import CoreServer
 from bridge.errors import RecordingError, SettingError
 from bridge.recording.episodes import ObservedRows, observed_rows
 from bridge.recording.reader import RecordedEpisode, open_episode
@@ -230,7 +230,7 @@ def serve_episode(
     frames: bool | None = None,
     allow_calls: bool = False,
     **keywords: Any,
-) -> Server:
+) -> CoreServer:
     """Publish a recorded episode as a real-time world that people watch.
 
     Args:
@@ -263,5 +263,5 @@ def serve_episode(
 
     # Nobody plays in it, so whoever watches may call `seek`, and set `speed`.
     auth = dataclasses.replace(keywords.pop("auth", None) or Auth(), shared_control=True)
-    server: Server = provided("serve_gym")(make, fps=rate, auth=auth, **keywords)
+    server: CoreServer = provided("serve_gym")(make, fps=rate, auth=auth, **keywords)
     return server

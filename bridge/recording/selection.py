@@ -7,8 +7,10 @@ import dataclasses
 import fnmatch
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from bridge.recording.reader import RecordedEpisode
+if TYPE_CHECKING:  # it needs an extra, which the help of the commands does not
+    from bridge.recording.reader import RecordedEpisode
 
 __all__ = ["Selection", "add_selection_options", "selection_of"]
 
@@ -59,7 +61,7 @@ class Selection:
 def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) -> None:
     """Add the options that choose episodes, each named as its field of `Selection`."""
     parser.add_argument("--who", metavar="WHO", help="where this one acted: person, agent, person:Ann, 'agent:*'")
-    parser.add_argument("--env-id", metavar="ID", help="of this environment; wildcards as in 'ALE/*'")
+    parser.add_argument("--env-id", metavar="ID", help="recorded of this environment; wildcards as in 'ALE/*'")
     parser.add_argument("--min-return", type=float, default=-math.inf, metavar="X", help="with this return or more")
     parser.add_argument("--max-return", type=float, default=math.inf, metavar="X", help="with this return or less")
     parser.add_argument(

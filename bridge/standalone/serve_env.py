@@ -2,7 +2,11 @@
 """Serve a Gym or Gymnasium environment over dm_env_rpc: one file, for Python 3.7 and newer.
 
     python serve_env.py CartPole-v1 --port 50051
-    python serve_env.py my_package:MyEnv-v0 --port 50051 --num-envs 4
+    python serve_env.py my_package:MyEnv-v0 --port 50051 --num-envs 4     imports what registers the environment
+    python serve_env.py my_package.envs:make_env --port 50051             calls what makes it
+    python serve_env.py gym:CartPole-v1 --port 50051                      of gym, where Gymnasium is there too
+    python serve_env.py MyEnv-v0 --env-kwargs map_name=8x8 slippery=False
+    python serve_env.py MyEnv-v0 --host 0.0.0.0 --port 50051 --token-file token --tls-certificate c.pem --tls-key k.pem
 
 It needs grpcio, protobuf and numpy, in whatever versions the environment's Python has, and `gym` from 0.21 on or any
 Gymnasium. The client is Gymnasium Bridge, in a Python of its own, on this machine or another one:
@@ -27,6 +31,13 @@ Requests are answered in the main thread, one at a time: each environment is mad
 thread. The other threads only carry bytes.
 """
 
+import sys
+
+# Python 2.7 to 3.5 end at the first syntax that they do not know, and print its line: so it is this one that says why.
+# Python 3.6 reads the whole file, but has no dataclasses.
+if sys.version_info < (3, 7):  # noqa: UP036 - the users of older ones are to be told
+    raise SystemExit(f"serve_env.py needs Python 3.7 or newer; this is {sys.version.split()[0]}")
+
 import argparse
 import ast
 import contextlib
@@ -46,7 +57,6 @@ import re
 import secrets
 import signal
 import string
-import sys
 import time
 import traceback
 import types
@@ -614,7 +624,19 @@ def calling(where, function, *args, **kwargs):
         text = f"the environment raised {type(error).__name__} in {where}: {error}\n{traceback.format_exc()}"
         # It may quote a client's options: without what a terminal would obey.
         log.error("%s", "".join(each if each in "\n\t" or each.isprintable() else "?" for each in text[:65536]))
-        raise Refusal(f"{text}Fix the environment, or call reset() to begin a new episode.", INTERNAL) from error
+        raise Refusal(text + remedy_of(error), INTERNAL) from error
+
+
+def remedy_of(error):
+    """Return what to do about an error that an environment raised.
+
+    Gym and Gymnasium raise errors of their own for a package that an environment or its pictures need, such as pygame.
+    """
+    while error is not None and not (isinstance(error, ImportError) and error.name):
+        error = error.__cause__ or error.__context__
+    if error is None:
+        return "Fix the environment, or call reset() to begin a new episode."
+    return f"The server's Python has no module {error.name!r}: install the package that has it there."
 
 
 def takes(function, keyword, any_keyword=True):
@@ -1377,21 +1399,12 @@ def serve(make, host="127.0.0.1", port=50051, lanes=1, **options):
 # The command
 # ===========
 
-EXAMPLES = """examples:
-  python serve_env.py CartPole-v1 --port 50051
-  python serve_env.py my_package:MyEnv-v0 --port 50051 --num-envs 4     imports what registers the environment
-  python serve_env.py my_package.envs:make_env --port 50051             calls what makes it
-  python serve_env.py gym:CartPole-v1 --port 50051                      of gym, where Gymnasium is there too
-  python serve_env.py MyEnv-v0 --env-kwargs map_name=8x8 slippery=False
-  python serve_env.py MyEnv-v0 --host 0.0.0.0 --port 50051 --token-file token --tls-certificate c.pem --tls-key k.pem
-"""
-
 
 def read_arguments(arguments):
     """Return what the command line says."""
     parser = argparse.ArgumentParser(
         description="Serve a Gym or Gymnasium environment over dm_env_rpc until Ctrl-C or SIGTERM.",
-        epilog=EXAMPLES,
+        epilog="examples:\n" + __doc__.split("\n\n")[1],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
@@ -1442,17 +1455,17 @@ def main(arguments=None):
         credentials = grpc.ssl_server_credentials([pair], authority, authority is not None)
     elif not local:
         log.warning("without TLS, whoever is on the way can read along, and act in the client's place")
-    make, env_id = find_maker(options.env)
     limits = StandaloneLimits(options.max_connections, options.max_worlds)
-    server = StandaloneServer(make, env_id, options.num_envs, read_pairs(options.env_kwargs), token or made, limits)
+    kwargs = read_pairs(options.env_kwargs)
 
     def started(address):
         url = f"{'grpcs' if credentials else 'grpc'}://{address}" + (f"?token={made}" if made else "")
         print(f'{options.env} is served at {url}\nConnect: bridge.make_remote("{url}"). Ctrl-C stops.', flush=True)
 
     try:
+        server = StandaloneServer(*find_maker(options.env), options.num_envs, kwargs, token or made, limits)
         server.run(options.host, options.port, credentials, started)
-    except (Refusal, RuntimeError) as error:
+    except (ImportError, Refusal, RuntimeError) as error:
         raise SystemExit(f"{options.env} cannot be served: {error}") from None
 
 

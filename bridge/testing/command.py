@@ -16,6 +16,7 @@ EPILOG = """\
 examples:
   bridge check grpc://localhost:50051
   bridge check ws://localhost:50051                  over WebSocket
+  bridge check listen://127.0.0.1:6000               waits for a server that dials ws://127.0.0.1:6000
   bridge check localhost:50051/CartPole-v1 --require action
   bridge check localhost:50051 --set level=2 --set 'map="forest"' --action 'say="hello"'
   bridge check localhost:50051 --only D-9,D-15 --json
@@ -35,7 +36,11 @@ def add_check_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     named: dict[str, Any] = {"metavar": "NAME=VALUE", "action": "append", "default": [], "type": _named_value}
-    parser.add_argument("url", help="grpc://HOST:PORT, with the environment id as its path and settings as its query")
+    parser.add_argument(
+        "url",
+        help="grpc://HOST:PORT or ws://HOST:PORT, with the environment id as its path and settings as its query; or "
+        "listen://HOST:PORT, which waits --timeout seconds for a server that dials by WebSocket, without TLS",
+    )
     parser.add_argument(
         "--timeout", type=float, default=10.0, metavar="S", help="seconds to wait for each answer (default: 10)"
     )

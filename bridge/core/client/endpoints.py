@@ -17,14 +17,17 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 from bridge.core.forks import forget_in_child
 from bridge.core.logs import SafeLog
-from bridge.core.transport.address import Address, parse_address
+from bridge.core.transport.address import Address, parse_address, scheme_of
 from bridge.errors import AddressError, RemoteTimeoutError, SettingError, shown_url
 
-__all__ = ["Directory", "DnsDirectory", "Endpoint", "EndpointWatch", "FileDirectory", "Kind", "as_directory", "kind_of"]
+__all__ = ["DNS_SCHEMES", "Directory", "DnsDirectory", "Endpoint", "EndpointWatch", "FileDirectory", "Kind"]
+__all__ += ["as_directory", "kind_of", "open_dns", "open_file"]
 
 _log = SafeLog(__name__)
 _PERIOD = 5.0
 _DNS = {"grpc+dns": "grpc", "grpcs+dns": "grpcs"}
+DNS_SCHEMES = tuple(_DNS)
+"""The schemes of a host name, of which each address is a server."""
 
 
 Kind: TypeAlias = tuple[Any, ...]
@@ -55,7 +58,7 @@ class Endpoint:
     @functools.cached_property
     def kind(self) -> Kind:
         """The environment, settings and agent of its URL; only endpoints of one kind replace each other."""
-        return kind_of(parse_address(self.url))
+        return kind_of(parse_address(self.url, listed=True))
 
     @property
     def key(self) -> str:
@@ -104,7 +107,7 @@ class FileDirectory:
             if not text:
                 continue
             try:
-                parse_address(text)
+                parse_address(text, listed=True)
             except AddressError as error:
                 raise AddressError(text, f"{error.reason} (line {number} of {self.path})") from None
             found.append(Endpoint(text))
@@ -146,6 +149,21 @@ class DnsDirectory:
         return [Endpoint(url) for url in urls]
 
 
+def open_file(url: str) -> FileDirectory:
+    """Return the directory of a URL `file:///PATH`, or raise AddressError where it is none."""
+    path = url.strip().partition("://")[2]
+    if not path.startswith("/"):
+        raise AddressError(url, "a file of URLs is named by its absolute path: file:///PATH, with three slashes")
+    return FileDirectory(unquote(path))
+
+
+def open_dns(url: str) -> DnsDirectory:
+    """Return the directory of a URL of `DNS_SCHEMES`, or raise AddressError where it cannot be read."""
+    _, _, rest = url.strip().partition("://")
+    parse_address(f"{_DNS[scheme_of(url)]}://{rest}")
+    return DnsDirectory(url.strip())
+
+
 def as_directory(urls: Any) -> Directory | None:
     """Return the directory that `make_vec_remote` was given: an object, `file://…` or `grpc[s]+dns://…`; None: none.
 
@@ -154,16 +172,10 @@ def as_directory(urls: Any) -> Directory | None:
     """
     if not isinstance(urls, str):
         return urls if isinstance(urls, Directory) else None
-    text = urls.strip()
-    scheme, _, rest = text.partition("://")
+    scheme = scheme_of(urls)
     if scheme == "file":
-        if not rest.startswith("/"):
-            raise AddressError(urls, "a file of URLs is named by its absolute path: file:///PATH, with three slashes")
-        return FileDirectory(unquote(rest))
-    if scheme in _DNS:
-        parse_address(f"{_DNS[scheme]}://{rest}")
-        return DnsDirectory(text)
-    return None
+        return open_file(urls)
+    return open_dns(urls) if scheme in DNS_SCHEMES else None
 
 
 class EndpointWatch:
@@ -253,7 +265,7 @@ class EndpointWatch:
         try:
             found = tuple(self.directory.endpoints())
             for endpoint in found:  # what is none raises here, and not in somebody's step
-                parse_address(endpoint.url)
+                parse_address(endpoint.url, listed=True)
             # An empty list changes nothing: it may be of a file that is being written, and no slot could go anywhere by
             # it.
             if found:

@@ -16,27 +16,18 @@ from bridge.core.transport.credentials import TLS, ClientCredentials, TokenLike
 from bridge.errors import SettingError
 
 if TYPE_CHECKING:
-    from gymnasium import Space
-    from gymnasium.vector import AutoresetMode
-
-    from bridge.core.client.slots.waiting import OnLost
+    pass
 
 __all__ = [
     "CONNECT_TIMEOUT",
     "TIMEOUT",
-    "BlockingKeywords",
-    "EnvKeywords",
     "EnvOptions",
-    "OtherKeywords",
     "RemoteKeywords",
     "RemoteOptions",
-    "VectorKeywords",
     "VectorOptions",
     "checked_timeout",
     "checked_urls",
     "given_options",
-    "is_openenv",
-    "is_perlert",
 ]
 
 TIMEOUT = 60.0
@@ -66,51 +57,6 @@ class RemoteKeywords(TypedDict, total=False):
     player: str | None
     diagnostics: bool
     wait_for_server: float
-
-
-class OtherKeywords(TypedDict, total=False):
-    """The keywords that only environments behind `perlert://` and `openenv://` URLs have."""
-
-    tag: str | None
-    key: bytes | str | None
-    use_profile: bool
-    start_timeout: float
-    config: Any
-    """A `bridge.perlert.PlayerConfig`."""
-    action_space: Space[Any] | None
-    observation_space: Space[Any] | None
-
-
-class _WorldKeywords(RemoteKeywords, OtherKeywords, total=False):
-    env_id: str | None
-    env: Callable[..., Any] | None
-    role: Role | None
-
-
-class EnvKeywords(_WorldKeywords, total=False):
-    """The keywords of `make_remote`, for type checkers."""
-
-    agent: str | None
-
-
-class VectorKeywords(_WorldKeywords, total=False):
-    """The keywords of `make_vec_remote` beside `blocking`, for type checkers."""
-
-    agent: str | Sequence[str] | None
-    num_envs: int | None
-    lanes: bool | None
-    spares: str | Sequence[str]
-    connect_timeout: float
-
-
-class BlockingKeywords(VectorKeywords, total=False):
-    """Those of `make_vec_remote(…, blocking=True)`: also the keywords of `BlockingReset`."""
-
-    blocking_timeout: float | None
-    autoreset_mode: AutoresetMode | Literal["NextStep", "SameStep", "Disabled"]
-    on_lost: OnLost
-    max_failures: int | None
-    step_timeout: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -303,16 +249,6 @@ def given_options(options: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords that differ from the defaults of a dataclass of options, for what has fewer of them."""
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     return {key: value for key, value in keywords.items() if value is not defaults.get(key)}
-
-
-def is_perlert(url: Any) -> bool:
-    """Tell whether a URL is of the datagram protocol, which has environments of its own."""
-    return isinstance(url, str) and url.strip().startswith("perlert://")
-
-
-def is_openenv(url: Any) -> bool:
-    """Tell whether a URL is of OpenEnv, which has environments of its own."""
-    return isinstance(url, str) and url.strip().startswith(("openenv://", "openenvs://"))
 
 
 def checked_urls(urls: Any) -> list[str]:

@@ -1,8 +1,8 @@
-"""Limits on the requests and bytes that a server handles at a time, over all connections."""
+"""CoreLimits on the requests and bytes that a server handles at a time, over all connections."""
 
 from __future__ import annotations
 
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.errors import Code, RequestError
 
 __all__ = ["Admission"]
@@ -17,7 +17,7 @@ class Admission:
         limits: `max_requests_in_flight` and `max_queued_bytes`.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: CoreLimits) -> None:
         self.max_requests, self.max_bytes = limits.max_requests_in_flight, limits.max_queued_bytes
         self.requests = 0
         """The requests that are being served, those that wait for other agents or for a clock too."""

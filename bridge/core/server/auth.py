@@ -183,9 +183,9 @@ class Gate:
         Raises:
             RequestError: UNAUTHENTICATED: it showed no token, or another one.
         """
-        if self._token is None or self._token.matches(shown):
+        if self._token is None or self._token.equals(shown):
             return True
-        if self._watch_token is not None and self._watch_token.matches(shown):
+        if self._watch_token is not None and self._watch_token.equals(shown):
             return False
         problem = "the token is wrong" if shown else "a token is required, and none was sent"
         self._log.warning("refused %s: %s", peer, problem)

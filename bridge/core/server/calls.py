@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -14,8 +14,7 @@ from bridge.core.encoding.names import PROPERTY_REQUEST_URL
 from bridge.core.logs import SafeLog
 from bridge.core.server.admission import Admission
 from bridge.core.server.failure_log import FailureLog
-from bridge.core.server.limits import ConnectionCount, Limits
-from bridge.core.server.metrics import Metrics
+from bridge.core.server.limits import ConnectionCount, CoreLimits
 from bridge.core.server.registry import Registry
 from bridge.core.server.serving import MOMENT
 from bridge.core.server.session import Session, error_response
@@ -24,6 +23,9 @@ from bridge.core.worlds.base import Agent, World
 from bridge.core.worlds.scheduling import Scheduler
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
+
+if TYPE_CHECKING:
+    from bridge.core.server.metrics import Metrics
 
 __all__ = ["Call", "Calls", "Client", "Request", "ServedSession"]
 
@@ -173,7 +175,7 @@ class Calls:
     def __init__(
         self,
         hub: Registry,
-        limits: Limits,
+        limits: CoreLimits,
         *,
         count: ConnectionCount,
         viewers: ConnectionCount,

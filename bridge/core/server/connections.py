@@ -20,7 +20,7 @@ from bridge.core.server.event_loop import READ, WRITE, EventLoop
 from bridge.core.server.fair_share import FairShare, ProcessorAccount
 from bridge.core.server.helper_thread import HelperThread
 from bridge.core.server.inflation import Inflation
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.core.server.listeners import listen_tcp, listen_unix
 from bridge.core.transport.sockets import has_hung_up, prepare
 from bridge.core.transport.tls import Tls, explain
@@ -33,7 +33,7 @@ _log = SafeLog(__name__)
 _refusals = LimitedLog(__name__)
 # Seconds that a client which was refused has for reading why.
 _LINGER = 1.0
-# Seconds that one has for taking an answer that is the last: a file of the page, say.
+# Seconds that one has for taking an answer that is the last: a file over HTTP, say.
 _LONG_LINGER = 30.0
 # Connections without a call at a time, at least, where nothing else is said.
 _MAX_IDLE = 256
@@ -74,7 +74,7 @@ class Connections:
     def __init__(
         self,
         loop: EventLoop,
-        limits: Limits,
+        limits: CoreLimits,
         admission: Admission,
         speak: Callable[[Connection], ConnectionProtocol],
         tls: ssl.SSLContext | None,

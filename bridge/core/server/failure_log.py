@@ -40,9 +40,9 @@ class FailureLog:
             message: What its client is told: a line, and the environment's traceback.
         """
         self.total += 1
-        match = _KIND.match(message)
+        found = _KIND.match(message)
         # Without the exception's text, in which each failure may have a number of its own.
-        kind = match[0] if match is not None else message.partition("\n")[0][:80]
+        kind = found[0] if found is not None else message.partition("\n")[0][:80]
         if kind not in self._counts:
             if len(self._counts) < _MOST_KINDS:
                 self._counts[kind] = 0

@@ -22,7 +22,7 @@ REFILL = 0.05
 """Seconds that all connections together may use a second, beyond those, in equal parts."""
 SHARE = 0.1
 """The share of the time that all connections together may use which have used more than that."""
-# A turn may take so many times the fastest request, for each of its requests or pages of a large one, without a closer
+# A turn may take so many times the fastest request, for each of its requests or blocks of a large one, without a closer
 # look.
 _USUAL = 8
 # Seconds that any turn may take without a closer look.
@@ -37,7 +37,7 @@ _LEAST_SPEED = 0.1
 _FIRST = 5e-5
 # Below this a clock is not to be believed.
 _LEAST = 2e-6
-_PAGE = 4096
+_BLOCK = 4096
 
 
 class FairShare:
@@ -115,10 +115,10 @@ class ProcessorAccount:
             receives_large: Whether a large request is being received.
         """
         share = self.share
-        # A large request takes many turns that complete none: its pages count as requests, or its reception would be
+        # A large request takes many turns that complete none: its blocks count as requests, or its reception would be
         # charged.
-        pages = 1 + size // _PAGE if receives_large else 0
-        self.productive = requests + pages > 0 and seconds <= max(_SHORT, share.fastest * _USUAL * (requests + pages))
+        blocks = 1 + size // _BLOCK if receives_large else 0
+        self.productive = requests + blocks > 0 and seconds <= max(_SHORT, share.fastest * _USUAL * (requests + blocks))
         self.excess = max(0.0, min(seconds, size * _PER_BYTE) - requests * share.worth)
 
     def charge(self, seconds: float, now: float, *, alone: bool = False) -> float:

@@ -15,7 +15,7 @@ from bridge.core.server.connection import Connection, ConnectionProtocol
 from bridge.core.server.connections import Connections
 from bridge.core.server.grpc_services import MAX_REQUEST, Services, SideCall
 from bridge.core.server.inflation import Inflation
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.core.transport.compression import WORTHWHILE, Compression, compress, encodings
 from bridge.core.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamEnded, StreamReset
 from bridge.core.transport.http2 import Http2
@@ -72,7 +72,7 @@ class GrpcProtocol(ConnectionProtocol):
     http: Http2
 
     def __init__(
-        self, connection: Connection, handler: Connections, limits: Limits, gate: Gate, services: Services
+        self, connection: Connection, handler: Connections, limits: CoreLimits, gate: Gate, services: Services
     ) -> None:
         super().__init__(connection)
         self._handler = handler
@@ -432,6 +432,6 @@ def _timeout(text: str | None) -> float | None:
     """Return the seconds of a `grpc-timeout`, or raise RequestError where it is none."""
     if text is None:
         return None
-    if (match := _TIMEOUT.fullmatch(text)) is None:
+    if (found := _TIMEOUT.fullmatch(text)) is None:
         raise RequestError(Code.INTERNAL, f"expected grpc-timeout to be digits and one of HMSmun, got {text!r:.40}")
-    return int(match[1]) * _UNITS[match[2]]
+    return int(found[1]) * _UNITS[found[2]]

@@ -14,7 +14,7 @@ import grpc
 from bridge.core.server.auth import Gate, Security
 from bridge.core.server.calls import Call, Calls, Client
 from bridge.core.server.helper_thread import HelperThread
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.core.server.listeners import listen_unix
 from bridge.core.transport.service import HELLO, METHOD, ROOM, SERVICE
 from bridge.core.worlds.scheduling import Scheduler
@@ -54,13 +54,13 @@ class GrpcioTransport:
     """All calls of a server.
 
     Raises:
-        SettingError: It cannot listen as `bridge.core.server.server.Server` is told to.
+        SettingError: It cannot listen as `bridge.core.server.server.CoreServer` is told to.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        limits: Limits,
+        limits: CoreLimits,
         security: Security,
         unix_path: str | None,
         has_room: Callable[[], bool],

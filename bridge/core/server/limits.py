@@ -8,20 +8,14 @@ from typing import Any
 from bridge.core.worlds.isolation import CALL_TIMEOUT
 from bridge.errors import Code, RequestError, SettingError
 
-__all__ = ["ConnectionCount", "Limits", "check_drain_timeout", "checked_limits"]
+__all__ = ["ConnectionCount", "CoreLimits", "check_drain_timeout", "checked_limits"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
-    """The limits of a server: `limits=` of `serve_gym` and `serve_parallel`.
+class CoreLimits:
+    """The limits of a server. Users give `bridge.Limits`, which has further fields.
 
     A request beyond a limit is refused with an error that names the limit; nothing else is changed by it.
-
-    Examples:
-        >>> from bridge import Limits, serve_gym
-        >>> with serve_gym("CartPole-v1", limits=Limits(max_worlds=8, idle_timeout=600.0)) as server:
-        ...     print(server.worlds)
-        []
 
     Args:
         max_connections: The most connections at a time, those of viewers apart.
@@ -39,8 +33,6 @@ class Limits:
         idle_timeout: Seconds after which a world without agents is destroyed; None: never.
         abandoned_timeout: Seconds after which a world whose creator has gone is destroyed; None: as `idle_timeout`.
         reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
-        takeover_timeout: Seconds that a person who has taken over from an agent, and slows it down, may do nothing.
-        seat_timeout: Seconds that a seat with a `seat_key` waits for a client that lost its connection.
         drain_timeout: Seconds that clients have to leave after SIGTERM or `Server.drain()`: no less than the longest
             episode, where slots are to move to other servers without a cut.
         hello_timeout: Seconds that a client has to begin to speak, the TLS handshake included.
@@ -61,8 +53,6 @@ class Limits:
     idle_timeout: float | None = 3600.0
     abandoned_timeout: float | None = 60.0
     reset_world_timeout: float = 60.0
-    takeover_timeout: float = 60.0
-    seat_timeout: float = 30.0
     drain_timeout: float = 2.0
     hello_timeout: float = 10.0
 
@@ -130,8 +120,8 @@ class ConnectionCount:
         self.value -= 1
 
 
-def checked_limits(limits: Any) -> Limits:
+def checked_limits(limits: Any) -> CoreLimits:
     """Return the keyword `limits`, or raise SettingError where it is something else."""
-    if limits is not None and not isinstance(limits, Limits):
+    if limits is not None and not isinstance(limits, CoreLimits):
         raise SettingError(f"expected limits to be bridge.Limits(…), got a {type(limits).__name__}")
-    return limits or Limits()
+    return limits or CoreLimits()

@@ -6,15 +6,15 @@ import contextlib
 import platform
 import socket
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.core.callers import Callers
 from bridge.core.extras import needed
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.errors import Code, SettingError
 from bridge.version import __version__
 
-__all__ = ["Metrics"]
+__all__ = ["METRICS", "Metric", "Metrics"]
 
 _BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
@@ -38,7 +38,36 @@ _COUNTERS = {
     "failures": "How often an environment raised",
 }
 ROLES = ("client", "viewer", "stranger")
+_LIMITS = ("max_worlds", "max_connections", "max_viewers")
 _CHARGED = "Processor time charged to connections: what is not requests of clients"
+_BUILD = "What serves; always 1"
+_ERRORS = "Requests answered by an error"
+_LATENCY = "Seconds from a Step's arrival to its answer"
+
+
+class Metric(NamedTuple):
+    """A metric of a server, as Prometheus reads it."""
+
+    name: str
+    """A counter's with `_total`."""
+    kind: str
+    """gauge, counter or histogram."""
+    text: str
+    """What it is."""
+    labels: tuple[str, ...] = ()
+    """The names of its labels."""
+
+
+METRICS = (
+    *(Metric(f"bridge_{name}", "gauge", text) for name, text in _GAUGES.items()),
+    *(Metric(f"bridge_{name}", "gauge", f"The limit {name}") for name in _LIMITS),
+    *(Metric(f"bridge_{name}_total", "counter", text) for name, text in _COUNTERS.items()),
+    Metric("bridge_errors_total", "counter", _ERRORS, ("code",)),
+    Metric("bridge_charged_seconds_total", "counter", _CHARGED, ("role",)),
+    Metric("bridge_step_seconds", "histogram", _LATENCY),
+    Metric("bridge_build_info", "gauge", _BUILD, ("version", "python")),
+)
+"""All that a server has, but for those of its process, `process_…`. Docs and dashboard are made of this list."""
 
 
 class _Status:
@@ -49,7 +78,7 @@ class _Status:
         limits: How many worlds and connections there may be.
     """
 
-    def __init__(self, status: Callable[[], dict[str, Any]], limits: Limits) -> None:
+    def __init__(self, status: Callable[[], dict[str, Any]], limits: CoreLimits) -> None:
         from prometheus_client import metrics_core
 
         self._families = metrics_core
@@ -62,7 +91,7 @@ class _Status:
         status = self._status()
         for name, what in _GAUGES.items():
             yield gauge(f"bridge_{name}", what, value=float(status[name]))
-        for name in ("max_worlds", "max_connections", "max_viewers"):
+        for name in _LIMITS:
             yield gauge(f"bridge_{name}", f"The limit {name}", value=float(getattr(self._limits, name)))
         for name, what in _COUNTERS.items():
             yield counter(f"bridge_{name}", what, value=float(status[name]))
@@ -70,7 +99,7 @@ class _Status:
         for role in ROLES:
             charged.add_metric([role], status.get(f"charged_{role}", 0.0))
         yield charged
-        build = gauge("bridge_build_info", "What serves; always 1", labels=["version", "python"])
+        build = gauge("bridge_build_info", _BUILD, labels=["version", "python"])
         build.add_metric([__version__, platform.python_version()], 1.0)
         yield build
 
@@ -91,16 +120,14 @@ class Metrics:
         SettingError: The package `prometheus-client` is not installed, or the port is in use.
     """
 
-    def __init__(self, host: str, port: int, status: Callable[[], dict[str, Any]], limits: Limits) -> None:
+    def __init__(self, host: str, port: int, status: Callable[[], dict[str, Any]], limits: CoreLimits) -> None:
         with needed("metrics_port needs the package prometheus-client", "ops"):
             from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, start_http_server
         registry = CollectorRegistry()
         registry.register(_Status(status, limits))
         ProcessCollector(registry=registry)
-        self._errors = Counter("bridge_errors", "Requests answered by an error", ["code"], registry=registry)
-        self._latency = Histogram(
-            "bridge_step_seconds", "Seconds from a Step's arrival to its answer", registry=registry, buckets=_BUCKETS
-        )
+        self._errors = Counter("bridge_errors", _ERRORS, ["code"], registry=registry)
+        self._latency = Histogram("bridge_step_seconds", _LATENCY, registry=registry, buckets=_BUCKETS)
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except (OSError, OverflowError) as error:

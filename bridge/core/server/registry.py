@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.core.logs import SafeLog
-from bridge.core.server.limits import Limits
+from bridge.core.server.limits import CoreLimits
 from bridge.core.worlds.base import Agent, World
 from bridge.core.worlds.observers import ObservedEnv, Observer
 from bridge.core.worlds.resets import ResetOrder
@@ -23,22 +23,27 @@ from bridge.core.worlds.single import EnvWorld
 from bridge.errors import Code, RequestError
 from bridge.version import __version__
 
-__all__ = ["Registry", "WorldSource", "WorldUser"]
+__all__ = ["Overview", "Registry", "WorldSource", "WorldUser"]
 
 _log = SafeLog(__name__)
 DEFAULT_WORLD = ""
 
 _MOST_LISTED = 200
-"""Environments that the page lets people choose among."""
-_UNKNOWN: Mapping[str, Any] = {
-    "viewers": 0,
-    "returns": {},
-    "fps": None,
-    "lanes": None,
-    "begun": True,
-    **dict.fromkeys(("recording", "replay", "match")),
-}
-"""The properties that the page reads of every world, if neither the world nor an observer has more."""
+"""Environments that the overview names."""
+_UNKNOWN: Mapping[str, Any] = {"viewers": 0, "returns": {}, "fps": None, "lanes": None, "begun": True}
+"""What the overview has of every world, if neither the world nor an observer has more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Overview:
+    """What the overview of a server shows, as JSON, to every client that asks for it."""
+
+    lists_worlds: bool = False
+    """True if clients may see the worlds that others made, and who is in them; else the default world alone."""
+    server: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What it has of a server whose source of worlds says nothing else in its `traits`."""
+    world: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What it has of a world that says nothing else by `describe`."""
 
 
 class WorldSource(Protocol):
@@ -62,7 +67,7 @@ class WorldSource(Protocol):
 
     @property
     def traits(self) -> Mapping[str, Any]:
-        """The properties of all its worlds for the page, as JSON has them, such as `match`."""
+        """What is true of all its worlds, for the overview, as JSON has it."""
 
     async def make_world(self, name: str, settings: Settings, runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for."""
@@ -102,6 +107,9 @@ class _Entry:
     """True if its creator is gone, who alone knew its name, unless others were told of it."""
 
 
+_OVERVIEW = Overview()
+
+
 class Registry:
     """All worlds of a server; the hub of its sessions.
 
@@ -116,7 +124,7 @@ class Registry:
         limits: How many there may be, `idle_timeout`, `abandoned_timeout` and `reset_world_timeout`.
         runtime: Runs the calls of environments, and what waits.
         unix_path: Where this server listens on a Unix socket; None: nowhere.
-        lists_worlds: Whether clients may see the worlds that others made, and who is in them: for the page.
+        overview: What clients see of all worlds.
         shared_control: Whether also who watches, or shares a world, may call methods and set attributes of
             environments.
         observers: Are told of the worlds, and let agents in; the first is asked first.
@@ -125,16 +133,16 @@ class Registry:
     def __init__(
         self,
         source: WorldSource,
-        limits: Limits,
+        limits: CoreLimits,
         runtime: Runtime,
         *,
         unix_path: str | None = None,
-        lists_worlds: bool = False,
+        overview: Overview = _OVERVIEW,
         shared_control: bool = False,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._observers = observers
-        self._lists_worlds = lists_worlds
+        self._overview = overview
         self.shared_control = shared_control
         """True if also who watches, or shares a world, may change environments by attributes and methods."""
         self._inside: dict[World, list[WorldUser]] = {}
@@ -195,7 +203,7 @@ class Registry:
     @property
     def has_room(self) -> bool:
         """True if a further client may have a world of its own, or be the first in the default one."""
-        # With `max_worlds=0` all clients join the default world, whose own seats are the bound.
+        # With `max_worlds=0` all clients join the default world, whose own agents are the bound.
         return not self._limits.max_worlds or self._used < self._limits.max_worlds
 
     @property
@@ -290,7 +298,7 @@ class Registry:
                 raise self._refuse_another()
             return agent
         except BaseException:
-            # An agent that has joined would keep its seat although its client is refused: by an observer, which may be
+            # An agent that has joined would keep its place although its client is refused: by an observer, which may be
             # a user's own, or for a setting that is read only then. The outermost leaves first.
             for agent in reversed(joined):
                 agent.leave()
@@ -501,27 +509,28 @@ class Registry:
                     lambda: min(getattr(self._source, "lanes", 0), self._limits.max_worlds),
                 ),
                 Property("server.status", ENCODED, "what the server does and has done, a dict", self.status),
-                Property("server.web", TEXT, "what a page shows: the worlds, as JSON", self._overview),
+                Property("server.web", TEXT, "an overview of the server and its worlds, as JSON", self._write_overview),
                 *limits,
                 *getattr(self._source, "leaves", ()),
             ]
         )
 
-    def _overview(self) -> str:
-        """Return what the page shows of the server, as JSON; of its worlds the one that all may know, unless told."""
+    def _write_overview(self) -> str:
+        """Return the overview of the server, as JSON."""
         return json.dumps(
             {
                 "version": __version__,
                 "title": self._source.title,
                 "realtime": self._source.fps is not None,
                 "fps": self._source.fps,
-                "records": False,
-                "match": False,
+                **self._overview.server,
                 **self._source.traits,
                 "environments": self._source.env_ids[:_MOST_LISTED],
                 "draining": self._closed,
                 "worlds": [
-                    self._describe(world) for world in self.worlds if self._lists_worlds or world.name == DEFAULT_WORLD
+                    self._describe(world)
+                    for world in self.worlds
+                    if self._overview.lists_worlds or world.name == DEFAULT_WORLD
                 ],
             }
         )
@@ -533,7 +542,7 @@ class Registry:
             "seats": dict(world.seats),
             "players": dict(world.players),
         }
-        found = {**own, **_UNKNOWN, **world.describe()}
+        found = {**own, **_UNKNOWN, **self._overview.world, **world.describe()}
         for observer in self._observers:
             found.update(observer.describe(world))
         return found

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import math
 import os
 import socket
 import threading
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from urllib.parse import quote
@@ -22,19 +24,15 @@ from bridge.core.server.calls import Calls, ServedSession
 from bridge.core.server.connection import Connection, ConnectionProtocol
 from bridge.core.server.connections import Connections
 from bridge.core.server.event_loop import EventLoop
-from bridge.core.server.first_bytes import FirstBytes
 from bridge.core.server.grpc_server import GrpcProtocol
 from bridge.core.server.grpc_services import Services
 from bridge.core.server.idle_worlds import IdleWorlds
-from bridge.core.server.limits import ConnectionCount, Limits, check_drain_timeout
+from bridge.core.server.limits import ConnectionCount, CoreLimits, check_drain_timeout
 from bridge.core.server.memory import MemoryRelease
-from bridge.core.server.metrics import Metrics
-from bridge.core.server.registry import Registry, WorldSource
+from bridge.core.server.registry import Overview, Registry, WorldSource
 from bridge.core.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
 from bridge.core.server.shutdown import CLOSE_TIMEOUT, Shutdown
-from bridge.core.server.web_site import WebSite
 from bridge.core.transport.address import is_loopback
-from bridge.core.transport.credentials import TLS, ClientCredentials, TokenLike
 from bridge.core.transport.tls import Tls
 from bridge.core.worlds.base import start_error
 from bridge.core.worlds.observers import Observer
@@ -42,14 +40,20 @@ from bridge.core.worlds.scheduling import Runtime
 from bridge.errors import RequestError, SettingError
 
 if TYPE_CHECKING:
-    from bridge.core.server.web_protocol import WebProtocol
+    from typing_extensions import Self
 
-__all__ = ["SWITCH_INTERVAL", "Server", "Sessions", "Transport"]
+    from bridge.core.server.first_bytes import Speak
+    from bridge.core.server.http11 import HostNames
+    from bridge.core.server.metrics import Metrics
+    from bridge.core.server.port import Port, PortProtocol
+
+__all__ = ["SWITCH_INTERVAL", "Attachment", "CoreServer", "Sessions", "Transport"]
 
 Transport: TypeAlias = Literal["http2", "grpcio"]
 
-_LIMITS = Limits()
+_LIMITS = CoreLimits()
 _OPEN = Security()
+_OVERVIEW = Overview()
 SWITCH_INTERVAL = 0.0005
 """`sys.setswitchinterval` in processes that do nothing but serve: what the deputy waits for the interpreter's lock."""
 
@@ -70,7 +74,17 @@ class Sessions(Protocol):
         """
 
 
-class Server:
+class Attachment(Protocol):
+    """What begins and ends with a server, such as what connects it to somebody who waits for it."""
+
+    def start(self) -> None:
+        """Begin; the server serves from now on. Called once."""
+
+    def stop(self) -> None:
+        """End; the server stops next. Called once, also where it was not started."""
+
+
+class CoreServer:
     """Serves worlds until it is stopped.
 
     It listens from its construction on. `start` serves in a background thread, `run` in the calling one. Works as a
@@ -86,11 +100,14 @@ class Server:
         metrics_port: Where to show metrics, 0: any free port; None: nowhere.
         transport: What speaks gRPC: `http2` or `grpcio`.
         insecure: Whether it goes without a token where others reach it; else it makes one.
-        web: What browsers get, and who of them may come; None: no HTTP/1.1 and no WebSocket is spoken.
+        protocols: What is spoken at the port beside gRPC.
+        hosts: The names under which browsers may reach it; None: addresses, and the names of this machine.
+        overview: What clients see of all its worlds.
         sessions: Makes what answers calls; None: sessions with the worlds of this server.
+        observers: Are told of the worlds, and let agents in; the first is asked first.
     """
 
-    _dialing: tuple[Any, ...] = ()
+    _attachments: tuple[Attachment, ...] = ()
 
     def __init__(
         self,
@@ -98,13 +115,15 @@ class Server:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
-        limits: Limits = _LIMITS,
+        limits: CoreLimits = _LIMITS,
         unix_path: str | None = None,
         security: Security = _OPEN,
         metrics_port: int | None = None,
         transport: Transport = "http2",
         insecure: bool = False,
-        web: WebSite | None = None,
+        protocols: Sequence[PortProtocol] = (),
+        hosts: HostNames | None = None,
+        overview: Overview = _OVERVIEW,
         sessions: Sessions | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
@@ -124,7 +143,7 @@ class Server:
             limits,
             runtime,
             unix_path=self._unix_path,
-            lists_worlds=web is not None,
+            overview=overview,
             shared_control=security.shared_control,
             observers=observers,
         )
@@ -133,9 +152,9 @@ class Server:
         self._services = Services(self._has_room)
         self._admission = Admission(limits)
         """The requests and bytes that are held, over all connections."""
-        self._web = web
+        self._protocols = tuple(protocols)
         try:
-            self._connections = self._connect(transport, limits, security, web)
+            self._connections = self._connect(transport, limits, security, hosts)
         except BaseException:
             self._loop.close()
             raise
@@ -165,7 +184,7 @@ class Server:
         atexit.register(self.stop, 0.0)
         forget_in_child(self)
 
-    def _listen(self, port: int, metrics_port: int | None, limits: Limits, observers: Sequence[Observer]) -> int:
+    def _listen(self, port: int, metrics_port: int | None, limits: CoreLimits, observers: Sequence[Observer]) -> int:
         """Listen at the ports, and start the observers, of which a user's own may raise; return the port of gRPC."""
         with contextlib.ExitStack() as undo:
             undo.callback(self._loop.close)
@@ -175,18 +194,19 @@ class Server:
                 observer.start(self._connections.helper)
                 undo.callback(observer.close)
             if metrics_port is not None:
+                from bridge.core.server.metrics import Metrics  # few servers have them
+
                 self._metrics = Metrics(self._host, metrics_port, self.status, limits)
             undo.pop_all()
         self._calls.metrics = self._metrics
         return found
 
-    def _connect(self, transport: Transport, limits: Limits, security: Security, web: WebSite | None) -> Any:
+    def _connect(self, transport: Transport, limits: CoreLimits, security: Security, hosts: HostNames | None) -> Any:
         """Make the transport's end that receives and answers calls."""
         if transport == "grpcio":
-            if web is not None:
-                raise SettingError(
-                    "expected web=True with transport='http2', got it with 'grpcio', which speaks gRPC alone"
-                )
+            if self._protocols:
+                names = ", ".join(protocol.name for protocol in self._protocols)
+                raise SettingError(f"expected transport='http2' with {names}, got 'grpcio', which speaks gRPC alone")
             from bridge.core.server.grpcio_transport import GrpcioTransport
 
             return GrpcioTransport(self._loop.scheduler, limits, security, self._unix_path, self._has_room)
@@ -195,16 +215,41 @@ class Server:
         def speak_grpc(connection: Connection) -> ConnectionProtocol:
             return GrpcProtocol(connection, self._connections, limits, gate, self._services)
 
-        speak, names = speak_grpc, ["h2"]
-        if web is not None:
-            protocol = _web_protocol(web)
-            speak_web = lambda connection: protocol(connection, self._connections, limits, gate, web)  # noqa: E731
-            speak = lambda connection: FirstBytes(connection, speak_grpc, speak_web)  # noqa: E731
-            names.insert(0, "http/1.1")  # browsers offer both, gRPC clients h2 alone
-        return Connections(self._loop, limits, self._admission, speak, security.context(*names), self._unix_path)
+        speak: Speak = speak_grpc
+        alpn = ["h2"]
+        if self._protocols:
+            speak, alpn = self._speak_all(speak_grpc, limits, gate, hosts)
+        return Connections(self._loop, limits, self._admission, speak, security.context(*alpn), self._unix_path)
+
+    def _speak_all(
+        self, speak_grpc: Speak, limits: CoreLimits, gate: Gate, hosts: HostNames | None
+    ) -> tuple[Speak, list[str]]:
+        """Return what makes a connection's protocol, and the names of what may be spoken within TLS."""
+        # Imported here, for most servers speak gRPC alone.
+        from bridge.core.server.first_bytes import FirstBytes
+        from bridge.core.server.http11 import HostNames
+        from bridge.core.server.port import Port, check_protocols
+
+        check_protocols(self._protocols)
+        # By the first connection: those of the server are made below.
+        port = functools.cache(lambda: Port(self._connections, limits, gate, self.status))
+        speak_http: Speak | None = None
+        # Browsers offer both, gRPC clients h2 alone. Others offer nothing.
+        alpn = ["h2"]
+        if of_http := [protocol for protocol in self._protocols if protocol.routes]:
+            with needed(f"the protocol {of_http[0].name!r} needs the package websockets", "web"):
+                from bridge.core.server.http_protocol import HttpProtocol, Routes
+            routes, names = Routes(of_http), hosts or HostNames()
+            speak_http = lambda connection: HttpProtocol(connection, port(), routes, names)  # noqa: E731
+            alpn.insert(0, "http/1.1")
+        others: dict[bytes, Speak] = {}
+        for protocol in self._protocols:
+            if protocol.handler is not None:
+                others.update(dict.fromkeys(protocol.first_bytes, partial(_handle, protocol.handler, port)))
+        return lambda connection: FirstBytes(connection, speak_grpc, speak_http, others), alpn
 
     def _make_calls(
-        self, limits: Limits, open_session: Callable[[Registry, str, bool], ServedSession] | None = None
+        self, limits: CoreLimits, open_session: Callable[[Registry, str, bool], ServedSession] | None = None
     ) -> Calls:
         """Make the object that serves the requests of calls."""
         calls = self._connections.calls = Calls(
@@ -285,14 +330,13 @@ class Server:
         urls = [self.url]
         if self._unix_path is not None:
             urls.append(f"unix://{quote(self._unix_path)}{self._query}")
-        if self._web is not None:
-            urls.append(f"{self._url_of('ws')}{self._query}")
+        urls += [f"{self._url_of(each.url_scheme)}{self._query}" for each in self._protocols if each.url_scheme]
         return urls
 
     @property
     def web_url(self) -> str | None:
-        """The URL of the page for browsers, with the token where the server has made it; None: there is none."""
-        if self._web is None:
+        """The URL to open in a browser, with the token where the server has made it; None: there is nothing to see."""
+        if not any(route.path == "/" for protocol in self._protocols for route in protocol.routes):
             return None
         # In the fragment, which browsers send to no server: so the token stands in no log of a proxy.
         return f"{self._url_of('http')}/{self._query.replace('?', '#', 1)}"
@@ -401,8 +445,8 @@ class Server:
                 "or run() later"
             )
         self._running = True
-        for dialing in self._dialing:
-            dialing.start()
+        for attachment in self._attachments:
+            attachment.start()
 
     def _serve(self) -> None:
         self._idle_worlds.start()
@@ -423,32 +467,18 @@ class Server:
                 pass
         self.stop()
 
-    def dial(
-        self, url: str, *, token: TokenLike | None = None, tls: TLS | None = None, name: str | None = None
-    ) -> None:
-        """Dial a trainer that waits for servers with `listen://`, again and again, from `start` to `stop`.
+    # What else begins and ends with it
 
-        The trainer needs no other token of this server than the connection that was made to it.
-
-        Args:
-            url: The trainer's: `grpc://HOST:PORT` or, with TLS, `grpcs://HOST:PORT`; where nothing but HTTPS gets out,
-                `wss://HOST:PORT`, or `ws://` without TLS.
-            token: What the trainer expects; None: that of the URL, or of the environment variable `BRIDGE_TOKEN`.
-            tls: What the trainer's certificate is known by, as for `make_remote`.
-            name: The name by which the trainer knows this server, the same each time; None: of machine and process.
-
-        Raises:
-            AddressError: The URL cannot be read.
-            SettingError: The server speaks by grpcio, which cannot dial.
-        """
-        from bridge.dial.dialing import Dialing
-
-        if not isinstance(self._connections, Connections):
-            raise SettingError("expected transport='http2' with dial, got 'grpcio', which cannot dial")
-        dialing = Dialing(self, url, ClientCredentials.of(token=token, tls=tls), name)
-        self._dialing = (*self._dialing, dialing)
+    def attach(self, attachment: Attachment) -> None:
+        """Have something start with the server, or now if that has started, and stop before the server does."""
+        self._attachments = (*self._attachments, attachment)
         if self._running:
-            dialing.start()
+            attachment.start()
+
+    @property
+    def takes_sockets(self) -> bool:
+        """True if `serve_on` can be called: with grpcio the server cannot serve on a socket that it is handed."""
+        return isinstance(self._connections, Connections)
 
     def serve_on(
         self,
@@ -472,18 +502,21 @@ class Server:
                 another package; None: gRPC.
             used: Called when the other end begins to speak over a WebSocket.
         """
-        connections, limits = self._connections, self._limits
+        connections, limits, gate = self._connections, self._limits, Gate(None)
 
         def speak_grpc(connection: Connection) -> ConnectionProtocol:
-            return GrpcProtocol(connection, connections, limits, Gate(None), self._services)
+            return GrpcProtocol(connection, connections, limits, gate, self._services)
 
         # The other end speaks first, perhaps in hours: until then nothing is sent, and no ping.
         def wait(connection: Connection) -> ConnectionProtocol:
             if websocket is None:
-                return FirstBytes(connection, speak_grpc, speak_grpc)
-            from bridge.core.server.web_protocol import DialedWebProtocol
+                from bridge.core.server.first_bytes import FirstBytes
 
-            return DialedWebProtocol(connection, connections, limits, websocket, used)
+                return FirstBytes(connection, speak_grpc, None, {})
+            from bridge.core.server.http_protocol import OpenedWebSocket
+            from bridge.core.server.port import Port
+
+            return OpenedWebSocket(connection, Port(connections, limits, gate, self.status), websocket, used)
 
         self._loop.scheduler.call_soon_threadsafe(lambda: connections.serve_on(sock, peer, tls, received, wait, ended))
 
@@ -531,8 +564,8 @@ class Server:
         try:
             if self._stopped.is_set():
                 return
-            for dialing in self._dialing:
-                dialing.stop()
+            for attachment in self._attachments:
+                attachment.stop()
             self._end_loop(grace)
             if self._metrics is not None:
                 self._metrics.close()
@@ -574,7 +607,7 @@ class Server:
         self._registry.drain()
         self._connections.drain(grace)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -594,12 +627,7 @@ def _check_settings(port: Any, transport: Any) -> None:
         raise SettingError(f"expected transport to be 'http2' or 'grpcio', got {transport!r}")
 
 
-def _web_protocol(web: WebSite) -> type[WebProtocol]:
-    """Return the protocol of browsers; SettingError where the package that it needs is missing."""
-    with needed("web=True needs the package websockets", "web"):
-        from bridge.core.server.web_protocol import WebProtocol
-    if web.openenv is None:
-        return WebProtocol
-    from bridge.openenv.protocol import OpenEnvProtocol
-
-    return OpenEnvProtocol
+def _handle(
+    make: Callable[[Connection, Port], ConnectionProtocol], port: Callable[[], Port], connection: Connection
+) -> ConnectionProtocol:
+    return make(connection, port())

@@ -21,22 +21,26 @@ import contextlib
 import dataclasses
 import ipaddress
 import warnings
+from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
+from bridge.core.provided import provided
 from bridge.core.transport.compression import Compression, checked_compression
 from bridge.core.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token
 from bridge.core.transport.service import HELLO
 from bridge.errors import AddressError, SettingError, shown_url
 from bridge.version import __version__
 
-__all__ = ["Address", "is_loopback", "parse_address", "secret_url", "shown_token", "withheld"]
+__all__ = ["SCHEMES", "SERVER_SCHEMES", "Address", "is_loopback", "parse_address", "scheme_of", "secret_url"]
+__all__ += ["shown_token", "withheld"]
 
 SCHEMES = ("grpc", "grpcs", "ws", "wss", "unix")
-_OTHERS = (
-    " (make_remote and make_vec_remote also take perlert, openenv and openenvs, make_vec_remote file, grpc+dns, "
-    "grpcs+dns and listen)"
-)
 _DIALED, _DIALED_WEBSOCKET = "dialed", "dialed+ws"
+SERVER_SCHEMES = (*SCHEMES, _DIALED, _DIALED_WEBSOCKET)
+"""Also those of servers that have dialed in, which a listener of this process gives."""
+_OF_DIRECTORIES = (
+    ", which the servers of a directory have; another scheme is used only for a URL that your own call names"
+)
 _DEFAULT_PORTS = {"ws": 80, "wss": 443}
 _INSTEAD = {"tcp": "grpc", "tcps": "grpcs", "http": "grpc", "https": "grpcs"}
 
@@ -121,8 +125,20 @@ class Address:
         return dataclasses.replace(self, credentials=given.with_token_of(self.credentials, self.url))
 
 
-def parse_address(url: str) -> Address:
+def scheme_of(url: Any) -> str:
+    """Return the scheme of a URL in lower case; `grpc` where it names none, or is no URL."""
+    # Only before the query, which may hold a URL of its own.
+    scheme, colon, _ = url.strip().partition("?")[0].partition("://") if isinstance(url, str) else ("", "", "")
+    return scheme.lower() if colon else "grpc"
+
+
+def parse_address(url: str, *, listed: bool = False) -> Address:
     """Read a URL.
+
+    Args:
+        url: The URL.
+        listed: Whether it came from a directory, and not from the user's own call. The error says so where its scheme
+            is none of a server, for which nothing else is looked up then.
 
     Raises:
         AddressError: It has another scheme, no host, no port, or a part that has no meaning.
@@ -133,7 +149,6 @@ def parse_address(url: str) -> Address:
     url = shown_url(url)
     if not text:
         raise AddressError(url, "it is empty")
-    # Only before the query, which may hold a URL of its own.
     if "://" not in text.partition("?")[0]:
         text = f"grpc://{text}"
     try:
@@ -150,8 +165,9 @@ def parse_address(url: str) -> Address:
         raise AddressError(url, f"{error}{hint}") from error
     if (new := _INSTEAD.get(parts.scheme)) is not None:
         raise AddressError(url, f"{parts.scheme}:// is not supported; use {new}://{url.partition('://')[2]}")
-    if parts.scheme not in (*SCHEMES, _DIALED, _DIALED_WEBSOCKET):
-        raise AddressError(url, f"the scheme {parts.scheme!r} is none of {', '.join(SCHEMES)}{_OTHERS}")
+    if parts.scheme not in SERVER_SCHEMES:
+        more = _OF_DIRECTORIES if listed else provided("other_schemes")()
+        raise AddressError(url, f"the scheme {parts.scheme!r} is none of {', '.join(SCHEMES)}{more}")
     local = parts.scheme == "unix"
     if local and (parts.netloc or not parts.path.strip("/")):
         raise AddressError(url, "a Unix socket is named by its absolute path: unix:///PATH, with three slashes")

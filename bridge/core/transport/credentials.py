@@ -62,13 +62,13 @@ class Token:
         """Return the secret itself."""
         return self._value
 
-    def matches(self, shown: str | None) -> bool:
+    def equals(self, shown: str | None) -> bool:
         """Tell whether a token that somebody showed is this one, in a time that does not depend on how it differs."""
         # Compare bytes: `compare_digest` accepts only ASCII text, and a client may send anything.
         return hmac.compare_digest(self._value.encode(), (shown or "").encode(errors="replace"))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Token) and self.matches(other._value)
+        return isinstance(other, Token) and self.equals(other._value)
 
     def __hash__(self) -> int:
         return hash((Token, self._value))

@@ -1,4 +1,4 @@
-"""A WebSocket to a server of another protocol, by blocking calls: OpenEnv's, or a policy's."""
+"""A WebSocket to a server of another protocol, by blocking calls."""
 
 from __future__ import annotations
 

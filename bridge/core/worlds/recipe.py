@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import fnmatch
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -14,13 +16,14 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
+from bridge.core.plugins import for_a_client
 from bridge.core.worlds.base import answer_to
 from bridge.core.worlds.isolation import start_method
 from bridge.core.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
-from bridge.core.worlds.settings import Settings, read_choice, read_kwargs, read_scalar, read_string, wrong
+from bridge.core.worlds.settings import SentKwargs, Settings, read_choice, read_kwargs, read_scalar, read_string, wrong
 from bridge.errors import Code, RequestError, SettingError
 
-__all__ = ["MODES", "SETTINGS", "Adapter", "EnvLike", "EnvRecipe", "LanesAlreadyError", "constructed"]
+__all__ = ["MODES", "SETTINGS", "Adapter", "EnvLike", "EnvRecipe", "LanesAlreadyError", "constructed", "similar_ids"]
 
 EnvLike: TypeAlias = "str | EnvSpec | Callable[..., object] | Sequence[str]"
 """The types that `serve_gym` takes as its environment."""
@@ -29,6 +32,7 @@ MODES = ("sync", "async", "vector_entry_point")
 SETTINGS = ("env_id", "num_envs", "vectorization_mode", "render_mode", "kwargs")
 """The settings of a CreateWorld."""
 T = TypeVar("T")
+_VERSION = re.compile(r"-v\d+$")
 
 
 class Adapter(Protocol):
@@ -97,8 +101,10 @@ class EnvRecipe:
         if isinstance(env, Sequence) and env and all(isinstance(item, str) for item in env):
             missing = [pattern for pattern in env if not _matching(pattern)]
             if missing:
+                close = [each for pattern in missing for each in similar_ids(pattern)]
+                hint = f"; did you mean {' and '.join(close)}? Otherwise" if close else ";"
                 raise SettingError(
-                    f"no registered environment matches {', '.join(map(repr, missing))}; import the package that "
+                    f"no registered environment matches {', '.join(map(repr, missing))}{hint} import the package that "
                     "registers it first"
                 )
             return cls(None, None, tuple(env), **options)
@@ -281,13 +287,14 @@ def constructed(
 
     Args:
         title: The environment, for the message.
-        kwargs: The arguments, for the message.
+        kwargs: The arguments, for the message. While `make` runs, `for_a_client` says whether a client sent some.
         make: Calls its constructor.
         constructor: Asked after a TypeError: the constructor, or the name of it, and the arguments that it got.
 
     Raises:
         RequestError: INVALID_ARGUMENT, it does not take the arguments; else as `answer_to`.
     """
+    before = for_a_client.set(isinstance(kwargs, SentKwargs))
     try:
         return make()
     except RequestError:
@@ -300,6 +307,8 @@ def constructed(
             raise answer_to("its construction", error) from error
         text = f"{title} could not be made with env_kwargs={dict(kwargs)}: {error}. {wrong}"
         raise RequestError(Code.INVALID_ARGUMENT, text) from error
+    finally:
+        for_a_client.reset(before)
 
 
 def _misfit(constructor: Any, arguments: Mapping[str, object]) -> str | None:
@@ -333,10 +342,39 @@ def _find(env_id: str) -> EnvSpec:
             __import__(module)
         return gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
-        remedy = "Import the package that registers it first, or write MODULE:ENV_ID"
-        if env_id.startswith("ALE/"):
-            remedy = f"pip install 'gymnasium[atari]', and write ale_py:{env_id}"
-        raise SettingError(f"cannot serve {env_id!r}: {str(error).rstrip('.')}. {remedy}") from None
+        raise SettingError(f"cannot serve {env_id!r}: {_not_found(env_id, error)}") from None
+
+
+def _not_found(env_id: str, error: Exception) -> str:
+    """Return why there is no such id, and what to do."""
+    # Gymnasium's own guess is an id without its version, which cannot be made.
+    why = str(error).partition(" Did you mean")[0].rstrip(".")
+    why += "" if why.endswith("?") else "."
+    module, _, name = env_id.rpartition(":")
+    close = [] if isinstance(error, ImportError) else similar_ids(name)
+    if close:
+        meant = " or ".join(f"{module}:{each}".removeprefix(":") for each in close)
+        return f"{why} Did you mean {meant}? Otherwise import the package that registers it, or write MODULE:ENV_ID"
+    if env_id.startswith("ALE/"):
+        return f"{why} pip install 'gymnasium[atari]', and write ale_py:{env_id}"
+    return f"{why} Import the package that registers it first, or write MODULE:ENV_ID"
+
+
+def similar_ids(name: str) -> list[str]:
+    """Return the registered ids, at most three, that somebody may mean who wrote `name`: of each the newest version.
+
+    `CartPole`, `cartpole-v1`, `CartPole-v9` and `CartPoll` mean `CartPole-v1`, and `Pong` means `ALE/Pong-v5`.
+    """
+    newest: dict[str, tuple[int, str]] = {}
+    for env_id, spec in gymnasium.registry.items():
+        if not env_id.startswith("bridge/"):  # as in `_matching`
+            version = -1 if spec.version is None else spec.version
+            plain = _VERSION.sub("", env_id).lower()
+            newest[plain] = max(newest.get(plain, (-1, "")), (version, env_id))
+    asked = _VERSION.sub("", name).lower()
+    same = [asked] if asked in newest else [plain for plain in newest if plain.endswith(f"/{asked}")]
+    found = same or difflib.get_close_matches(asked, newest, 3, 0.7)
+    return [newest[plain][1] for plain in found[:3]]
 
 
 def _count(settings: Settings, name: str, most: int) -> int | None:

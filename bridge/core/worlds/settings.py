@@ -21,6 +21,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = [
     "ResetRequest",
+    "SentKwargs",
     "Settings",
     "read_bool",
     "read_choice",
@@ -130,8 +131,14 @@ def _decoded(settings: Settings, name: str) -> object:
 # CreateWorld
 
 
+class SentKwargs(dict[str, object]):
+    """Keyword arguments of an environment, of which a client sent some: what they name is not imported."""
+
+
 def read_kwargs(settings: Settings, known: Sequence[str], defaults: Mapping[str, object]) -> dict[str, object]:
     """Return an environment's keyword arguments: `kwargs`, `kwargs.NAME` and `render_mode` go on top of `defaults`.
+
+    They are `SentKwargs` where the client sent some of the first two.
 
     Args:
         settings: Of CreateWorld; the caller reads the others.
@@ -144,14 +151,17 @@ def read_kwargs(settings: Settings, known: Sequence[str], defaults: Mapping[str,
         given = _decoded(settings, "kwargs") or {}
         if not isinstance(given, dict):
             raise TensorError(f"expected kwargs to be a dict, got {given!r:.80}")
-        kwargs = {**defaults, **given}
+        sent = bool(given) or len(plain) < len(settings)
+        kwargs: dict[str, object] = SentKwargs({**defaults, **given}) if sent else {**defaults}
         for name, tensor in settings.items():
             if name.startswith("kwargs."):
                 array = unpack_tensor(tensor, name)
                 # A scalar as Python's own type, so that an environment's arguments look as they do locally.
                 kwargs[name.removeprefix("kwargs.")] = array if array.shape else array.item()
     render_mode = read_string(settings, "render_mode", "CreateWorld")
-    return {**kwargs, "render_mode": render_mode} if render_mode else kwargs
+    if render_mode:
+        kwargs["render_mode"] = render_mode
+    return kwargs
 
 
 # Reset and ResetWorld

@@ -12,14 +12,14 @@ from bridge.core.client.endpoints import Directory, Endpoint, as_directory
 from bridge.core.keywords import grouped, unknown_keyword
 from bridge.core.provided import provided
 from bridge.core.server.auth import Auth, Security
-from bridge.core.server.limits import Limits, checked_limits
-from bridge.core.server.server import Server
-from bridge.core.server.web_site import WebSite, page_files
+from bridge.core.server.limits import CoreLimits, checked_limits
+from bridge.core.server.server import CoreServer
 from bridge.core.transport.address import parse_address
 from bridge.core.transport.credentials import TLS, ClientCredentials, TokenLike
 from bridge.errors import SettingError
 from bridge.web.gateway.gateway import Gateway
 from bridge.web.gateway.schemes import FixedServer, GatewayScheme
+from bridge.web.site import host_names, page_protocols
 
 __all__ = ["serve_gateway"]
 
@@ -38,7 +38,7 @@ class _OneServer:
         return [self._endpoint]
 
 
-@grouped(limits=Limits, auth=Auth, tls=TLS)
+@grouped(**{name: provided("groups")[name] for name in ("limits", "auth", "tls")})
 def serve_gateway(
     urls: str | Sequence[str],
     *,
@@ -49,14 +49,14 @@ def serve_gateway(
     tls: TLS | None = None,
     auth: Auth | None = None,
     web_hosts: str | Sequence[str] = (),
-    limits: Limits | None = None,
+    limits: CoreLimits | None = None,
     metrics_port: int | None = None,
     upstream: ClientCredentials | None = None,
     note: Callable[[], str] = str,
     schemes: Sequence[GatewayScheme] | None = None,
     start: bool = True,
     **keywords: Any,
-) -> Server:
+) -> CoreServer:
     """Show the worlds of other servers on one page, at one port that speaks HTTP, WebSocket and gRPC.
 
     Examples:
@@ -111,7 +111,7 @@ def serve_gateway(
     security = Security.of(token, token_file, tls, auth)
     gateway = Gateway(directories, upstream or ClientCredentials(), others, limits.max_message_bytes, note)
     gateway.read_directories(time.monotonic(), _DIRECTORY_TIMEOUT)
-    server = Server(
+    server: CoreServer = provided("server")(
         gateway,
         host=host,
         port=port,
@@ -119,7 +119,8 @@ def serve_gateway(
         security=security,
         metrics_port=metrics_port,
         insecure=auth is not None and auth.insecure,
-        web=WebSite(page_files(), web_hosts),
+        protocols=page_protocols(),
+        hosts=host_names(web_hosts),
         sessions=gateway,
     )
     if start:

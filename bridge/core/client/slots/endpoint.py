@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError
 
-__all__ = ["TRANSITIONS", "EndpointEvent", "EndpointRecord", "EndpointState", "event_of"]
+__all__ = ["TRANSITIONS", "EndpointEvent", "EndpointRecord", "EndpointState", "change_of", "event_of"]
 
 
 class EndpointState(enum.Enum):
@@ -41,6 +41,31 @@ class EndpointState(enum.Enum):
     REFUSED = "refused"
 
     __hash__ = object.__hash__  # Enum's own is a Python function; each attempt goes through all endpoints
+
+
+def change_of(before: EndpointState, after: EndpointState) -> str:
+    """Return what a change of state means to a user who reads the log: the rest of a sentence about the server."""
+    if after is EndpointState.DARK:
+        return "does not answer" if before is EndpointState.UNTRIED else "no longer answers"
+    return _UP_AFTER[before] if after is EndpointState.UP else _TROUBLE_TEXTS[after]
+
+
+_TROUBLE_TEXTS = {
+    EndpointState.UNTRIED: "was not tried yet",
+    EndpointState.FULL: "is full",
+    EndpointState.FAILING: "answers, but its environment fails when it is made or reset",
+    EndpointState.DRAINING: "shuts down, and takes no further environments",
+    EndpointState.REFUSED: "answers, but refuses this client",
+}
+_UP_AFTER = {
+    EndpointState.UNTRIED: "answers",
+    EndpointState.UP: "answers",
+    EndpointState.FULL: "has room again",
+    EndpointState.FAILING: "answers, and its environment works again",
+    EndpointState.DARK: "answers again",
+    EndpointState.DRAINING: "was started again, and answers",
+    EndpointState.REFUSED: "accepts this client again",
+}
 
 
 class EndpointEvent(enum.Enum):

@@ -255,7 +255,7 @@ class _Join:
             # A black hole, such as a firewall that drops packets, gives no error: without this, the user waits
             # `timeout` seconds for a training that the other servers could carry.
             patience = min(self._pool.policy.connect_timeout, self._pool.timeout)
-            why = f"has not said anything within {patience:g} s" if member.remote.connected else "is not up"
+            why = f"has not replied within {patience:g} s" if member.remote.connected else "does not answer"
             _log.warning("%s %s: %s stands in for it", member.remote.url, why, request.address.url)
             self._pool.policy.stood_in_for(member, EndpointEvent.GONE, time.monotonic())
             self._pool.connect(member, request)

@@ -9,7 +9,7 @@ from typing import Any
 
 from bridge.core.back_off import pause
 from bridge.core.client.endpoints import Endpoint, EndpointWatch, Kind
-from bridge.core.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState
+from bridge.core.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, change_of
 from bridge.core.client.slots.slot import Member
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.logs import LimitedLog
@@ -147,9 +147,14 @@ class Placement:
             )
 
     def saw(self, key: str, event: EndpointEvent, now: float, why: str) -> None:
-        """Take note of an event of an endpoint; `why` tells of it in the log."""
+        """Feed an event to an endpoint's state machine; the log says a change of its state, and `why`."""
         record = self._records[key]
         before = record.state
         # A line for each change, whatever the number of slots that saw it; the first success is none.
         if record.handle(event, now, pause) and (before, record.state) != (EndpointState.UNTRIED, EndpointState.UP):
-            self._log.warning("%s is %s, after %s: %s", shown_url(key), record.state.value, before.value, why)
+            change = change_of(before, record.state)
+            # Good news needs no reason; the event behind it is our own word.
+            if record.state is EndpointState.UP:
+                self._log.warning("%s %s", shown_url(key), change)
+            else:
+                self._log.warning("%s %s: %s", shown_url(key), change, why)

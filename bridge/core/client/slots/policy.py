@@ -145,7 +145,7 @@ class SlotPolicy:
             return
         # Of a list the departure of each slot is logged where it leaves; of a directory `Placement` logs all changes.
         if record.state is EndpointState.UP:
-            _log.warning("%s is up again", member.remote.url)
+            _log.warning("%s answers again", member.remote.url)
 
     def lost(self, member: Member, error: RemoteError, now: float, *, established: bool) -> None:
         """Take note that a world was lost, or that an attempt to connect to it failed."""

@@ -1,4 +1,4 @@
-"""Servers that have dialed in: their sockets wait for a connection to take them (`bridge.dial`)."""
+"""Servers that have dialed in: their sockets wait for a connection to take them."""
 
 from __future__ import annotations
 

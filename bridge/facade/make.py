@@ -1,0 +1,315 @@
+"""`make_remote` and `make_vec_remote`: what a URL's scheme makes of it, and all keywords that users give."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+
+from bridge.core.client.endpoints import Directory
+from bridge.core.client.envs.env import RemoteEnv
+from bridge.core.client.envs.servers import CORE_SCHEMES, SERVERS
+from bridge.core.client.envs.vector_env import OwningVectorEnv, RemoteVectorEnv
+from bridge.core.client.options import (
+    EnvOptions,
+    RemoteKeywords,
+    Role,
+    VectorOptions,
+    checked_urls,
+    given_options,
+)
+from bridge.core.client.schemes import Scheme
+from bridge.core.encoding.tensors import Array
+from bridge.core.keywords import grouped
+from bridge.core.transport.address import scheme_of, secret_url
+from bridge.core.transport.credentials import TLS
+from bridge.errors import SettingError
+from bridge.facade.schemes import find_scheme
+
+if TYPE_CHECKING:
+    from gymnasium import Space
+    from gymnasium.vector import AutoresetMode, VectorEnv
+    from typing_extensions import Unpack
+
+    from bridge.core.client.slots.waiting import OnLost
+
+__all__ = ["FeatureKeywords", "make_remote", "make_vec_remote"]
+
+
+class FeatureKeywords(TypedDict, total=False):
+    """The keywords that only schemes of features have; the `SCHEME` of each says what they mean."""
+
+    tag: str | None
+    key: bytes | str | None
+    use_profile: bool
+    start_timeout: float
+    config: Any
+    action_space: Space[Any] | None
+    observation_space: Space[Any] | None
+
+
+class _WorldKeywords(RemoteKeywords, FeatureKeywords, total=False):
+    env_id: str | None
+    env: Callable[..., Any] | None
+    role: Role | None
+
+
+class EnvKeywords(_WorldKeywords, total=False):
+    """The keywords of `make_remote`, for type checkers."""
+
+    agent: str | None
+
+
+class VectorKeywords(_WorldKeywords, total=False):
+    """The keywords of `make_vec_remote` beside `blocking`, for type checkers."""
+
+    agent: str | Sequence[str] | None
+    num_envs: int | None
+    lanes: bool | None
+    spares: str | Sequence[str]
+    connect_timeout: float
+
+
+class BlockingKeywords(VectorKeywords, total=False):
+    """Those of `make_vec_remote(…, blocking=True)`: also the keywords of `BlockingReset`."""
+
+    blocking_timeout: float | None
+    autoreset_mode: AutoresetMode | Literal["NextStep", "SameStep", "Disabled"]
+    on_lost: OnLost
+    max_failures: int | None
+    step_timeout: float | None
+
+
+_WAITING = ("timeout", "wait_for_server")
+# Those of `BlockingReset`, by the names that they have here.
+_OF_BLOCKING = BlockingKeywords.__annotations__.keys() - VectorKeywords.__annotations__.keys()
+
+
+@grouped(EnvOptions, FeatureKeywords.__annotations__, tls=TLS)
+def make_remote(
+    url: str, *, scheme_options: Mapping[str, Any] | None = None, **keywords: Unpack[EnvKeywords]
+) -> RemoteEnv:
+    """Connect to one remote environment, as the example of `RemoteEnv` shows.
+
+    With a URL of `perlert://` it also takes the keywords of `bridge.perlert.make_perlert_env`, with one of `openenv://`
+    `action_space` and `observation_space`.
+
+    Args:
+        url: `grpc://HOST:PORT`; its path may name the environment, its query further CreateWorld settings. With
+            `perlert://HOST:PORT/NAME:NUMBER` the result is a `bridge.perlert.PerlertEnv`, with `openenv://HOST:PORT` a
+            `bridge.openenv.env.OpenEnvEnv`. Other packages may have further schemes (docs/plugins.md).
+        scheme_options: The keywords of another package's scheme, by name.
+        keywords: The fields of `bridge.core.client.options.EnvOptions`.
+
+    Raises:
+        AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
+        SettingError: The package of the URL's scheme cannot be used, or the scheme is for `make_vec_remote` alone.
+        TypeError: There is no such keyword, or not with this scheme.
+    """
+    name, scheme = find_scheme([url])
+    if scheme is SERVERS:
+        _check_own("make_remote", name, scheme, keywords, scheme_options)
+        return RemoteEnv(url, **keywords)
+    if scheme.make_env is None:
+        raise SettingError(
+            f"{name}:// URLs ({scheme.description}) are for make_vec_remote alone, got make_remote({_plain(url)!r})"
+        )
+    own = _check_own("make_remote", name, scheme, keywords, scheme_options)
+    given = {**given_options(EnvOptions, keywords), **own}
+    _check_taken("make_remote", name, scheme.make_env, given)
+    # The declared type is that of a server's URL; the scheme's documentation declares this one's.
+    return scheme.make_env(_plain(url), **given)  # type: ignore[return-value]
+
+
+@overload
+def make_vec_remote(
+    urls: str | Sequence[str] | Directory,
+    *,
+    blocking: Literal[True],
+    scheme_options: Mapping[str, Any] | None = None,
+    **keywords: Unpack[BlockingKeywords],
+) -> VectorEnv[Any, Any, Array]: ...
+
+
+@overload
+def make_vec_remote(
+    urls: str | Sequence[str] | Directory,
+    *,
+    blocking: Literal[False] = False,
+    scheme_options: Mapping[str, Any] | None = None,
+    **keywords: Unpack[VectorKeywords],
+) -> RemoteVectorEnv: ...
+
+
+@grouped(VectorOptions, BlockingKeywords.__annotations__, tls=TLS)
+def make_vec_remote(
+    urls: str | Sequence[str] | Directory,
+    *,
+    blocking: bool = False,
+    scheme_options: Mapping[str, Any] | None = None,
+    **keywords: Any,
+) -> VectorEnv[Any, Any, Array]:
+    """Connect to many remote environments as one vector environment, as the example of `RemoteVectorEnv` shows.
+
+    With `blocking=True` it also takes the keywords of `bridge.wrappers.BlockingReset`, whose `timeout` is named
+    `blocking_timeout` here; with `perlert://` URLs those of `bridge.perlert.PerlertVectorEnv`.
+
+    Args:
+        urls: A server's URL for each world; or one URL, of which `num_envs` slots are made. A world of N lanes fills N
+            slots. Or a directory of servers that come and go, over which the worlds are spread: `file:///PATH`, a file
+            with a URL a line; `grpc+dns://HOST:PORT` and `grpcs+dns://HOST:PORT`, every address of a name;
+            `listen://HOST:PORT`, where servers dial in, with the token and the `TLS(certificate=…, key=…)` of this
+            end; or an object with a method `endpoints`, as `bridge.Directory`. `perlert://` URLs give a
+            `bridge.perlert.PerlertVectorEnv`, of `openenv://` each slot has a `bridge.openenv.env.OpenEnvEnv`. Other
+            packages may have further schemes (docs/plugins.md). The URLs of a list are of one kind.
+        blocking: True: `reset` and `step` wait until every slot has an observation, and return batched arrays, as
+            trainers and Gymnasium's vector wrappers expect: what is returned is a `bridge.wrappers.BlockingReset`.
+            Since the slots wait for each other, one world of `num_envs` lanes may fill them, as `lanes` says. Then a
+            slow environment delays the others within each step, and a crash of the world ends all episodes; one that
+            raises ends its own.
+        scheme_options: The keywords of another package's scheme, by name.
+        keywords: The fields of `bridge.core.client.options.VectorOptions`.
+
+    Raises:
+        AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.
+        SettingError: The package of the URLs' scheme cannot be used, or the scheme is for `make_remote` alone.
+        TypeError: There is no such keyword, or not with this scheme.
+    """
+    of_blocking = {name: keywords.pop(name) for name in _OF_BLOCKING & keywords.keys()}
+    if of_blocking and not blocking:
+        raise TypeError(f"make_vec_remote() takes {', '.join(sorted(of_blocking))} only with blocking=True")
+    # With `continue` a lost slot is not waited for, and with a `step_timeout` neither is a slow one.
+    waits_for_all = blocking and of_blocking.get("on_lost") != "continue"
+    make = _vector_maker(urls, blocking, waits_for_all, scheme_options, keywords)
+    if not blocking:
+        return make()  # type: ignore[no-any-return]
+    # Here: training loops without a wrapper do without it.
+    from bridge.wrappers.blocking_reset import block
+
+    blocked: VectorEnv[Any, Any, Array] = block(make, **of_blocking)
+    return blocked
+
+
+def _vector_maker(
+    urls: str | Sequence[str] | Directory,
+    blocking: bool,
+    waits_for_all: bool,
+    scheme_options: Mapping[str, Any] | None,
+    keywords: dict[str, Any],
+) -> Callable[[], Any]:
+    """Return what makes the vector environment, once everything that the scheme says is checked."""
+    title = "make_vec_remote"
+    if not isinstance(urls, str) and isinstance(urls, Directory):
+        _check_own(title, SERVERS.names[0], SERVERS, keywords, scheme_options)
+        return partial(RemoteVectorEnv, urls, waits_for_all=waits_for_all, **keywords)
+    given = checked_urls(urls)
+    name, scheme = find_scheme(given)
+    if scheme.make_directory is not None and not isinstance(urls, str):
+        raise SettingError(
+            f"expected a {name}:// URL ({scheme.description}) alone, as a string, got it in a list: {given!r:.200}"
+        )
+    if blocking and not scheme.blocking:
+        raise SettingError(f"blocking=True is for servers of dm_env_rpc, got {name}:// URLs: {given!r:.200}")
+    own = _check_own(title, name, scheme, keywords, scheme_options)
+    if name in CORE_SCHEMES:
+        return partial(RemoteVectorEnv, urls, waits_for_all=waits_for_all, **keywords)
+    fewer, plain = given_options(VectorOptions, keywords), [_plain(url) for url in given]
+    if scheme.make_directory is not None:
+        open_directory = partial(scheme.make_directory, plain[0], **own)
+        _check_taken(title, name, scheme.make_directory, own)
+        return partial(_watching, open_directory, waits_for_all=waits_for_all, **fewer)
+    if not scheme.lanes and fewer.pop("lanes", None):
+        raise SettingError(
+            f"lanes=True is for servers of dm_env_rpc, {name}:// has no worlds of lanes: leave lanes out"
+        )
+    if scheme.make_vector_env is None:
+        return _hosted(name, scheme, plain, fewer, own)
+    _check_taken(title, name, scheme.make_vector_env, {**fewer, **own})
+    if scheme.lanes and waits_for_all:
+        fewer["waits_for_all"] = True
+    return partial(scheme.make_vector_env, plain, **fewer, **own)
+
+
+def _hosted(
+    name: str, scheme: Scheme, urls: list[str], keywords: dict[str, Any], own: Mapping[str, Any]
+) -> Callable[[], RemoteVectorEnv]:
+    """Return what makes slots of a scheme that makes one environment, behind a server in this process."""
+    assert scheme.make_env is not None, "it makes something, as `Scheme` has checked"
+    # It imports what serves, which clients of other servers do without.
+    from bridge.facade.hosted import HostedVectorEnv
+
+    of_remote = {field.name for field in dataclasses.fields(EnvOptions)} | FeatureKeywords.__annotations__.keys()
+    of_env = {key: value for key, value in keywords.items() if key in of_remote} | dict(own)
+    # Waiting is of both: the environments wait for their server, and the slots for the environments.
+    of_slots = {key: value for key, value in keywords.items() if key not in of_remote or key in _WAITING}
+    of_env.pop("wait_for_server", None)
+    if not _takes(scheme.make_env, "timeout"):
+        of_env.pop("timeout", None)
+    _check_taken("make_vec_remote", name, scheme.make_env, of_env)
+    return partial(HostedVectorEnv, scheme.make_env, urls, of_env, **of_slots)
+
+
+def _watching(open_directory: Callable[[], Directory], **keywords: Any) -> RemoteVectorEnv:
+    """Return slots on the servers of a directory that a scheme opens, and that ends with them."""
+    directory = open_directory()
+    if not isinstance(directory, Directory):
+        raise SettingError(
+            f"expected make_directory to return an object with a method endpoints, got {directory!r:.80}"
+        )
+    close = getattr(directory, "close", None)
+    if close is None:
+        return RemoteVectorEnv(directory, **keywords)
+    return OwningVectorEnv(close, directory, **keywords)
+
+
+def _plain(url: str) -> str:
+    """Return a URL as schemes get it: without spaces around, with its scheme in lower case; no token prints."""
+    text = url.strip()
+    return secret_url(f"{scheme_of(text)}://{text.partition('://')[2]}")
+
+
+def _check_own(
+    function: str,
+    name: str,
+    scheme: Scheme,
+    keywords: Mapping[str, Any],
+    scheme_options: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return what `scheme_options` gives, or raise TypeError where the scheme has no such keyword.
+
+    Args:
+        function: The user's call, for errors.
+        name: What stands before `://`.
+        scheme: Its scheme.
+        keywords: What else was given, those of features among them.
+        scheme_options: As of `make_remote`.
+    """
+    if scheme_options is not None and not isinstance(scheme_options, Mapping):
+        raise TypeError(f"expected scheme_options to be a mapping or None, got {scheme_options!r:.80}")
+    own = dict(scheme_options or {})
+    for keyword in own:
+        if keyword not in scheme.keywords and not scheme.keywords:
+            raise TypeError(f"{function}() takes no scheme_options with {name}:// URLs, got {keyword!r}")
+        if keyword not in scheme.keywords:
+            known = ", ".join(scheme.keywords)
+            raise TypeError(f"{function}() takes scheme_options of {known} with {name}:// URLs, got {keyword!r}")
+        if keyword in keywords:
+            raise TypeError(f"{function}() got {keyword!r} twice: leave it out of scheme_options")
+    for keyword in FeatureKeywords.__annotations__.keys() & keywords.keys():
+        if keyword not in scheme.keywords:
+            raise TypeError(f"{function}() takes no {keyword}= with {name}:// URLs")
+    return own
+
+
+def _check_taken(function: str, name: str, make: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Raise TypeError where a scheme's function does not take what the user gave."""
+    for keyword in given:
+        if not _takes(make, keyword):
+            raise TypeError(f"{function}() takes no {keyword}= with {name}:// URLs")
+
+
+def _takes(make: Callable[..., Any], keyword: str) -> bool:
+    parameters = inspect.signature(make).parameters
+    return keyword in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())

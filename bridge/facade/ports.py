@@ -1,0 +1,67 @@
+"""Protocols and observers that users name: those of other packages, and WebSocket without a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from bridge.core.extras import needed
+from bridge.core.plugins import found, load, loading, package_of
+from bridge.core.server.port import PortProtocol
+from bridge.core.worlds.observers import Observer
+from bridge.errors import SettingError
+
+__all__ = ["OBSERVERS", "PROTOCOLS", "find_observers", "find_protocols"]
+
+PROTOCOLS = "gymnasium_bridge.protocols"
+"""The group of entry points of protocols: each names a `PortProtocol`."""
+OBSERVERS = "gymnasium_bridge.observers"
+"""The group of entry points of observers: each names what returns an `Observer`, such as its class."""
+
+
+def find_protocols(wanted: object) -> list[PortProtocol]:
+    """Return the protocols that `protocols=` lists, each an object or a name: of a package's, or `websocket`.
+
+    Raises:
+        SettingError: It is no list of these, no package has a name, or what has it cannot be imported.
+    """
+    return [_find_protocol(each) for each in _listed("protocols", wanted, "bridge.PortProtocol objects")]
+
+
+def _find_protocol(wanted: object) -> PortProtocol:
+    if wanted == "websocket":
+        with needed("the protocol 'websocket' needs the package websockets", "web"):
+            from bridge.core.server.http_protocol import websocket_protocol
+        return websocket_protocol()
+    protocol = load(PROTOCOLS, wanted, "protocol") if isinstance(wanted, str) else wanted
+    if not isinstance(protocol, PortProtocol):
+        of = f" of the entry point {wanted!r}" if isinstance(wanted, str) else ""
+        raise SettingError(f"expected a bridge.PortProtocol{of}, got {protocol!r:.80}")
+    return protocol
+
+
+def find_observers(wanted: object) -> list[Observer]:
+    """Return the observers that `observers=` lists, each an object, or the name of a package's.
+
+    Raises:
+        SettingError: It is no list of these, no package has a name, or what has it fails.
+    """
+    return [_find_observer(each) for each in _listed("observers", wanted, "bridge.Observer objects")]
+
+
+def _find_observer(wanted: Any) -> Observer:
+    if not isinstance(wanted, str):
+        return wanted  # type: ignore[no-any-return] # whatever has the methods of an Observer
+    make = load(OBSERVERS, wanted, "observer")
+    with loading(f"the observer {wanted}", package_of(found(OBSERVERS)[wanted])):
+        observer = make()
+    if not isinstance(observer, Observer):
+        raise SettingError(f"expected a bridge.Observer of the entry point {wanted!r}, got {observer!r:.80}")
+    return observer
+
+
+def _listed(keyword: str, wanted: object, of: str) -> list[Any]:
+    # A text is a sequence too, of letters.
+    if isinstance(wanted, (str, bytes)) or not isinstance(wanted, Iterable):
+        raise SettingError(f"expected {keyword} to be a list of names and {of}, got {wanted!r:.80}")
+    return list(wanted)

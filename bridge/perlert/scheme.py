@@ -1,0 +1,28 @@
+"""The URL scheme `perlert://`: slots in PERLERT lobbies."""
+
+from __future__ import annotations
+
+from bridge.core.client.schemes import Scheme
+from bridge.perlert.client import make_perlert_env
+from bridge.perlert.vector import PerlertVectorEnv
+
+__all__ = ["SCHEME"]
+
+SCHEME = Scheme(
+    names=("perlert",),
+    description="a slot in a PERLERT lobby",
+    make_env=make_perlert_env,
+    make_vector_env=PerlertVectorEnv,
+    keywords={
+        "tag": "what to be called in the lobby",
+        "key": "the pre-shared key",
+        "use_profile": "whether to offer the server sequence numbers, acknowledgements and running returns",
+        "start_timeout": "seconds that `reset` waits for the simulation's start",
+        "config": "times of the client, a `bridge.perlert.PlayerConfig`",
+        "action_space": "the actions' space, where the server does not tell it",
+        "observation_space": "the observations' space, where the server does not tell it",
+    },
+    # Its slots never wait for each other, which is what it is for.
+    blocking=False,
+)
+"""`perlert://HOST:PORT/NAME:NUMBER`."""
