@@ -67,7 +67,8 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: env-old env-peers env-trainers env-openenv demo test test-ci test-all test-core test-versions test-without test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check check-python check-web check-calls bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-ci test-all test-core test-versions test-without test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check check-python check-web check-calls bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: FORCE env-old env-peers env-trainers env-openenv
 
 # A step says its name and how long it took, and shows what its command wrote only where that fails.
 STEP = @PYTHONWARNINGS=ignore $(PYTHON) .ci/step
@@ -75,7 +76,6 @@ STEP = @PYTHONWARNINGS=ignore $(PYTHON) .ci/step
 # `$(CACHED) STAMP FILE… -- COMMAND…` runs a command unless the stamp holds a hash of it and of the files' contents. Make
 # asks it each time (FORCE); where the stamp stays as it is, what needs it is not made anew.
 CACHED = @PYTHONWARNINGS=ignore $(PYTHON) .ci/cached
-.PHONY: FORCE
 FORCE:
 
 # The other environments have no pip of their own, which would take 6 s each: this one installs into them.
