@@ -404,8 +404,18 @@ class EnvAgent(Agent):
             self._observation_layout.note_type(uid - 1, observation, self._notes)
             return self._observation_layout.pack_leaf(uid - 1, observation)
         except TensorError as error:
-            text = f"the environment's observation is not of its observation_space: {error}"
-            raise RequestError(Code.INTERNAL, text) from error
+            raise _wrong_observation(error) from error
+
+    def begun(self, lanes: list[int]) -> tuple[list[bytes], bytes]:
+        """Return how lanes began: their rows of each tensor, as `Value.Begun` holds them, and the info."""
+        seen: Any = self.observation
+        if self._plain and type(seen) is np.ndarray and (seen.dtype, seen.shape) == self._of_spec:
+            return [seen[lanes].tobytes()], self._encode_info()
+        try:
+            layout = self._observation_layout
+            return [layout.pack_rows(index, seen, lanes) for index in range(len(layout.leaves))], self._encode_info()
+        except TensorError as error:
+            raise _wrong_observation(error) from error
 
     # Properties and calls
 
@@ -448,3 +458,7 @@ class EnvAgent(Agent):
     def forget_failures(self) -> None:
         """Tell no more which lanes failed in the last transition."""
         self._failed = ()
+
+
+def _wrong_observation(error: TensorError) -> RequestError:
+    return RequestError(Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}")

@@ -98,6 +98,10 @@ class LaneVectorEnv(SyncLanes):
         dtype: Any = leaf.space.dtype if leaf is not None and leaf.kind == "array" else None
         self._array = None if leaf is None or dtype is None else (dtype, leaf.space.shape)
         """Dtype and shape of observations that are one array; None: they are something else."""
+        # Where observations have a first dimension along which they can be joined: the shape of all lanes' then.
+        shape = () if self._array is None else self._array[1]
+        self._end_to_end = (lanes * shape[0], *shape[1:]) if shape else None
+        self._shapes = {shape}
         # NumPy writes int64 into int8 without a word, whatever is lost. Integers of another dtype are looked at.
         self._integers = dtype if dtype is not None and dtype.kind in "iu" else None
         self._rewards_read = Rewards(reward_space, None)
@@ -432,8 +436,14 @@ class LaneVectorEnv(SyncLanes):
 
     def _concatenated(self) -> Any:
         """Return all lanes' newest observations as a batch; raises where one does not fit into it."""
-        space: Any = self.single_observation_space
-        observations = concatenate(space, self._seen, self._next_batch)
+        # All of them, also where few are new: environments may share an array, which each writes into.
+        observations = self._next_batch
+        # As `concatenate` does for arrays that all have the shape of the space: it looks at each of them several times.
+        if self._end_to_end is not None and {getattr(item, "shape", None) for item in self._seen} == self._shapes:
+            np.concatenate(self._seen, out=observations.reshape(self._end_to_end))
+        else:
+            space: Any = self.single_observation_space
+            observations = concatenate(space, self._seen, observations)
         self._batch, self._next_batch = observations, self._batch
         return observations
 
