@@ -388,7 +388,7 @@ def test_an_observer_that_raises_ends_nobodys_episode(
         if method != "over":
             until(lambda: env.step(env.action_space.sample()) and told in caplog.text)
         env.close()
-        until(lambda: told in caplog.text)
+    until(lambda: told in caplog.text)
     # In full for the first time, and then as a count.
     assert caplog.text.count(f"ValueError: {method} is broken") == 1
 

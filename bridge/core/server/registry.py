@@ -19,7 +19,7 @@ from bridge.core.worlds.observers import Listener, ObservedEnv, Observer, descri
 from bridge.core.worlds.resets import ResetOrder
 from bridge.core.worlds.scheduling import PendingResult, Runtime
 from bridge.core.worlds.settings import Settings
-from bridge.core.worlds.single import EnvWorld
+from bridge.core.worlds.world import env_world
 from bridge.errors import Code, RequestError
 from bridge.version import __version__
 
@@ -273,8 +273,8 @@ class Registry:
             self.check_open()  # it was built while the server stopped
             for observer in self._observers:
                 listener = self._listener_of(observer, world)
-                if listener is not None and isinstance(world, EnvWorld):
-                    world.env = ObservedEnv(world.env, listener, observer, world.report_failure)
+                if listener is not None and (own := env_world(world)) is not None:
+                    own.env = ObservedEnv(own.env, listener, observer, world.report_failure)
         except BaseException:
             await self._end(world)
             raise
@@ -600,7 +600,7 @@ class Registry:
         own = {
             "name": world.name,
             "title": world.title or self._source.title,
-            "seats": dict(world.seats),
+            "seats": dict(world.played),
             "players": dict(world.players),
         }
         found = {**own, **_UNKNOWN, **self._overview.world, **world.describe()}
