@@ -217,13 +217,14 @@ def test_commands_of_a_feature_that_an_installation_lacks_are_gone_from_the_help
 @pytest.mark.parametrize(
     ("feature", "words", "told"),
     [
-        ("perlert", ["serve", "CartPole-v1", "--perlert", "0"], "unrecognized arguments: --perlert"),
+        ("recording", ["serve", "CartPole-v1", "--record=runs"], "lacks bridge.recording, which --record needs"),
+        ("recording", ["serve", "x", "--record-max-bytes", "9"], "lacks bridge.recording, which --record needs"),
+        ("perlert", ["serve", "CartPole-v1", "--perlert", "0"], "lacks bridge.perlert, which --perlert needs"),
+        ("web", ["serve", "CartPole-v1", "--web-hosts", "a.example"], "lacks bridge.web, which --web needs"),
         ("perlert", ["web", "perlert://127.0.0.1:1/x:0"], "lacks bridge.perlert, which a URL of perlert:// needs"),
         ("fleet", ["web", "ray://cart"], "lacks bridge.fleet, which a URL of ray:// needs"),
         ("dial", ["info", "listen://127.0.0.1:1"], "lacks bridge.dial, which a URL of listen:// needs"),
-        ("recording", ["serve", "CartPole-v1", "--record", "runs"], "unrecognized arguments: --record"),
         ("web", ["serve", "CartPole-v1", "--web"], "lacks bridge.web, which --web needs"),
-        ("web", ["serve", "CartPole-v1", "--web-hosts", "x"], "unrecognized arguments: --web-hosts"),
         ("dial", ["serve", "CartPole-v1", "--dial", "grpc://127.0.0.1:1"], "lacks bridge.dial, which --dial needs"),
         ("openenv", ["serve", "CartPole-v1", "--web", "--openenv"], "lacks bridge.openenv, which --openenv needs"),
     ],

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -225,3 +226,13 @@ def test_a_lobby_that_does_not_answer_is_told_and_the_exit_status_says_so(monkey
         keys.close()
     assert code == 1
     assert "no PERLERT lobby answered" in output.getvalue()
+
+
+def test_the_lobby_for_terminals_is_refused_where_a_terminal_cannot_be_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "name", "nt")
+        code = main(["lobby", "perlert://127.0.0.1:1"])
+    assert code == 2
+    assert re.search(r"needs Linux or macOS.*bridge\.perlert\.PerlertEnv", capsys.readouterr().err)

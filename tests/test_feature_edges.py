@@ -44,7 +44,9 @@ CORE_EDGES_NOT_YET: set[tuple[str, str]] = set()
 FEATURE_NAMES = {
     *(
         "perlert",
+        "perlerts",
         "openenv",
+        "openenvs",
         "dial",
         "dials",
         "dialed",
@@ -52,10 +54,12 @@ FEATURE_NAMES = {
         "takeover",
         "takeovers",
         "gateway",
+        "gateways",
         "lobby",
         "lobbies",
     ),
     *("replay", "replays", "recording", "recordings", "page", "pages", "browser", "browsers", "web"),
+    *("webpage", "webpages", "website", "websites", "replayed", "fleet", "fleets"),
     *("match", "matches", "seat", "seats", "spectator", "spectators", "listen"),
 }
 """Words for what only features know; the core names none of them, but for `EXCEPTED`."""
@@ -94,9 +98,7 @@ NAMES_NOT_YET = {
     ("client/wire/dialed.py", "dialed"),
     ("client/wire/grpc_client.py", "dialed"),
     ("client/wire/websocket_client.py", "dialed"),
-    ("keywords.py", "web"),
     ("transport/address.py", "dialed"),
-    ("transport/remedies.py", "web"),
 }
 """Files of the core, and words in them that name a feature: to be mended, so none is added."""
 CIRCLES_NOT_YET = {

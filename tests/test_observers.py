@@ -309,12 +309,16 @@ class Keeping(Observer):
         raise RuntimeError("nobody knows whether to keep it")
 
 
-def test_a_seat_is_free_again_though_an_observer_raised_as_its_client_was_lost(streams: Any) -> None:
+@pytest.mark.faulty
+def test_a_seat_is_free_again_though_an_observer_raised_as_its_client_was_lost(
+    streams: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     with serve_gym(CountingEnv, observers=[Keeping()]) as server:
         lost = streams(server).join()
         lost.close()
         until(lambda: not server.connections)
         streams(server).join()
+        until(lambda: "the observer Keeping failed at keep: RuntimeError" in caplog.text)
 
 
 @pytest.mark.parametrize("shape", [(), (1,)])
@@ -340,3 +344,109 @@ def test_several_agents_have_a_return_each(shape: tuple[int, ...]) -> None:
     (episode,) = told.episodes
     assert dict(episode.agents) == pytest.approx(sums)
     assert episode.reward == pytest.approx(sum(sums.values()))
+
+
+class Fails(Observer):
+    """Raises in one of its methods, or of its listener's, each time."""
+
+    def __init__(self, method: str, wrong: object = None) -> None:
+        self.method, self.wrong = method, wrong
+
+        def fail(*args: Any, **kwargs: Any) -> Any:
+            if wrong is not None:
+                return wrong
+            raise ValueError(f"{method} is broken")
+
+        async def fail_later(*args: Any) -> Any:
+            return fail()
+
+        self.listener = Listener()
+        of_whom: Any = self.listener if hasattr(Listener, method) else self
+        setattr(of_whom, method, fail_later if method == "acting" else fail)
+
+    def made(self, world: Any) -> Listener:
+        return self.listener
+
+
+@pytest.mark.faulty
+@pytest.mark.parametrize("method", ["began", "acting", "stepped", "over", "describe", "counts"])
+@pytest.mark.parametrize("fps", [None, 100])
+def test_an_observer_that_raises_ends_nobodys_episode(
+    method: str, fps: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = f"the observer Fails failed at {method}: ValueError"
+    with serve_gym(lambda: CountingEnv(length=10**6), fps=fps, observers=[Fails(method)]) as server:
+        env = make_remote(f"{server.url}/?world=", timeout=PATIENCE)
+        for _ in range(2):
+            env.reset(seed=1)
+            for _ in range(2):
+                _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+                assert (terminated, truncated) == (False, False)
+        with Inspector(server.url, PATIENCE) as inspector:
+            assert inspector.read_property("server.web") is not None
+        assert server.status()["worlds"] == 1
+        if method != "over":
+            until(lambda: env.step(env.action_space.sample()) and told in caplog.text)
+        env.close()
+    until(lambda: told in caplog.text)
+    # In full for the first time, and then as a count.
+    assert caplog.text.count(f"ValueError: {method} is broken") == 1
+
+
+@pytest.mark.faulty
+@pytest.mark.parametrize("method", ["made", "join"])
+def test_an_observer_that_fails_as_it_lets_a_client_in_refuses_it_by_its_name(method: str) -> None:
+    with serve_gym("CartPole-v1", observers=[Fails(method)]) as server:
+        with pytest.raises(RemoteError, match=f"the observer Fails failed at {method}: ValueError"):
+            make_remote(server.url)
+        until(lambda: not server.worlds)
+
+
+@pytest.mark.faulty
+@pytest.mark.parametrize(("method", "wrong"), [("stepped", 5), ("describe", [1]), ("counts", "many")])
+def test_what_an_observer_returns_of_another_type_is_left_out(
+    method: str, wrong: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve_gym("CartPole-v1", observers=[Fails(method, wrong)]) as server:
+        with make_remote(f"{server.url}/?world=", timeout=PATIENCE) as env:
+            env.reset(seed=1)
+            assert len(env.step(0)) == 5
+            assert server.status()["worlds"] == 1
+            with Inspector(server.url, PATIENCE) as inspector:
+                assert inspector.read_property("server.web") is not None
+        until(lambda: "TypeError: expected it to return" in caplog.text)
+    assert f"the observer Fails failed at {method}: TypeError" in caplog.text
+
+
+@pytest.mark.faulty
+@pytest.mark.parametrize("method", ["made", "join"])
+def test_a_client_is_told_what_an_observer_should_have_returned(method: str) -> None:
+    told = f"the observer Fails failed at {method}: TypeError.*expected it to return"
+    with serve_gym("CartPole-v1", observers=[Fails(method, 5)]) as server, pytest.raises(RemoteError, match=told):
+        make_remote(server.url)
+
+
+@pytest.mark.faulty
+@pytest.mark.parametrize("method", ["began", "acting", "stepped"])
+def test_a_listener_stops_an_agent_by_a_request_error(method: str) -> None:
+    class Stops(Listener):
+        def _stop(self, *args: Any) -> Any:
+            raise RequestError(Code.PERMISSION_DENIED, "not in this world")
+
+        async def _stop_later(self, *args: Any) -> Any:
+            self._stop()
+
+    listener = Stops()
+    setattr(listener, method, listener._stop_later if method == "acting" else listener._stop)
+
+    class Stopping(Observer):
+        def made(self, world: Any) -> Listener:
+            return listener
+
+    with serve_gym("CartPole-v1", observers=[Stopping()]) as server:
+        env = make_remote(server.url, timeout=PATIENCE)
+        if method != "began":
+            env.reset(seed=1)
+        with pytest.raises(RemoteError, match="not in this world"):
+            env.step(0) if method != "began" else env.reset(seed=1)
+        env.close()

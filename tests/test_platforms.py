@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import socket
 
 import pytest
@@ -32,13 +30,3 @@ def test_without_unix_sockets_each_way_to_ask_for_one_is_an_error(
         make_remote("unix:///socket")
     assert main(["info", "unix:///socket"]) == 2
     assert "no Unix sockets" in capsys.readouterr().err
-
-
-def test_the_lobby_for_terminals_is_refused_where_a_terminal_cannot_be_waited_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "name", "nt")
-        code = main(["lobby", "perlert://127.0.0.1:1"])
-    assert code == 2
-    assert re.search(r"needs Linux or macOS.*bridge\.perlert\.PerlertEnv", capsys.readouterr().err)

@@ -181,6 +181,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"there is no command {argv[0]!r}; {hint}`{program_name()} --help` lists the commands")
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
+        for option, name in getattr(arguments, "lacking", {}).items():
+            if any(word.startswith(option) for word in unknown):
+                arguments.parser.error(f"this installation lacks bridge.{name}, which {option} needs")
         spelled = list(arguments.spelled.values())
         close = [near for word in unknown for near in difflib.get_close_matches(word.partition("=")[0], spelled, 1)]
         hint = f"; did you mean {' and '.join(close)}?" if close else ""

@@ -146,7 +146,7 @@ def register(commands: Any) -> None:
         way.add_options(parser)
     add_running_options(parser)
     parser.add_argument("-q", "--quiet", action="store_true", help="log nothing, also not what environments raise")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, lacking=_lacking_options())
 
 
 class OtherWay(Protocol):
@@ -176,6 +176,15 @@ def _other_ways() -> list[OtherWay]:
     """Import the other ways of this installation."""
     ways: list[Any] = [importlib.import_module(place) for name, place in _OTHER_WAYS.items() if has_feature(name)]
     return ways
+
+
+def _lacking_options() -> dict[str, str]:
+    """Return what the options begin with of features that this installation lacks, each with the feature."""
+    places = {keyword: place for keyword, place in GROUPS.items() if isinstance(place, str)}
+    features = {keyword: place.split(".")[1] for keyword, place in places.items()} | {
+        name: name for name in _OTHER_WAYS
+    }
+    return {f"--{keyword}": name for keyword, name in features.items() if not has_feature(name)}
 
 
 def add_sections(parser: argparse.ArgumentParser, options: Iterable[tuple[str, dict[str, Any]]]) -> None:

@@ -30,11 +30,11 @@ def flat_names(keyword: str, group: type) -> dict[str, dataclasses.Field[Any]]:
 
     Returns:
         The fields by their flat names. Those of `tls` and `record` have a prefix: `tls_ca`, but the folder of `record`
-        is `record` itself; and the hosts of `web` are `web_hosts`.
+        is `record` itself. A field whose name would not say enough has another one as `flat` in its metadata.
     """
     prefix = f"{keyword}_" if keyword in ("tls", "record") else ""
-    fields = {f"{prefix}{field.name}": field for field in dataclasses.fields(group)}
-    return {{"record_folder": "record", "hosts": "web_hosts"}.get(name, name): field for name, field in fields.items()}
+    fields = {field.metadata.get("flat", f"{prefix}{field.name}"): field for field in dataclasses.fields(group)}
+    return {{"record_folder": "record"}.get(name, name): field for name, field in fields.items()}
 
 
 def unknown_keyword(function: str, name: str, known: Iterable[str]) -> TypeError:

@@ -47,7 +47,7 @@ class Web:
             without loss, as PNG. Those that are smaller without loss, as most drawings are, are sent so in any case.
     """
 
-    hosts: str | Sequence[str] = ()
+    hosts: str | Sequence[str] = dataclasses.field(default=(), metadata={"flat": "web_hosts"})
     play_fps: float | None = None
     action_names: str | Sequence[str] | None = None
     quality: int = 80

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.core.logs import SafeLog
@@ -17,7 +17,7 @@ from bridge.core.server.limits import CoreLimits
 from bridge.core.server.messages import ServedMessages
 from bridge.core.worlds.base import Agent, World
 from bridge.core.worlds.messages import SessionMessage
-from bridge.core.worlds.observers import ObservedEnv, Observer
+from bridge.core.worlds.observers import Listener, ObservedEnv, Observer, describe_fault
 from bridge.core.worlds.resets import ResetOrder
 from bridge.core.worlds.scheduling import PendingResult, Runtime
 from bridge.core.worlds.settings import Settings
@@ -27,6 +27,7 @@ from bridge.version import __version__
 
 __all__ = ["Overview", "Registry", "WorldSource", "WorldUser"]
 
+T = TypeVar("T")
 _log = SafeLog(__name__)
 DEFAULT_WORLD = ""
 
@@ -199,8 +200,13 @@ class Registry:
             "steps": self._past_steps + sum(counts.steps for _, counts in found),
             "episodes": self._past_episodes + sum(counts.episodes for _, counts in found),
             **self.counted(),
-            **{name: value for observer in self._observers for name, value in observer.counts(worlds).items()},
+            **self._counts_of_observers(worlds),
         }
+
+    def _counts_of_observers(self, worlds: Sequence[World]) -> Mapping[str, float]:
+        nothing: Mapping[str, float] = {}
+        found = [self._ask(observer, "counts", worlds, otherwise=nothing) for observer in self._observers]
+        return {name: value for counts in found for name, value in counts.items()}
 
     def _retire(self, world: World) -> None:
         """Keep the counts of a world that goes."""
@@ -274,13 +280,68 @@ class Registry:
         try:
             self.check_open()  # it was built while the server stopped
             for observer in self._observers:
-                listener = observer.made(world)  # a user's own may raise
+                listener = self._listener_of(observer, world)
                 if listener is not None and (own := env_world(world)) is not None:
-                    own.env = ObservedEnv(own.env, listener)
+                    own.env = ObservedEnv(own.env, listener, observer, world.report_failure)
         except BaseException:
             await self._end(world)
             raise
         return world
+
+    def _listener_of(self, observer: Observer, world: World) -> Listener | None:
+        """Have an observer note a new world; raises RequestError, which names the observer, where that fails."""
+        try:
+            listener: object = observer.made(world)
+            if listener is not None and not isinstance(listener, Listener):
+                raise TypeError(f"expected it to return a bridge.Listener or None, got {listener!r:.80}")
+        except RequestError:
+            raise
+        except Exception as error:
+            raise self._refusal_of(observer, "made", error) from error
+        return listener
+
+    def _join_by(
+        self, observer: Observer, world: World, join: Callable[[Settings], Agent], settings: Settings
+    ) -> Agent:
+        """Have an observer let an agent in; raises RequestError, which names the observer, where that fails."""
+        not_its_own: list[Exception] = []
+
+        def go_on(settings: Settings) -> Agent:
+            try:
+                return join(settings)
+            except Exception as error:
+                not_its_own.append(error)
+                raise
+
+        try:
+            agent: object = observer.join(world, settings, go_on)
+            if not isinstance(agent, Agent):
+                raise TypeError(f"expected it to return the agent that joined, got {agent!r:.80}")
+        except Exception as error:
+            if isinstance(error, RequestError) or error in not_its_own:
+                raise
+            raise self._refusal_of(observer, "join", error) from error
+        return agent
+
+    @staticmethod
+    def _refusal_of(observer: Observer, method: str, error: Exception) -> RequestError:
+        """Return what a client is told where an observer fails that decides about it; the log has it, too."""
+        return RequestError(Code.INTERNAL, describe_fault(observer, method, error))
+
+    def _ask(self, observer: Observer, method: str, *args: object, otherwise: T) -> T:
+        """Call a method of an observer; return `otherwise`, and log why, where it fails or returns another type.
+
+        May be called by any thread.
+        """
+        try:
+            answer: object = getattr(observer, method)(*args)
+            if not isinstance(answer, Mapping if isinstance(otherwise, Mapping) else type(otherwise)):
+                raise TypeError(f"expected it to return a {type(otherwise).__name__}, got {answer!r:.80}")
+        except Exception as error:
+            fault = describe_fault(observer, method, error)
+            self._runtime.scheduler.call_soon_threadsafe(lambda: self.note_failure(DEFAULT_WORLD, fault))
+            return otherwise
+        return cast("T", answer)
 
     def admit(self, world: World, settings: Settings, *, ours: bool) -> Agent:
         """Let an agent into a world, as `World.admit`. Each observer may do so in place of `World.join`.
@@ -298,7 +359,7 @@ class Registry:
         join = partial(note, world.join)
         # The first of the sequence ends up outermost, and so is asked first.
         for observer in reversed(self._observers):
-            join = partial(note, partial(observer.join, world, join=join))
+            join = partial(note, partial(self._join_by, observer, world, join))
         try:
             agent = world.admit(settings, join, ours=ours)
             # A world that a client made has its place since then. Who only watches takes none.
@@ -314,7 +375,7 @@ class Registry:
 
     def keep(self, world: World, agent: Agent) -> bool:
         """Return whether an observer keeps the agent of a client that is gone; else it is to leave its world."""
-        return any(observer.keep(world, agent) for observer in self._observers)
+        return any(self._ask(observer, "keep", world, agent, otherwise=False) for observer in self._observers)
 
     async def find_world(self, name: str) -> World:
         """Return a world; the default one is made when it is first asked for (D-4)."""
@@ -557,7 +618,7 @@ class Registry:
         }
         found = {**own, **_UNKNOWN, **self._overview.world, **world.describe()}
         for observer in self._observers:
-            found.update(observer.describe(world))
+            found.update(self._ask(observer, "describe", world, otherwise={}))
         return found
 
     def check_open(self) -> None:

@@ -561,7 +561,7 @@ class Session:
             kept = False
             try:
                 # Without LeaveWorld the client is lost, and may come back to its seat. An observer of a user's own may
-                # raise here: nobody keeps the seat then.
+                # end its thread here: nobody keeps the seat then.
                 kept = lost and self._hub.keep(world, agent)
             finally:
                 if not kept:

@@ -21,7 +21,10 @@ _OTHER_NAME = (
 _REMEDIES = {
     "the port speaks tls": "Use {tls}://",
     "no grpc server": "Another program answers there: is this the URL that the server printed for {scheme}://?",
-    "no websocket server": ("Serve with web=True (--web), or is another program there? For gRPC, write {grpc}://"),
+    "no websocket server": (
+        'Serve with protocols=["websocket"] (--protocol websocket), or is another program there? For gRPC, write '
+        "{grpc}://"
+    ),
     "wrong_version_number": _PLAIN,
     "packet length too long": _PLAIN,
     "record layer failure": _PLAIN,

@@ -8,6 +8,7 @@ was given, and asks each where this module says so.
 from __future__ import annotations
 
 import dataclasses
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +25,7 @@ from bridge.errors import Code, RequestError
 if TYPE_CHECKING:
     from bridge.core.worlds.base import Agent, World
 
-__all__ = ["Background", "Episode", "Episodes", "Listener", "ObservedEnv", "Observer"]
+__all__ = ["Background", "Episode", "Episodes", "Listener", "ObservedEnv", "Observer", "describe_fault"]
 
 
 class Background(Protocol):
@@ -35,10 +36,17 @@ class Background(Protocol):
 
 
 class Observer:
-    """Is told of the worlds of a server. Subclasses override what they need; all of it runs in the serving thread."""
+    """Is told of the worlds of a server. Subclasses override what they need; all of it runs in the serving thread.
+
+    So it must not wait: while it does, the server answers nobody. What takes time is for `Background.submit`.
+
+    An observer refuses a client by raising RequestError in `made` or `join`, and so does another exception there: the
+    client is told the observer's class and the exception. Any other exception of an observer goes to the log, with its
+    traceback once and then as a count each minute, and the environments are served as if it had not been asked.
+    """
 
     def start(self, background: Background) -> None:
-        """Begin with a server, which has a thread for what takes time."""
+        """Begin with a server, which has a thread for what takes time. What it raises, `serve_gym` raises."""
 
     def made(self, world: World) -> Listener | None:
         """Note a new world; return what is told of each reset and step of its environment, None: nothing is."""
@@ -70,6 +78,10 @@ class Listener:
     `lane` is the number of a lane that is stepped by itself, as in real time; None: one call steps all that there is.
     Results are as the environment gave them, with the living agents at their end where it has several; a listener
     copies what it keeps, since the environment may change it in its next step.
+
+    An exception of a listener goes to the log, and the environment is served as if it had not been told: the agent's
+    action is used, and the environment's result. One that has to stop an agent raises RequestError, which the agent
+    gets in the place of the result.
     """
 
     def began(self, lane: int | None, result: Result, mask: Array | None) -> None:
@@ -101,24 +113,49 @@ class ObservedEnv(EnvironmentProxy):
     Args:
         env: The environment.
         listener: Is told.
+        observer: Whose listener it is: errors name its class.
+        report: Logs what the listener raises, so that an observer ends nobody's episode.
     """
 
-    def __init__(self, env: Environment, listener: Listener) -> None:
+    def __init__(self, env: Environment, listener: Listener, observer: object, report: Callable[[str], None]) -> None:
         super().__init__(env)
         self._listener = listener
+        self._observer = observer
+        self._report = report
 
     async def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Result:
         """Reset the environment, or one lane by itself."""
         # Read before the call: Gymnasium's vector environments take it out of the dict.
         mask = options.get("reset_mask") if isinstance(options, Mapping) else None
         result = await self.inner.reset(seed=seed, options=options, lane=lane)
-        self._listener.began(lane, result, mask)
+        try:
+            self._listener.began(lane, result, mask)
+        except RequestError:
+            raise
+        except Exception as error:
+            self._report(describe_fault(self._observer, "began", error))
         return result
 
     async def step(self, action: object, lane: int | None = None) -> Result:
         """Step the environment, or one lane by itself."""
-        action = await self._listener.acting(lane, action)
-        return self._listener.stepped(lane, action, await self.inner.step(action, lane))
+        try:
+            action = await self._listener.acting(lane, action)
+        except RequestError:
+            raise
+        except Exception as error:
+            self._report(describe_fault(self._observer, "acting", error))
+        result = await self.inner.step(action, lane)
+        try:
+            told = self._listener.stepped(lane, action, result)
+            # A `return` is forgotten easily, and the world would fail far from here.
+            if not isinstance(told, tuple):
+                raise TypeError(f"expected it to return a result, as it got one, got {told!r:.80}")
+        except RequestError:
+            raise
+        except Exception as error:
+            self._report(describe_fault(self._observer, "stepped", error))
+            return result
+        return told
 
     async def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
         """Have the part of a message beside the environment answer a request."""
@@ -127,15 +164,28 @@ class ObservedEnv(EnvironmentProxy):
             mask: Array | None = None
             if self.facts.num_envs is not None and len(outcome.lanes) < self.facts.num_envs:
                 mask = np.isin(np.arange(self.facts.num_envs), outcome.lanes)
-            self._listener.placed(outcome.placed, mask)
+            try:
+                self._listener.placed(outcome.placed, mask)
+            except RequestError:
+                raise
+            except Exception as error:
+                self._report(describe_fault(self._observer, "placed", error))
         return outcome
 
     async def close(self, reason: RequestError | None = None) -> None:
         """Close the environment."""
         try:
             self._listener.over(reason or RequestError(Code.FAILED_PRECONDITION, "the world was destroyed"))
-        finally:  # a listener is a user's own, and may raise
+        except Exception as error:
+            self._report(describe_fault(self._observer, "over", error))
+        finally:  # what ends a thread, too, keeps no environment open
             await self.inner.close(reason)
+
+
+def describe_fault(observer: object, method: str, error: Exception) -> str:
+    """Return for the log what an observer, or its listener, raised: its class, the method, and the traceback."""
+    frames = "".join(traceback.format_exception(error))
+    return f"the observer {type(observer).__qualname__} failed at {method}: {error!r}\n{frames}"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -154,7 +154,7 @@ class Watch(Listener):
     def add(self, viewer: object, view: View | None = None) -> None:
         """Note a viewer, and what it sees; None: no pictures."""
         if not self._viewers:
-            self._world.env = ObservedEnv(self._world.env, self)
+            self._world.env = ObservedEnv(self._world.env, self, self, self._world.report_failure)
             self._changes += 1
         self._viewers[viewer] = view
 
