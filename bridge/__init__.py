@@ -29,8 +29,10 @@ if TYPE_CHECKING:
         SessionRoute,
     )
     from bridge.core.transport.credentials import TLS, ClientCredentials
+    from bridge.core.worlds.environment import Transition
     from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
-    from bridge.core.worlds.realtime.clocked_world import RealTime
+    from bridge.core.worlds.realtime_options import RealTime
+    from bridge.core.worlds.turns import Decision, Turn, TurnPacer
     from bridge.facade.blocking import serve
     from bridge.facade.limits import Limits
     from bridge.facade.make import make_remote, make_vec_remote
@@ -49,6 +51,7 @@ __all__ = [
     "ClientCredentials",
     "ConnectionHandler",
     "Conversation",
+    "Decision",
     "Directory",
     "DnsDirectory",
     "Endpoint",
@@ -75,6 +78,9 @@ __all__ = [
     "SessionRoute",
     "SlotState",
     "TimeAction",
+    "Transition",
+    "Turn",
+    "TurnPacer",
     "Web",
     "__version__",
     "make_parallel_remote",
@@ -105,6 +111,8 @@ provide(
     make_vec_remote="bridge.facade.make:make_vec_remote",
     other_schemes="bridge.facade.schemes:other_schemes",
     gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
+    environment_properties="bridge.facade.environment_properties:ENVIRONMENT_PROPERTIES",
+    as_policy="bridge.facade.policies:as_policy",
 )
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
@@ -114,6 +122,7 @@ _PLACES = {
     "ClientCredentials": "bridge.core.transport.credentials",
     "ConnectionHandler": "bridge.core.server.port",
     "Conversation": "bridge.core.server.port",
+    "Decision": "bridge.core.worlds.turns",
     "Directory": "bridge.core.client.endpoints",
     "DnsDirectory": "bridge.core.client.endpoints",
     "Endpoint": "bridge.core.client.endpoints",
@@ -127,7 +136,10 @@ _PLACES = {
     "Observer": "bridge.core.worlds.observers",
     "Port": "bridge.core.server.port",
     "PortProtocol": "bridge.core.server.port",
-    "RealTime": "bridge.core.worlds.realtime.clocked_world",
+    "RealTime": "bridge.core.worlds.realtime_options",
+    "Transition": "bridge.core.worlds.environment",
+    "Turn": "bridge.core.worlds.turns",
+    "TurnPacer": "bridge.core.worlds.turns",
     "Recorder": "bridge.recording.recorder",
     "Recording": "bridge.recording.record",
     "RemoteEnv": "bridge.core.client.envs.env",

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from bridge.core.encoding import names
 from bridge.core.server.metrics import METRICS
+from bridge.core.worlds.lock_step import LockStep
 from bridge.core.worlds.multi_agent.joint_steps import MissingAgent
-from bridge.core.worlds.single import VectorAgent
 from bridge.core.worlds.sources.parallel_source import ParallelSource
 from bridge.core.worlds.sources.source import EnvSource
 
@@ -38,7 +38,7 @@ def settings() -> str:
     """List the settings that the requests take."""
     create = ", ".join(f"`{name}`" for name in (*EnvSource.SETTINGS, "kwargs.NAME"))
     parallel = ", ".join(f"`{name}`" for name in (*ParallelSource.SETTINGS, "kwargs.NAME"))
-    reset = ", ".join(f"`{name}`" for name in VectorAgent.SETTINGS if name != "reset_mask")
+    reset = ", ".join(f"`{name}`" for name in LockStep.SETTINGS)
     rows = [
         ["CreateWorld of `serve_gym`", create],
         ["CreateWorld of `serve_parallel`", parallel],

@@ -182,6 +182,11 @@ class FarNetwork:
     def world(self) -> Any:
         return self.registry.worlds[0]
 
+    @property
+    def loop(self) -> Any:
+        """What decides the frames of its clock."""
+        return self.world.pacer.loop
+
     def remote(self, url: str = "grpc://virtual:1", **request: Any) -> Remote:
         """Join a world, and have the stream for actions joined too."""
         remote = Remote(WorldRequest.of(url, **request), self.poller)
@@ -215,7 +220,7 @@ class FarNetwork:
         times = [time for stream in self.streams if (time := stream.duplex.next_arrival()) is not None]
         times += [self._timers[0][0]] if self._timers else []
         due = self.runtime.scheduler.next_due()
-        frames = [world.loop.next_due() for world in self.registry.worlds]
+        frames = [world.pacer.loop.next_due() for world in self.registry.worlds]
         return times + [time - self.skew for time in (due, *frames) if time is not None]
 
     def _advance(self, when: float) -> None:

@@ -255,7 +255,7 @@ def list_recordings_again_after(monkeypatch: pytest.MonkeyPatch, seconds: float)
 def limit_replays(monkeypatch: pytest.MonkeyPatch, most: int, lingers: float) -> None:
     """Have servers show so many recorded episodes at once, each for so many seconds after the last who looked."""
     monkeypatch.setattr("bridge.recording.replay_world.MOST_REPLAYS", most)
-    monkeypatch.setattr("bridge.recording.replay_world.ReplayWorld.lingers", lingers)
+    monkeypatch.setattr("bridge.recording.replay_world.ReplayPacer.lingers", lingers)
 
 
 def let_holds_lapse(monkeypatch: pytest.MonkeyPatch, after: float = -1.0) -> None:

@@ -30,6 +30,8 @@ PUBLIC_PACKAGES = ("bridge.errors", "bridge.pb", "bridge.testing", "bridge.wrapp
 """Packages that users import, with all that is in them. What the reference or an example names is public too."""
 
 VOCABULARY = {
+    "bridge.core.worlds.environment": "what worlds and environments tell each other: facts, jobs, transitions",
+    "bridge.core.worlds.scheduling": "results that are awaited, as a runtime gives them that a test makes",
     "bridge.core.encoding.names": "the names of observations, actions and extensions on the wire",
     "bridge.core.encoding.tensors": "arrays to and from tensors: how a test that speaks raw messages writes them",
     "bridge.core.encoding.values": "values to and from bytes: how such a test reads an info",
@@ -58,14 +60,14 @@ HELPERS = {
         """core.encoding.space_json core.encoding.spaces core.gymnasium_versions core.server.registry
         core.server.session core.worlds.base
         core.worlds.isolation core.worlds.multi_agent.joint_steps core.worlds.sources.parallel_source
-        core.worlds.realtime.clocked_world core.worlds.sources.source""",
+        core.worlds.realtime_options core.worlds.sources.source""",
     ),
     "tests/realtime_tools.py": (
         "remotes and sessions joined by a link in virtual time",
         """core.client.wire.connect core.client.world.events core.client.wire.poller core.client.world.remote
         core.client.world.step_reader
         core.client.world.world_request
-        core.worlds.realtime.world""",
+        core.worlds.world""",
     ),
     "tests/far_network.py": (
         "the same with the second stream of an agent, and timers",

@@ -15,7 +15,7 @@ from bridge.core.client.world.events import Event, Joined
 from bridge.core.client.world.remote import Delivery, Remote
 from bridge.core.client.world.step_reader import Batch
 from bridge.core.client.world.world_request import WorldRequest
-from bridge.core.worlds.realtime.world import RealtimeWorld
+from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import Conditions, Duplex, VirtualClock
@@ -75,10 +75,16 @@ class Network:
         return remote.receive(*self.poller.get(0.0)[1:])
 
     @property
-    def world(self) -> RealtimeWorld:
+    def world(self) -> EnvWorld:
         world = self.registry.find_world(self.registry.names[0]).wrapped
-        assert isinstance(world, RealtimeWorld)
+        assert isinstance(world, EnvWorld)
         return world
+
+    @property
+    def loop(self) -> Any:
+        """What decides the frames of its clock."""
+        pacer: Any = self.world.pacer
+        return pacer.loop
 
     def remote(self) -> Remote:
         remote = Remote(WorldRequest.of("grpc://virtual:1", join_settings={"wait": "now"}), self.poller)

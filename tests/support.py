@@ -32,7 +32,7 @@ from bridge.core.server.session import Session
 from bridge.core.worlds.base import Agent, World
 from bridge.core.worlds.isolation import CALL_TIMEOUT, Isolation
 from bridge.core.worlds.multi_agent.joint_steps import MultiAgentOptions
-from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
+from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.scheduling import PendingResult
 from bridge.core.worlds.sources.parallel_source import ParallelSource
 from bridge.core.worlds.sources.source import EnvSource
@@ -265,7 +265,8 @@ def parallel_source(
     """Give the maker of worlds that a server of `serve_parallel` with these keywords has."""
     apart = Isolation.of(isolation, CALL_TIMEOUT, None)
     if fps is None:
-        return ParallelSource(env, MultiAgentOptions(**options), isolation=apart)
+        world = options.pop("world", None)
+        return ParallelSource(env, MultiAgentOptions(**options), isolation=apart, world=world)
     return ParallelSource(env, isolation=apart, realtime=_clocked(fps, realtime, **options))
 
 

@@ -8,8 +8,8 @@ import pytest
 from gymnasium import spaces
 
 from bridge import TimeAction, Web, make_parallel_remote, make_remote, serve_gym, serve_parallel
-from bridge.core.worlds.controls import ACTION_NAMES, controls_of, controls_of_space, default_keys, known_names
 from bridge.errors import BridgeError, SettingError
+from bridge.web.controls import ACTION_NAMES, controls_of, controls_of_space, default_keys, known_names
 from tests.peers import Stream
 from tests.support import everywhere
 

@@ -278,6 +278,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Elsewhere("tests/test_cli_commands.py"),
         *[Elsewhere("tests/test_port_protocols.py")] * 3,
         *[Elsewhere("tests/test_schemes.py")] * 2,
+        Elsewhere("tests/test_turn_pacers.py"),
     ],
     "reference.in.md": [Elsewhere("tests/test_readme.py")],
     "reference.md": [Elsewhere("tests/test_readme.py")],  # made of it

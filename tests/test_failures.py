@@ -617,7 +617,7 @@ def test_an_observation_that_its_space_cannot_hold_costs_that_slot_alone() -> No
         envs = make_vec_remote([good.url, bad.url, good.url], timeout=20)
         blocking = BlockingReset(envs)
         blocking.reset(seed=0)
-        agent: Any = world_of(bad, bad.worlds[0])._agent  # type: ignore[attr-defined]
+        agent: Any = world_of(bad, bad.worlds[0]).pacer._agent  # type: ignore[attr-defined]
         values = agent.values
         agent.values = lambda uids: [np.full(2, 1e10, np.float32), *values(uids)[1:]]
         observations, _, _, truncations, infos = envs.step(np.zeros(3, np.int64))
@@ -632,7 +632,7 @@ def test_an_info_that_is_no_dict_costs_that_slot_alone(info: Any) -> None:
     with serve_gym(lambda: CountingEnv(100)) as good, serve_gym(lambda: CountingEnv(100)) as bad:
         envs = make_vec_remote([good.url, bad.url], timeout=20)
         BlockingReset(envs).reset(seed=0)
-        agent: Any = world_of(bad, bad.worlds[0])._agent  # type: ignore[attr-defined]
+        agent: Any = world_of(bad, bad.worlds[0]).pacer._agent  # type: ignore[attr-defined]
         values = agent.values
         agent.values = lambda uids: [*values(uids)[:-1], np.frombuffer(encode(info), np.uint8)]
         _, _, _, truncations, infos = envs.step(np.zeros(2, np.int64))

@@ -36,13 +36,9 @@ BLOCKS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 ALONE = ("bridge/errors.py", "bridge/version.py", "bridge/registration.py")
 """Modules beside the package's own that are a place by themselves: everything stands on them."""
-FOLDERS_NOT_YET = {
-    ("bridge/core/worlds/policies.py", "bridge/policies"),
-}
+FOLDERS_NOT_YET: set[tuple[str, str]] = set()
 """Files, and the folders that they import although their docstrings do not allow it: to be mended, so none is added."""
-CORE_EDGES_NOT_YET = {
-    ("bridge/core/worlds/policies.py", "bridge/policies/remote_policy.py"),
-}
+CORE_EDGES_NOT_YET: set[tuple[str, str]] = set()
 """Imports of the core of what is none of it: to be mended, so none is added."""
 FEATURE_NAMES = {
     *(
@@ -85,6 +81,8 @@ EXCEPTED = {
     ): "the property `world.seat` on the wire: a key of an agent's second stream",
     ("client/world/joined_world.py", "seat"): "the same",
     ("client/world/remote.py", "seat"): "the same, and the setting of JoinWorld",
+    ("worlds/realtime/acting_stream.py", "seat"): "the same, and the setting of JoinWorld",
+    ("worlds/realtime/clock_pacer.py", "seat"): "the same, and the setting of JoinWorld",
     ("server/metrics.py", "spectators"): "as the wire's role",
     ("encoding/interventions.py", "takeover"): "`takeover_fps`, a key of an info on the wire, which clients keep to",
 }
@@ -98,25 +96,9 @@ NAMES_NOT_YET = {
     ("keywords.py", "web"),
     ("transport/address.py", "dialed"),
     ("transport/remedies.py", "web"),
-    ("worlds/base.py", "seats"),
-    ("worlds/single.py", "seats"),
-    ("worlds/multi_agent/world.py", "seats"),
-    ("worlds/realtime/agent.py", "seat"),
-    ("worlds/realtime/clocked_world.py", "seat"),
-    ("worlds/realtime/clocked_world.py", "seats"),
-    ("worlds/realtime/multi_agent.py", "seats"),
-    ("worlds/realtime/seat.py", "seat"),
-    ("worlds/realtime/seat.py", "seats"),
-    ("worlds/single.py", "recording"),
-    ("worlds/single.py", "takeover"),
 }
 """Files of the core, and words in them that name a feature: to be mended, so none is added."""
 CIRCLES_NOT_YET = {
-    (
-        "bridge/core/worlds/realtime/agent.py",
-        "bridge/core/worlds/realtime/clocked_world.py",
-        "bridge/core/worlds/realtime/seat.py",
-    ),
     ("bridge/core/worlds/realtime/lane_buffer.py", "bridge/core/worlds/realtime/loop.py"),
 }
 """Files that import each other in a circle: to be mended, so none is added."""

@@ -220,7 +220,7 @@ def test_an_action_for_an_episode_that_is_over_is_not_applied_to_the_next(networ
     } - {(env_of(net).episode, env_of(net).episode)} | {
         (episode, action) for episode, action, _ in env_of(net).applied[-5:] if action
     }
-    assert net.world.loop.actions_dropped > 5
+    assert net.loop.actions_dropped > 5
 
 
 def test_a_reset_ends_the_episode_and_nothing_of_it_is_told_after(network: Make) -> None:
@@ -242,7 +242,7 @@ def test_a_reset_ends_the_episode_and_nothing_of_it_is_told_after(network: Make)
             observation, reward, terminated, _, info = net.step(remote)
             total += reward
             assert not terminated
-    passed = net.world.loop.lanes[0].frames
+    passed = net.loop.lanes[0].frames
     assert info["latency"]["stale"] > 0
     behind = passed - info["latency"]["frames_skipped"] - len(seen)
     assert 0 <= behind <= 30, "those on their way"

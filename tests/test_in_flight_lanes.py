@@ -384,7 +384,7 @@ def test_an_action_is_applied_in_the_episode_of_its_lane_alone(network: Make) ->
     for env in net.stepped:
         assert {action - episode for episode, action, _ in env.applied if action} == {0}
         assert len({episode for episode, action, _ in env.applied if action}) >= 8
-    assert net.world.loop.actions_dropped > 5
+    assert net.loop.actions_dropped > 5
 
 
 def test_a_lane_that_takes_long_to_reset_reads_as_resetting_and_delays_no_other(network: Make) -> None:

@@ -28,6 +28,8 @@ from bridge import (
     serve_gym,
     serve_parallel,
 )
+from bridge.core.keywords import by_name
+from bridge.errors import SettingError
 from bridge.perlert import make_perlert_env, serve_perlert
 from bridge.testing import check_server
 from tests.parallel_envs import Relay
@@ -196,6 +198,7 @@ def test_both_ways_to_serve_have_the_same_options_after_their_own() -> None:
     assert {parameter.name for parameter in gym[:-20]} & {parameter.name for parameter in parallel[:-20]} == {
         "env",
         "default_action",  # of one environment a value, of several agents a function
+        "world",
     }
 
 
@@ -209,3 +212,14 @@ def test_several_agents_are_served_at_a_unix_socket_too(tmp_path: Path) -> None:
         env = bridge.make_parallel_remote(server.urls[1])
         assert set(env.reset(seed=1)[0]) == set(env.possible_agents)
         env.close()
+
+
+def test_what_is_given_for_all_or_by_name_is_found_by_name() -> None:
+    def still(observation: object) -> int:
+        return 0
+
+    assert by_name("agents", None, ["a", "b"], "agents") == {}
+    assert by_name("agents", still, ["a", "b"], "agents") == {"a": still, "b": still}
+    assert by_name("agents", {"b": "random"}, ["a", "b"], "agents") == {"b": "random"}
+    with pytest.raises(SettingError, match=r"expected bots for slots of a, b, got \['c'\]"):
+        by_name("bots", {"c": still}, ["a", "b"], "slots")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge.core.worlds.policies import as_policy, by_name, check_policies, policy_name
 from bridge.errors import SettingError
+from bridge.facade.policies import GivenPolicies, as_policy, policy_name
 from tests.parallel_envs import Relay
 
 
@@ -29,20 +29,12 @@ def test_a_random_policy_takes_any_action_that_the_mask_allows():
     assert box.contains(as_policy("agents", "random", box)(masked))
 
 
-def test_policies_are_given_for_all_or_by_name():
-    assert by_name("agents", None, ["a", "b"], "agents") == {}
-    assert by_name("agents", still, ["a", "b"], "agents") == {"a": still, "b": still}
-    assert by_name("agents", {"b": "random"}, ["a", "b"], "agents") == {"b": "random"}
-    with pytest.raises(SettingError, match=r"expected bots for slots of a, b, got \['c'\]"):
-        by_name("bots", {"c": still}, ["a", "b"], "slots")
-
-
 @pytest.mark.parametrize("given", [3, "clever", {"a": None}, {"a": still, "b": 1.0}])
 def test_what_is_no_policy_is_refused(given):
     with pytest.raises(
         SettingError, match='expected agents as policies \\(observation to action\\), their ws:// URLs or "random", got'
     ):
-        check_policies("agents", given)
+        GivenPolicies("agents", given)
 
 
 @pytest.mark.parametrize(

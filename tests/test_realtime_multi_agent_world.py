@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.worlds.realtime.multi_agent import Frame, RealtimeMultiAgentWorld
+from bridge.core.worlds.realtime.multi_agent import Frame, JointClock
 from bridge.errors import Code, RequestError
 from bridge.testing import CountingEnv, LocalRuntime, VirtualClock
 from tests.parallel_envs import NAMES, Relay
@@ -27,10 +27,10 @@ class Host:
         self.runtime = LocalRuntime(self.clock.now)
         source = parallel_source(env, isolation=isolation, **{"fps": 8.0, **options})
         world = direct_world(source, name="match", runtime=self.runtime).wrapped
-        assert isinstance(world, RealtimeMultiAgentWorld)
-        self.world = world
+        assert isinstance(world.pacer, JointClock)
+        self.world, self.pacer = world, world.pacer
         self.frames: list[Frame] = []
-        self.unsubscribe = world.subscribe(self.frames.append)
+        self.unsubscribe = self.pacer.subscribe(self.frames.append)
 
     def advance(self, frames: int) -> None:
         """Let the time of so many frames pass, and their calls return."""
@@ -40,7 +40,7 @@ class Host:
 
     @property
     def idle(self) -> bool:
-        return self.world.loop.next_due() is None
+        return self.pacer.loop.next_due() is None
 
     def settle(self) -> None:
         """Let the call return that is due."""
@@ -76,8 +76,8 @@ def host(isolation: Any) -> Iterator[Callable[..., Host]]:
 def test_players_act_and_are_told_of_each_frame(host: Callable[..., Host]) -> None:
     """Each frame's observations, rewards and ends by agent; who has no player gets its default action."""
     here = host(lambda: Relay(horizon=3, distances=(3, 100, 100)))
-    ann, bob = here.world.enter("ann"), here.world.enter("bob")
-    here.world.begin(seed=5)
+    ann, bob = here.pacer.enter("ann"), here.pacer.enter("bob")
+    here.pacer.begin_episode(seed=5)
     here.settle()
     (first,) = here.frames
     assert (first.episode, first.number, first.at, list(first.alive)) == (1, 0, 50.0, list(NAMES))
@@ -99,20 +99,20 @@ def test_players_act_and_are_told_of_each_frame(host: Callable[..., Host]) -> No
     assert last.transitions["bob"].truncated
     assert list(last.alive) == []
     assert (renewed.episode, list(renewed.alive)) == (2, list(NAMES))
-    assert not here.world.loop.parts["ann"].unused, "its action was of the episode before"
+    assert not here.pacer.loop.parts["ann"].unused, "its action was of the episode before"
     bob.leave()
 
 
 def test_an_agent_has_one_player_at_a_time(host: Callable[..., Host]) -> None:
     here = host(lambda: Relay(**LONG))
-    ann = here.world.enter("ann")
-    assert here.world.enter().name == "bob"
+    ann = here.pacer.enter("ann")
+    assert here.pacer.enter().name == "bob"
     with pytest.raises(RequestError, match="'ann' is taken; there are still cyd") as refused:
-        here.world.enter("ann")
+        here.pacer.enter("ann")
     assert refused.value.code == Code.RESOURCE_EXHAUSTED
     with pytest.raises(RequestError, match="expected one of the agents ann, bob, cyd, got 'dan'"):
-        here.world.enter("dan")
-    here.world.begin()
+        here.pacer.enter("dan")
+    here.pacer.begin_episode()
     here.settle()
     assert ann.act(np.int64(2))
     here.advance(1)
@@ -121,7 +121,7 @@ def test_an_agent_has_one_player_at_a_time(host: Callable[..., Host]) -> None:
     assert not ann.act(np.int64(1)), "who has left acts no more"
     here.advance(1)
     assert [frame.transitions["ann"].reward for frame in here.frames[1:]] == [2.0, 0.0]
-    heir = here.world.enter("ann")
+    heir = here.pacer.enter("ann")
     assert heir.act(np.int64(1)), "it is in the running episode at once"
     here.advance(1)
     assert here.frames[-1].transitions["ann"].reward == 1.0
@@ -130,31 +130,31 @@ def test_an_agent_has_one_player_at_a_time(host: Callable[..., Host]) -> None:
 def test_without_autoreset_each_episode_waits_for_begin(host: Callable[..., Host]) -> None:
     """The clock stands between episodes, and starts anew with each, so that no frame of a pause is made up for."""
     here = host(lambda: Relay(horizon=2), autoreset=False)
-    here.world.start()
-    assert here.world.loop.next_due() is None
+    here.pacer.start()
+    assert here.pacer.loop.next_due() is None
     here.clock.advance(100.0)
-    here.world.begin(seed=1)
+    here.pacer.begin_episode(seed=1)
     here.settle()
-    assert here.world.loop.next_due() == 150.125
+    assert here.pacer.loop.next_due() == 150.125
     here.advance(2)
     assert [frame.number for frame in here.frames] == [0, 1, 2]
-    assert here.world.loop.next_due() is None
+    assert here.pacer.loop.next_due() is None
     here.clock.advance(100.0)
     here.runtime.scheduler.run()
     assert len(here.frames) == 3
-    here.world.begin()
+    here.pacer.begin_episode()
     here.settle()
     here.advance(1)
     assert [(frame.episode, frame.number, frame.at) for frame in here.frames[3:]] == [(2, 0, 250.25), (2, 1, 250.375)]
-    assert here.world.loop.dropped == here.world.loop.overruns == 0
+    assert here.pacer.loop.dropped == here.pacer.loop.overruns == 0
 
 
 def test_begin_cuts_a_running_episode_off(host: Callable[..., Host]) -> None:
     here = host(lambda: Relay(**LONG), autoreset=False)
-    here.world.begin()
+    here.pacer.begin_episode()
     here.settle()
     here.advance(2)
-    here.world.begin(seed=4, options={"time": 3})
+    here.pacer.begin_episode(seed=4, options={"time": 3})
     here.settle()
     assert [(frame.episode, frame.number) for frame in here.frames] == [(1, 0), (1, 1), (1, 2), (2, 0)]
     assert here.frames[-1].transitions["ann"].observation.tolist() == [0, 0, 0, 3]
@@ -162,16 +162,16 @@ def test_begin_cuts_a_running_episode_off(host: Callable[..., Host]) -> None:
 
 def test_an_episode_that_is_ended_leaves_the_clock_standing(host: Callable[..., Host]) -> None:
     here = host(lambda: Relay(**LONG), autoreset=False)
-    here.world.begin()
+    here.pacer.begin_episode()
     here.settle()
     here.advance(2)
-    here.world.end()
-    here.world.end()
+    here.pacer.end_episode()
+    here.pacer.end_episode()
     assert here.idle
     here.clock.advance(100.0)
     here.runtime.scheduler.run()
     assert len(here.frames) == 3
-    here.world.begin()
+    here.pacer.begin_episode()
     here.settle()
     here.advance(1)
     assert [(frame.episode, frame.number) for frame in here.frames[3:]] == [(2, 0), (2, 1)]
@@ -180,7 +180,7 @@ def test_an_episode_that_is_ended_leaves_the_clock_standing(host: Callable[..., 
 @everywhere
 def test_a_failure_is_told_and_ends_the_episode(host: Callable[..., Host]) -> None:
     here = host(lambda: Relay(fail_at=1), autoreset=False)
-    here.world.begin()
+    here.pacer.begin_episode()
     here.settle()
     here.advance(2)
     failed = here.frames[-1]
@@ -188,7 +188,7 @@ def test_a_failure_is_told_and_ends_the_episode(host: Callable[..., Host]) -> No
     assert "a shoe came off" in failed.error
     assert (failed.transitions, list(failed.alive)) == ({}, [])
     assert here.idle
-    here.world.begin()
+    here.pacer.begin_episode()
     here.settle()
     assert (here.frames[-1].episode, here.frames[-1].error) == (2, None)
 
@@ -202,7 +202,7 @@ def test_the_death_of_the_environments_process_is_told(host: Callable[..., Host]
             os._exit(3)
 
     here = host(Dying)
-    here.world.begin()
+    here.pacer.begin_episode()
     here.settle()
     here.clock.advance(1 / 8)
     here.settle()
@@ -244,10 +244,10 @@ def test_a_listener_that_raises_stops_nobody(host: Callable[..., Host], caplog: 
     def broken(frame: Frame) -> None:
         raise RuntimeError("oh")
 
-    here.world.subscribe(broken)
+    here.pacer.subscribe(broken)
     late: list[Frame] = []
-    here.world.subscribe(late.append)()
-    here.world.begin()
+    here.pacer.subscribe(late.append)()
+    here.pacer.begin_episode()
     here.settle()
     here.advance(2)
     assert [frame.number for frame in here.frames] == [0, 1, 2]
@@ -259,9 +259,9 @@ def test_a_listener_that_raises_stops_nobody(host: Callable[..., Host], caplog: 
 
 def test_a_gymnasium_environment_is_a_world_of_one_agent(host: Callable[..., Host]) -> None:
     here = host(lambda: gymnasium.wrappers.TimeLimit(CountingEnv(10**9), 2), autoreset=False)
-    player = here.world.enter()
+    player = here.pacer.enter()
     assert player.name == "agent0"
-    here.world.begin(seed=3)
+    here.pacer.begin_episode(seed=3)
     here.settle()
     assert player.act(np.int64(1))
     here.advance(2)
@@ -283,8 +283,8 @@ def test_a_repeated_action_that_the_mask_forbids_gives_way_to_the_default_one(ho
             return {"action_mask": np.array([0, 1, self.time % 2 == 0], np.int8)}
 
     here = host(lambda: Masked(**LONG))
-    ann = here.world.enter("ann")
-    here.world.begin()
+    ann = here.pacer.enter("ann")
+    here.pacer.begin_episode()
     here.settle()
     assert ann.act(np.int64(2))
     here.advance(3)

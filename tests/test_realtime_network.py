@@ -190,7 +190,7 @@ def test_reset_world_begins_anew_once_the_others_were_told(network: Make) -> Non
     answers: list[pb.EnvironmentResponse] = []
     net.registry.runtime.scheduler.start(other.wrapped.answer(request), lambda answer, error: answers.append(answer))
     assert net.world.resets.is_due(net.session._agent.wrapped)
-    assert net.world.loop.lanes[0].episode == 1, "nothing is reset before somebody was told"
+    assert net.loop.lanes[0].episode == 1, "nothing is reset before somebody was told"
     observation, reward, terminated, truncated, _ = step(net, remote)
     assert (observation.tolist(), reward, terminated, truncated) == ([1, 10], 55.0, False, True)
     net.registry.runtime.scheduler.run()

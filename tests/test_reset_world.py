@@ -345,9 +345,9 @@ def test_an_agent_that_dies_does_not_block_the_reset_of_the_others(relay, stream
     until(lambda: world.agents == 2, 20)
     heir = streams(server).join()
     heir.send(step=pb.StepRequest())
-    until(lambda: NAMES[2] in world.table.participants, 20)
-    heard = world.table.participants[NAMES[2]]
-    until(lambda: heard in world.table._waits or heard.playing, 20)
+    until(lambda: NAMES[2] in world.pacer.participants, 20)
+    heard = world.pacer.participants[NAMES[2]]
+    until(lambda: heard in world.pacer._waits or heard.playing, 20)
     assert [agent.ask(**lawful(number)).step.state for number, agent in enumerate((ann, bob))] == [pb.INTERRUPTED] * 2
     assert caller.take().WhichOneof("payload") == "reset_world"
     for agent in (ann, bob):

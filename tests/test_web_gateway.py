@@ -319,7 +319,7 @@ def test_who_goes_to_a_lobby_gives_up_the_seat_elsewhere(opened):  # noqa: F811
         page.click('#worlds button[data-world*="guess:0"]')
         says(page, "#panel", "Register")
         shows(page, "() => document.getElementById('play').hidden")
-        until(lambda: not any(world_of(server).seats.values()))
+        until(lambda: not any(world_of(server).played.values()))
 
 
 def test_a_name_that_a_lobby_cannot_have_is_told(opened):  # noqa: F811

@@ -136,7 +136,7 @@ def test_who_leaves_and_who_comes_in_a_round(opened, server):  # noqa: F811
     says(cyd, "#match-title", "You win")
     for page in (ann, cyd):
         page.keyboard.press("Escape")
-    until(lambda: not any(world_of(server).seats.values()))
+    until(lambda: not any(world_of(server).played.values()))
 
 
 @pytest.mark.slow

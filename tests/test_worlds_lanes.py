@@ -1,4 +1,4 @@
-"""`bridge.core.worlds.single`: many lanes in one world, beside Gymnasium's own vector environments."""
+"""Many lanes in one world, beside Gymnasium's own vector environments."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""`bridge.core.worlds.single`: one environment as a world, beside the same environment played directly."""
+"""One environment as a world, beside the same environment played directly."""
 
 import json
 

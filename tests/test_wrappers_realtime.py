@@ -82,7 +82,7 @@ def test_throttle_sends_at_once_and_asks_at_the_frames_end() -> None:
         observations, _ = envs.reset(seed=0)
         assert observations.tolist() == [[1, 0]]
         world: Any = world_of(server, server.worlds[0])
-        clock.arrived = lambda: world.loop.lanes[0].unused
+        clock.arrived = lambda: world.pacer.loop.lanes[0].unused
         results = [envs.step(np.array([action])) for action in (1, 0, 1)]
         assert made[0].seen == [1, 1, 0, 0, 1, 1], "each action is used in the very frames of its step"
         assert [result[0].tolist() for result in results] == [[[1, 2]], [[1, 4]], [[1, 6]]]

@@ -13,7 +13,7 @@ from gymnasium import Space, spaces
 
 from bridge.cli.program import OK, add_wait_option, positive, positive_int
 from bridge.core.client.envs.env import RemoteEnv
-from bridge.core.extras import needed
+from bridge.core.extras import feature, needed
 from bridge.core.transport.credentials import add_credential_options, credential_keywords
 from bridge.errors import RefusedError, SettingError
 
@@ -154,7 +154,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Play until Escape, the window's end, or `--frames`."""
     with needed("bridge play needs pygame", "play"):
         import pygame
-    from bridge.core.worlds.controls import default_keys, does_nothing, known_names
+    with feature("web", "bridge play"):
+        from bridge.web.controls import default_keys, does_nothing, known_names
     from bridge.core.worlds.default_actions import neutral_action
 
     env = _connect(arguments)

@@ -83,6 +83,7 @@ _METAVARS = {
     "dial": "URL",
     "dial_name": "NAME",
     "device": "DEVICE",
+    "world": "NAME",
     "record": "FOLDER",
 }
 _ENV: dict[str, Any] = {

@@ -16,9 +16,9 @@ from typing import Any
 import gymnasium
 
 from bridge.core.extras import install_command
-from bridge.core.worlds.policies import RANDOM
 from bridge.core.worlds.recipe import similar_ids
 from bridge.errors import SettingError, StartError
+from bridge.facade.policies import RANDOM
 
 __all__ = ["ENV_HELP", "Target", "find_factory", "find_policies", "find_target"]
 

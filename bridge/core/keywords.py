@@ -8,12 +8,13 @@ import functools
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from bridge.errors import ConnectError, RefusedError, RemoteTimeoutError, SettingError, UsageError
 
-__all__ = ["check_counts", "flat_names", "group_classes", "grouped", "grouped_class", "unknown_keyword", "with_texts"]
+__all__ = ["by_name", "check_counts", "flat_names", "group_classes", "grouped", "grouped_class", "unknown_keyword"]
+__all__ += ["with_texts"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -164,3 +165,22 @@ def check_counts(**numbers: Any) -> None:
     for name, value in numbers.items():
         if type(value) is not int or value < 1:
             raise SettingError(f"expected {name} to be a positive integer, got {value!r}")
+
+
+def by_name(what: str, given: object, names: Sequence[str], of: str) -> dict[str, object]:
+    """Return what is given for each name, or once for all of them, by name.
+
+    Args:
+        what: The keyword that it is given by, for the message.
+        given: A mapping by name, or one thing for all; None: nothing.
+        names: Those that there are.
+        of: What these are, for the message.
+
+    Raises:
+        SettingError: It is given for a name that does not exist.
+    """
+    if not isinstance(given, Mapping):
+        return {} if given is None else dict.fromkeys(names, given)
+    if unknown := set(given) - set(names):
+        raise SettingError(f"expected {what} for {of} of {', '.join(names)}, got {sorted(map(str, unknown))}")
+    return dict(given)

@@ -1,8 +1,9 @@
 """What features are handed from above: a way to serve with all that this package has, and the like.
 
 A feature such as `bridge.recording` may be called by users, and yet has to serve an environment with a page, which it
-knows nothing of. So the composition root, `bridge/__init__.py`, says by `provide` where such things are, and a feature
-asks for them by `provided`. They are imported when they are first asked for.
+knows nothing of; and an environment tells by properties what features know of it. So the composition root,
+`bridge/__init__.py`, says by `provide` where such things are, and who needs them asks by `provided`. They are imported
+when they are first asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def provided(name: str) -> Any:
     `serve_gym` and `make_vec_remote` are the functions of these names, `server` is the class of servers;
     `other_schemes` says for errors which URL schemes there are beside those of servers; `groups` the dataclasses that
     its keywords take, by keyword; `gateway_schemes` the `bridge.web.gateway.schemes.GatewayScheme` objects of this
-    package.
+    package; `environment_properties` the `bridge.core.worlds.env_properties.EnvironmentProperty` objects of its
+    features; `as_policy` the function that returns the policy that a user names by a function, `"random"` or a URL.
 
     Raises:
         LookupError: There is nothing of this name.

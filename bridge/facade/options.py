@@ -12,7 +12,6 @@ from bridge.core.server.auth import Auth, Security, ServingKeywords, ServingOpti
 from bridge.core.server.registry import Overview, WorldSource
 from bridge.core.server.server import Transport
 from bridge.core.transport.credentials import TLS
-from bridge.core.worlds.controls import checked_play_fps
 from bridge.core.worlds.isolation import Isolation, start_method
 from bridge.core.worlds.observers import Observer
 from bridge.errors import SettingError
@@ -23,7 +22,7 @@ from bridge.facade.watching import watching
 if TYPE_CHECKING:
     from bridge.core.adapters.named import ActionNames
     from bridge.core.server.port import PortProtocol
-    from bridge.core.worlds.realtime.clocked_world import RealTime
+    from bridge.core.worlds.realtime_options import RealTime
     from bridge.recording.record import Recording
     from bridge.web.site import Web
 
@@ -31,7 +30,7 @@ __all__ = ["GROUPS", "ServerKeywords", "ServerOptions"]
 
 GROUPS: dict[str, type | str] = {
     "limits": Limits,
-    "realtime": "bridge.core.worlds.realtime.clocked_world:RealTime",
+    "realtime": "bridge.core.worlds.realtime_options:RealTime",
     "record": "bridge.recording.record:Recording",
     "tls": TLS,
     "auth": Auth,
@@ -139,7 +138,7 @@ class ServerOptions(ServingOptions):
 
     def play_fps(self) -> float | None:
         """Return the steps a second at which people play; raises SettingError in real time, or for no number."""
-        return checked_play_fps(None if self.page is None else self.page.play_fps, self.fps)
+        return _checked_play_fps(None if self.page is None else self.page.play_fps, self.fps)
 
     def action_names(self) -> ActionNames | None:
         """Return what people are told that actions are called; raises SettingError where these are no names."""
@@ -235,3 +234,20 @@ def _page_of(web: object) -> Web | None:
     if web is not True and not isinstance(web, Web):
         raise SettingError(f"expected web to be True, False or bridge.Web(…), got {web!r:.80}")
     return Web() if web is True else web
+
+
+def _checked_play_fps(play_fps: float | None, fps: float | None) -> float | None:
+    """Return the keyword `play_fps`, or raise SettingError where it is none.
+
+    Args:
+        play_fps: The keyword.
+        fps: That of a real-time world, which keeps to its clock, whoever acts; None: lock-step.
+    """
+    if play_fps is None:
+        return None
+    if fps is not None:
+        raise SettingError("play_fps is of lock-step worlds: with fps= a world runs at that rate, whoever acts")
+    fits = isinstance(play_fps, (int, float)) and not isinstance(play_fps, bool)
+    if not fits or not 1 <= play_fps < float("inf"):
+        raise SettingError(f"expected play_fps to be a number of steps a second, 1 or more, got {play_fps!r}")
+    return float(play_fps)

@@ -10,7 +10,7 @@ from bridge.core.keywords import grouped
 from bridge.core.transport.address import is_loopback
 from bridge.core.transport.credentials import TLS
 from bridge.core.worlds.recipe import Adapter, EnvLike
-from bridge.core.worlds.sources.source import EnvSource, WorldKind
+from bridge.core.worlds.sources.source import EnvSource
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
 from bridge.facade.server import Server
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from bridge.core.adapters.named import ActionNames
     from bridge.core.adapters.timed import TimeAction
     from bridge.core.server.port import PortProtocol
-    from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
+    from bridge.core.worlds.own_worlds import OwnWorld
+    from bridge.core.worlds.realtime_options import RealtimeOptions
 
 __all__ = ["serve_gym"]
 
@@ -42,7 +43,7 @@ def serve_gym(
     dial: str | None = None,
     dial_ca: str | os.PathLike[str] | None = None,
     dial_name: str | None = None,
-    world: WorldKind | None = None,
+    world: str | OwnWorld | None = None,
     **keywords: Unpack[ServerKeywords],
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
@@ -78,9 +79,10 @@ def serve_gym(
             `BRIDGE_TOKEN`, which is not sent unencrypted to another machine.
         dial_ca: The CA of the trainer's certificate, a PEM file; None: the system's.
         dial_name: The name by which the trainer knows this server; None: of machine, process and port.
-        world: Makes the worlds, for a pacer of your own: a class such as a subclass of
-            `bridge.core.worlds.single.EnvWorld`, called with name, environment and scheduler. None: lock-step with one
-            agent, or with `fps` real time.
+        world: The pacer of the worlds: a class derived from `bridge.TurnPacer`, or the name of one that an installed
+            package has (docs/plugins.md); also a callable without arguments that returns one, or a callable that makes
+            a world of its name, its environment and its scheduler. None: lock-step with one agent, or with `fps` real
+            time.
         keywords: Where and how it is served: those of `bridge.facade.options.ServerOptions`, which the signature lists.
 
     Returns:
@@ -120,7 +122,7 @@ def serve_gym(
         thread_safe=options.thread_safe,
         isolation=own_processes,
         allow_env_factories=allow_env_factories,
-        kind=world,
+        world=world,
         traits={"play_fps": options.play_fps()},
         watched=options.page is not None or bool(options.observers),
     )
@@ -183,7 +185,7 @@ def _openenv(openenv: object, name: str, *, web: bool, single: bool) -> list[Por
 def _realtime(options: ServerOptions, default_action: Any) -> RealtimeOptions | None:
     """Join the keywords of real time, or raise SettingError where they stand without `fps`."""
     if options.fps is not None:
-        from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
+        from bridge.core.worlds.realtime_options import RealtimeOptions
 
         return RealtimeOptions.of(options.fps, default_action, options.realtime, rests=options.page is not None)
     if default_action is not None or options.realtime is not None:

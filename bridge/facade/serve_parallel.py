@@ -11,12 +11,15 @@ from bridge.core.extras import feature
 from bridge.core.keywords import grouped
 from bridge.core.worlds.kinds import is_parallel
 from bridge.core.worlds.multi_agent.joint_steps import MultiAgentOptions
-from bridge.core.worlds.policies import RANDOM, Policy
-from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.core.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
-from bridge.core.worlds.sources.parallel_source import ParallelSource, WorldKind
+from bridge.core.worlds.own_worlds import OwnWorld
+from bridge.core.worlds.pacer import Pacer
+from bridge.core.worlds.realtime.multi_agent import JointClock
+from bridge.core.worlds.realtime_options import RealtimeOptions
+from bridge.core.worlds.sources.parallel_source import ParallelSource
+from bridge.core.worlds.stand_ins import Policy
 from bridge.errors import SettingError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
+from bridge.facade.policies import RANDOM, GivenPolicies
 from bridge.facade.server import Server
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ def serve_parallel(
     match: bool = False,
     countdown: float | None = None,
     patience: float | None = None,
+    world: str | OwnWorld | None = None,
     **keywords: Unpack[ServerKeywords],
 ) -> Server:
     """Publish a PettingZoo environment as a world of dm_env_rpc in which each connection is an agent.
@@ -60,6 +64,8 @@ def serve_parallel(
         match: Play in rounds: clients take seats, people say that they are ready, and a countdown begins the round.
         countdown: In a match, the seconds from everybody's being ready to the start; None: 3.
         patience: In a match, the seconds after which a round begins without people who are not ready; None: 60.
+        world: The pacer of its worlds, in place of lock-step, as `serve_gym` takes it. None: the environment is stepped
+            once all have acted.
         keywords: Where and how it is served: those of `bridge.facade.options.ServerOptions`, which the signature lists.
 
     Returns:
@@ -75,6 +81,11 @@ def serve_parallel(
         )
     fps = options.fps
     in_lockstep = {"missing_agent": missing_agent, "agent_timeout": agent_timeout}
+    decided = {**in_lockstep, "default_action": default_action, "fps": fps}
+    if world is not None and (twice := [name for name, value in decided.items() if value is not None]):
+        raise SettingError(
+            f"{' and '.join(twice)}: world= has a pacer of its own, which decides that; leave out either"
+        )
     in_real_time = {"realtime": options.realtime, "agents": agents, "match": match or None}
     wrong = [name for name, value in (in_real_time if fps is None else in_lockstep).items() if value is not None]
     if wrong and fps is None:
@@ -88,14 +99,14 @@ def serve_parallel(
     times = {name: value for name, value in (("countdown", countdown), ("patience", patience)) if value is not None}
     if times and not match:
         raise SettingError(f"{' and '.join(times)} are of a match: give match=True too")
-    kind: WorldKind = RealtimeMultiAgentWorld
+    clock: Callable[[RealtimeOptions], Pacer] = JointClock
     if match:
         with feature("web", "match=True"):
             from bridge.web.watching.match import MatchOptions
-            from bridge.web.watching.match_world import MatchWorld
+            from bridge.web.watching.match_pacer import MatchPacer
         rounds = MatchOptions(**times)
         rounds.check()
-        kind = partial(MatchWorld, match=rounds)
+        clock = partial(MatchPacer, match=rounds)
         if agents is None and default_action is None:
             agents = RANDOM  # else nobody would play whom no client plays
     source = ParallelSource(
@@ -106,10 +117,15 @@ def serve_parallel(
         realtime=None
         if fps is None
         else RealtimeOptions.of(
-            fps, default_action, options.realtime, agents, rests=options.page is not None and not match
+            fps,
+            default_action,
+            options.realtime,
+            None if agents is None else GivenPolicies("agents", agents),
+            rests=options.page is not None and not match,
         ),
         thread_safe=options.thread_safe,
-        kind=kind,
+        clock=clock,
+        world=world,
         traits={"match": match, "play_fps": options.play_fps()},
     )
     bounds = options.bounds

@@ -26,7 +26,6 @@ from bridge.core.server.limits import CoreLimits
 from bridge.core.server.registry import Registry
 from bridge.core.server.session import Session
 from bridge.core.worlds.base import Agent, World
-from bridge.core.worlds.controls import controls_of_space
 from bridge.core.worlds.default_actions import neutral_action
 from bridge.core.worlds.scheduling import PendingResult, Runtime, Timer
 from bridge.core.worlds.settings import refuse_unknown
@@ -179,8 +178,15 @@ class LobbyClient:
             if me.state in (PlayerState.ASKING, PlayerState.REGISTERING, PlayerState.WAITING)
             else "",
             "fps": me.offer.fps if me.offer is not None else None,
-            "controls": None if self.space is None else json.loads(controls_of_space(self.space)),
+            "controls": None if self.space is None else _controls(self.space),
         }
+
+
+def _controls(space: Any) -> object:
+    """Return what keys do in an action space, for the page of the gateway."""
+    from bridge.web.controls import controls_of_space
+
+    return json.loads(controls_of_space(space))
 
 
 class LobbyAgent(Agent):

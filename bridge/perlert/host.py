@@ -9,15 +9,17 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+from bridge.core.keywords import by_name
+from bridge.core.provided import provided
 from bridge.core.rounds import RoundState
 from bridge.core.server.failure_log import FailureLog
 from bridge.core.worlds.default_actions import default_action
 from bridge.core.worlds.environment import Transition
-from bridge.core.worlds.policies import as_policy, by_name
-from bridge.core.worlds.realtime.multi_agent import Frame, PolicyPlayer, RealtimeMultiAgentWorld
+from bridge.core.worlds.realtime.multi_agent import Frame, JointClock, PolicyPlayer
 from bridge.core.worlds.scheduling import Scheduler, Timer
+from bridge.core.worlds.world import EnvWorld
 from bridge.errors import InvalidActionError, PacketError, RequestError, SettingError, UnsupportedSpaceError
 from bridge.perlert.lobby import Lobby
 from bridge.perlert.protocol import packet, profile
@@ -31,7 +33,7 @@ __all__ = ["Instance", "InstanceHost"]
 _AROUND = 240
 _TICK = 0.1
 """Seconds between two looks at what is due, while there is a client or a run."""
-_MakeWorld: TypeAlias = Callable[..., Awaitable[RealtimeMultiAgentWorld]]
+_MakeWorld: TypeAlias = Callable[..., Awaitable[EnvWorld]]
 
 
 class _Agent:
@@ -54,7 +56,7 @@ class _Agent:
         # Spaces too long for a message are left out; clients are given them otherwise.
         fits = len(told.encode()) + len(str(header).encode()) + 200 <= packet.MAX_MESSAGE
         self.spaces = told if fits else ""
-        self.bot = None if bot is None else as_policy("bots", bot, spaces[1])
+        self.bot = None if bot is None else provided("as_policy")("bots", bot, spaces[1])
         try:
             # Through the codec, so that the environment gets the types that a client's action has.
             self.default_action = None if action is None else self.actions.decode(self.actions.encode(action))
@@ -101,7 +103,9 @@ class Instance:
     ended. `seed` is the first run's.
     """
 
-    world: RealtimeMultiAgentWorld
+    world: EnvWorld
+    clock: JointClock
+    """Of that world."""
     lobby: Lobby
 
     def __init__(
@@ -135,13 +139,13 @@ class Instance:
         """
         await self._make_world()
         try:
-            kinds = _slots_of(list(self.world.members), self.header.name, slots)
+            kinds = _slots_of(list(self.world.group), self.header.name, slots)
             keys = list(kinds)
             if isinstance(default_action, Mapping) and not default_action.keys() & kinds.keys():
                 default_action = dict.fromkeys(keys, default_action)  # an action of a Dict space
             policies = by_name("bots", bots, keys, "slots")
             actions = by_name("default_action", default_action, keys, "slots")
-            for key, (name, spaces) in zip(keys, self.world.members.spaces.items(), strict=True):
+            for key, (name, spaces) in zip(keys, self.world.group.spaces.items(), strict=True):
                 given = self.config.decimals, policies.get(key), actions.get(key)
                 self._agents[key] = _Agent(self.header, name, spaces, *given)
             if spectators < 0:
@@ -160,7 +164,8 @@ class Instance:
 
     async def _make_world(self) -> None:
         self.world = await self._make(self._stand_in)
-        self.world.subscribe(self._on_frame)
+        self.clock = cast(JointClock, self.world.pacer)
+        self.clock.subscribe(self._on_frame)
 
     def _offer(self, token: str, seq: int, key: str) -> str:
         spaces = self._agents[self.lobby.watches.get(key, key)].spaces
@@ -197,7 +202,7 @@ class Instance:
             elif agent.player is None and key in played:
                 holder = self.lobby.holder(key)
                 by = f"agent:{holder.tag}" if holder is not None and holder.tag else "agent"
-                agent.player = self.world.enter(agent.name, by)
+                agent.player = self.clock.enter(agent.name, by)
 
     # The run
 
@@ -213,7 +218,7 @@ class Instance:
                 return
             # The first run alone is seeded: with a seed each time, all of them would be the same.
             seed, self._seed = self._seed, None
-            self.world.begin(seed)
+            self.clock.begin_episode(seed)
         except Exception as error:
             self._break_off(error.message if isinstance(error, RequestError) else repr(error))
 
@@ -284,7 +289,7 @@ class Instance:
                 self.host.ports.close_port(run.port)
         self._cast()
         if self.lobby.run is None:
-            self.world.end()
+            self.clock.end_episode()
         if self._timer is not None:
             self._timer.cancel()
         due = bool(self.lobby.runs or self.lobby.clients)
@@ -307,7 +312,7 @@ class Instance:
 
     def stats(self) -> dict[str, int]:
         """Return counters."""
-        loop = self.world.loop
+        loop = self.clock.loop
         late, failures = loop.overruns + loop.dropped, self._log.total
         counts = {"runs": self.runs, "frames": loop.frames, "late_frames": late, "failures": failures}
         return {**counts, "clients": len(self.lobby.clients)}

@@ -25,10 +25,10 @@ from bridge.core.signals import wait_or_stop
 from bridge.core.transport.address import is_loopback
 from bridge.core.worlds.base import start_error
 from bridge.core.worlds.isolation import CALL_TIMEOUT, Isolation
-from bridge.core.worlds.policies import Policy
-from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
+from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.scheduling import PendingResult, Runtime
 from bridge.core.worlds.sources.parallel_source import ParallelSource
+from bridge.core.worlds.stand_ins import Policy
 from bridge.errors import RemoteTimeoutError, RequestError, SettingError
 from bridge.perlert.host import Instance, InstanceHost
 from bridge.perlert.lobby import LobbyConfig

@@ -124,7 +124,7 @@ def describe_world(
         world=world.name,
         lanes=own.num_envs if kind == "lanes" else None,
         lane=lane,
-        fps=getattr(getattr(world, "options", None), "fps", None),
+        fps=world.fps,
         render_fps=render_fps if is_rate else None,  # of a film
         same_step=own.autoreset is AutoresetMode.SAME_STEP or None,
         recorded_by="server",

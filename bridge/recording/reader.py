@@ -21,7 +21,7 @@ from bridge.core.encoding.tensors import Array
 from bridge.core.extras import imported_from
 from bridge.errors import RecordingError, TensorError
 from bridge.recording.files import UNREADABLE, Damage, SegmentFile, find_segments, load_segment
-from bridge.recording.rows import FORMAT, Columns, Group, Kind, is_fixed, of_cell
+from bridge.recording.rows import FORMAT, AgentColumns, Columns, Kind, is_fixed, of_cell
 
 with imported_from("recordings need pyarrow", "record"):
     import pyarrow as pa
@@ -288,7 +288,7 @@ class RecordedStream:
             raise RecordingError(f"an {name} of {self.run} cannot be read: {error}") from error
         return found
 
-    def _unpacked(self, part: int, group: Group, name: str, rows: Array) -> list[Any]:
+    def _unpacked(self, part: int, group: AgentColumns, name: str, rows: Array) -> list[Any]:
         """Return the samples of rows of a segment, None where there is none; they share no memory."""
         layout = group.layouts[name]
         given = [self._given(part, column, leaf) for column, leaf in zip(group.names(name), layout.leaves, strict=True)]

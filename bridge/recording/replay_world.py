@@ -24,18 +24,19 @@ from bridge.core.worlds.base import Agent
 from bridge.core.worlds.environment import Environment, EnvironmentProxy, Result
 from bridge.core.worlds.isolated.env import start_isolated
 from bridge.core.worlds.isolation import Isolation
-from bridge.core.worlds.realtime.clocked_world import ROLES, RealtimeOptions
-from bridge.core.worlds.realtime.world import RealtimeWorld
+from bridge.core.worlds.realtime.clock_pacer import ClockPacer
+from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.recipe import EnvRecipe
 from bridge.core.worlds.scheduling import PendingResult, Runtime, Scheduler
-from bridge.core.worlds.settings import read_choice, read_text, refuse_unknown
+from bridge.core.worlds.settings import ROLES, read_choice, read_text, refuse_unknown
+from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RecordingError, RequestError, SettingError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.recording.player import LARGEST_SPEED, EpisodeEnv, begun
 from bridge.recording.reader import open_episode
 
-__all__ = ["MOST_REPLAYS", "REPLAY", "ReplayWorld", "Replays", "SteeredEnv"]
+__all__ = ["MOST_REPLAYS", "REPLAY", "ReplayPacer", "Replays", "SteeredEnv", "replay_world"]
 
 _log = SafeLog(__name__)
 REPLAY = "replay"
@@ -64,7 +65,7 @@ class Replays:
         self._source = source
         self._open: set[object] = set()
 
-    async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> ReplayWorld:
+    async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> EnvWorld:
         """Build a world that shows the episode of the setting `replay`.
 
         Raises:
@@ -89,7 +90,7 @@ class Replays:
         self._open.add(place)
         try:
             env = await self._start(name, episode, runtime)
-            return ReplayWorld(name, env, runtime.scheduler, lambda: self._open.discard(place))
+            return replay_world(name, env, runtime.scheduler, lambda: self._open.discard(place))
         except BaseException:
             self._open.discard(place)
             raise
@@ -265,50 +266,58 @@ def _log_failure(result: None, error: BaseException | None) -> None:
         _log.warning("a replay could not be steered: %s", error)
 
 
-class ReplayWorld(RealtimeWorld):
-    """A world that shows a recorded episode. It has no seat: any number of spectators watch, and steer.
+class ReplayPacer(ClockPacer):
+    """Plays a recorded episode by its clock. It has no seat: any number of spectators watch, and steer.
 
     Args:
-        name: The world's name.
-        env: The episode; owned by the world from here on.
-        scheduler: Runs the frames.
-        closed: Called when it is closed.
+        fps: Frames a second.
+        closed: Called when the world is closed.
     """
 
     lingers = LINGER
     steered_by_all = True
 
-    def __init__(self, name: str, env: SteeredEnv, scheduler: Scheduler, closed: Callable[[], None]) -> None:
-        super().__init__(name, env, scheduler, RealtimeOptions(env.state["fps"]))
-        self.title = str(env.state["title"])
-        self.shows = {key: env.state[key] for key in ("episode", "players", "began", "return", "length")}
+    def __init__(self, fps: float, closed: Callable[[], None]) -> None:
+        super().__init__(RealtimeOptions(fps))
         self._when_closed = closed
-
-    def describe(self) -> dict[str, Any]:
-        """Return what a page shows of it, with the episode."""
-        return {**super().describe(), "replay": self.shows}
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
         """Let a spectator in: setting `role=spectator`."""
         if read_choice(settings, "role", ROLES) != "spectator":
             raise RequestError(
                 Code.FAILED_PRECONDITION,
-                f"the world {self.name!r} shows a recorded episode, which nobody plays: join it with the setting "
+                f"the world {self.world.name!r} shows a recorded episode, which nobody plays: join it with the setting "
                 "role=spectator",
             )
         return super().join(settings)
 
     @property
     def has_players(self) -> bool:
-        """True if somebody watches, which keeps it alive."""
+        """True if somebody watches, which keeps the world alive."""
         return self.agents > 0
 
     @property
-    def seats(self) -> Mapping[str, bool]:
-        """There are none."""
+    def played(self) -> Mapping[str, bool]:
+        """Nobody can be played."""
         return {}
 
-    async def close(self) -> None:
-        """End the replay, and its process."""
+    def stop(self) -> None:
+        """End the replay."""
         self._when_closed()
-        await super().close()
+        super().stop()
+
+
+def replay_world(name: str, env: SteeredEnv, scheduler: Scheduler, closed: Callable[[], None]) -> EnvWorld:
+    """Return a world that shows a recorded episode.
+
+    Args:
+        name: The world's name.
+        env: The episode; owned by the world from here on.
+        scheduler: Runs the frames.
+        closed: Called when the world is closed.
+    """
+    world = EnvWorld(name, env, scheduler, ReplayPacer(env.state["fps"], closed))
+    world.title = str(env.state["title"])
+    shows = {key: env.state[key] for key in ("episode", "players", "began", "return", "length")}
+    world.shown["replay"] = lambda: shows
+    return world

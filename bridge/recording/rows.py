@@ -34,9 +34,9 @@ with imported_from("recordings need pyarrow", "record"):
 __all__ = [
     "DISCARDED",
     "FLAT",
+    "AgentColumns",
     "Columns",
     "Encoder",
-    "Group",
     "Kind",
     "LaneSamples",
     "Row",
@@ -156,7 +156,7 @@ def hash_of(layout: Layout, sample: Any) -> bytes:
     return digest.digest()
 
 
-class Group:
+class AgentColumns:
     """Lanes, or agents, that have the same spaces, and their columns.
 
     Args:
@@ -199,7 +199,7 @@ class Columns:
         self.splits = self.same_step or bool(self.agents)
         """True if lanes, or agents, may have no part in a call."""
         self.spaces = [(space_from_json(one), space_from_json(two)) for one, two in header["spaces"]]
-        self.groups: list[Group] = []
+        self.groups: list[AgentColumns] = []
         # Agents with equal spaces share columns. The texts are compared, so that a reader of the files finds the same
         # groups from the header alone.
         texts = [json.dumps(pair) for pair in header["spaces"]]
@@ -207,7 +207,7 @@ class Columns:
             first = texts.index(text)
             members = [at for at, other in enumerate(texts) if other == text] if self.agents else range(self.width)
             prefix = f"{first}:" if first else ""
-            self.groups.append(Group(prefix, members, self.spaces[first], self.lanes))
+            self.groups.append(AgentColumns(prefix, members, self.spaces[first], self.lanes))
         reward = header.get("reward_space")
         self.reward = Rewards(None if reward is None else space_from_json(reward), None).spec
         self.schema = pa.schema(self._fields(), {b"bridge": json.dumps(dict(header)).encode()})
@@ -564,7 +564,7 @@ class _Batch:
                 found[column] = _nullable(_array(cells, type_of(leaf.spec, leaf.kind)), own[self.masks])
         return found
 
-    def _tensors(self, group: Group, name: str, index: int, own: Array) -> Any:
+    def _tensors(self, group: AgentColumns, name: str, index: int, own: Array) -> Any:
         """Return one tensor of each of a group's own actions or observations."""
         layout, leaf = group.layouts[name], group.layouts[name].leaves[index]
         fixed, found = is_fixed(leaf.spec), list[Any]()
@@ -581,7 +581,7 @@ class _Batch:
             return [_cell(leaf, array) for array in found]
         return np.stack(found) if found else np.empty((0, *leaf.spec.shape), leaf.spec.dtype)
 
-    def _stacked(self, group: Group, name: str) -> Array | None:
+    def _stacked(self, group: AgentColumns, name: str) -> Array | None:
         """Return samples of one tensor as a grid, `(calls, lanes, *shape)`; None: they are not all of its dtype."""
         layout = group.layouts[name]
         if not layout.single or not is_fixed(spec := layout.leaves[0].spec) or self.columns.agents:

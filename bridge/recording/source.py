@@ -12,7 +12,7 @@ from bridge.core.encoding.properties import TEXT, Property
 from bridge.core.worlds.base import World
 from bridge.core.worlds.environment import Environment
 from bridge.core.worlds.scheduling import Runtime
-from bridge.core.worlds.single import EnvWorld
+from bridge.core.worlds.world import env_world
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.recording.library import MOST_EPISODES, Library
@@ -89,13 +89,13 @@ class RecordedSource:
         if REPLAY in settings:
             return await self._replays.make_world(name, settings, runtime)
         world: World = await self._source.make_world(name, settings, runtime)
-        if isinstance(world, EnvWorld):
+        if (recorded := env_world(world)) is not None:
             try:
-                self._check_frames(world.env)
+                self._check_frames(recorded.env)
             except RequestError:
                 await world.close()
                 raise
-            attach(self.journal, world, self._source.made_by(settings))
+            attach(self.journal, recorded, self._source.made_by(settings))
         return world
 
     async def close(self) -> None:

@@ -20,9 +20,7 @@ from bridge.core.encoding.properties import TEXT, Property, PropertyTree, encode
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.environment import IMMUTABLE, Call, Environment, EnvironmentProxy, Result, kept
 from bridge.core.worlds.hosts import checked_lanes, checked_values
-from bridge.core.worlds.realtime.clocked_world import ClockedWorld
-from bridge.core.worlds.realtime.world import RealtimeWorld
-from bridge.core.worlds.single import EnvWorld
+from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.facts import describe_world
@@ -114,11 +112,11 @@ class _RecordedLane:
         self._lane = lane
         self._applied_by = partial(world.applied_by, lane or 0)
         # None: the world is in lock-step
-        self._moment = partial(world.moment, lane or 0) if isinstance(world, ClockedWorld) else None
+        self._moment = None if world.fps is None else partial(world.pacer.moment, lane or 0)
         self._renders = tape.options.frames
         self._several = bool(self.facts.agents)
         # Elsewhere each episode is there because somebody asked for it.
-        self._may_skip = isinstance(world, ClockedWorld) and world.options.autoreset and not tape.options.unattended
+        self._may_skip = world.pacer.begins_by_itself and not tape.options.unattended
         self._nobodys = False
         """True if nobody played since the episode began, which is not recorded then."""
         # Lanes that begin anew in the step that ends them have their last observations in the infos.
@@ -128,7 +126,7 @@ class _RecordedLane:
         """Leave a call out, and return True, if its episode began while nobody played and nobody has come since."""
         # Who comes in the middle of an episode is recorded from there on. Its beginning is missing, so those rows are
         # of no episode until the next reset.
-        self._nobodys = (begins or self._nobodys) and not (self._world.has_players or self._world.taken_over)
+        self._nobodys = (begins or self._nobodys) and not (self._world.has_players or self._world.substitutes)
         if self._nobodys:
             self.tape.skip()
         return self._nobodys
@@ -162,7 +160,7 @@ class _RecordedLane:
             return await self._step(action)
         by = self._applied_by()
         # Set by the watch, which is around this environment: it has put the action in place by now.
-        if self._world.taken_over:
+        if self._world.substitutes:
             by = self._acting(by)
         given: Any = action
         if type(given) not in IMMUTABLE:
@@ -190,7 +188,7 @@ class _RecordedLane:
         Returns:
             As `applied_by` of the world; of lanes that are stepped together a list with an entry for each.
         """
-        taken, self._world.taken_over = self._world.taken_over, {}
+        taken, self._world.substitutes = self._world.substitutes, {}
         people = {str(key): f"person:{name}" if name else "person" for key, name in taken.items()}
         lanes = self.facts.num_envs
         if lanes is not None:
@@ -360,13 +358,14 @@ def attach(journal: Journal, world: EnvWorld, made_by: Mapping[str, Any]) -> Non
     """
     env, facts = world.env, world.env.facts
     # In real time each lane is stepped and reset by itself; in lock-step one call is of all lanes.
-    by_lane = isinstance(world, RealtimeWorld)
+    by_lane = world.pacer.by_lane
     kind = "agents" if facts.agents else "env" if by_lane or facts.num_envs is None else "lanes"
     lanes: Sequence[int | None] = range(facts.num_envs or 1) if by_lane else [None]
     headers = [describe_world(journal, world, kind, made_by, lane) for lane in lanes]
     tapes = [Tape(journal, Encoder(header)) for header in headers]
     parts = [_RecordedLane(world, tape, lane) for tape, lane in zip(tapes, lanes, strict=True)]
     world.env = RecordedEnv(env, parts, by_lane=by_lane)
+    world.shown["recording"] = lambda: tapes[0].on
 
 
 def size_of(value: Any) -> int:

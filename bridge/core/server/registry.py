@@ -19,7 +19,7 @@ from bridge.core.worlds.observers import ObservedEnv, Observer
 from bridge.core.worlds.resets import ResetOrder
 from bridge.core.worlds.scheduling import PendingResult, Runtime
 from bridge.core.worlds.settings import Settings
-from bridge.core.worlds.single import EnvWorld
+from bridge.core.worlds.world import env_world
 from bridge.errors import Code, RequestError
 from bridge.version import __version__
 
@@ -267,8 +267,8 @@ class Registry:
             self.check_open()  # it was built while the server stopped
             for observer in self._observers:
                 listener = observer.made(world)  # a user's own may raise
-                if listener is not None and isinstance(world, EnvWorld):
-                    world.env = ObservedEnv(world.env, listener)
+                if listener is not None and (own := env_world(world)) is not None:
+                    own.env = ObservedEnv(own.env, listener)
         except BaseException:
             await self._end(world)
             raise
@@ -539,7 +539,7 @@ class Registry:
         own = {
             "name": world.name,
             "title": world.title or self._source.title,
-            "seats": dict(world.seats),
+            "seats": dict(world.played),
             "players": dict(world.players),
         }
         found = {**own, **_UNKNOWN, **self._overview.world, **world.describe()}

@@ -105,6 +105,15 @@ class Agent(abc.ABC):
         """True if it takes part in the world; False: it watches, or acts for an agent that another connection has."""
         return True
 
+    @property
+    def watches(self) -> bool:
+        """True if it only looks on: it takes nobody's place, and its actions and resets change nothing."""
+        return False
+
+    def rest(self) -> bool:
+        """Stay in the world without a client, and hold nobody up; return False where that cannot be."""
+        return False
+
     def follow_names(self, names: str) -> None:
         """Send the names of attributes with the info after a reset that changes them; the client has read `names`."""
         del names  # most worlds' are the same for ever
@@ -187,6 +196,8 @@ class World(abc.ABC):
         self.name = name
         self.scheduler = scheduler
         self.resets = ResetBook()
+        self.shown: dict[str, Callable[[], object]] = {}
+        """What a page shows of it beside what `describe` says itself: functions by name, to which features add."""
 
     @property
     def title_in_messages(self) -> str:
@@ -244,18 +255,18 @@ class World(abc.ABC):
         return self.agents > 0
 
     @property
-    def seats(self) -> Mapping[str, bool]:
+    def played(self) -> Mapping[str, bool]:
         """True if somebody plays, for each agent that can be played, by its name."""
         return {"agent": self.has_players}
 
     @property
     def players(self) -> Mapping[str, str]:
-        """Who plays, as `Agent.player` says it, for each of `seats` that is taken."""
+        """Who plays, as `Agent.player` says it, for each agent of `played` that somebody plays."""
         return {}
 
     def describe(self) -> dict[str, object]:
-        """Return what a page shows of it beside its name, title and seats."""
-        return {}
+        """Return what a page shows of it beside its name, its title, and who is played."""
+        return {name: read() for name, read in self.shown.items()}
 
     @property
     def alive(self) -> bool:

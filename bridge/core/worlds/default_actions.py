@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,15 @@ from gymnasium import spaces
 
 from bridge.errors import SettingError
 
-__all__ = ["DEFAULT", "allowed_choices", "check_default_action", "default_action", "is_allowed", "neutral_action"]
+__all__ = [
+    "DEFAULT",
+    "allowed_choices",
+    "check_default_action",
+    "default_action",
+    "is_allowed",
+    "name_of_function",
+    "neutral_action",
+]
 
 
 class _Default:
@@ -80,3 +90,12 @@ def allowed_choices(observation: object, space: spaces.Space[Any]) -> Any:
     mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
     # A mask that forbids everything, as of an agent whose turn it is not, says nothing.
     return mask if isinstance(space, spaces.Discrete) and mask is not None and np.any(mask) else None
+
+
+def name_of_function(given: object) -> str:
+    """Return what a person is told that a function is called which chooses actions; `policy` where it has no name."""
+    named = given.func if isinstance(given, partial) else given
+    if not (inspect.isroutine(named) or inspect.isclass(named)):
+        named = type(named)
+    name = str(getattr(named, "__name__", ""))
+    return name if name.isidentifier() else "policy"

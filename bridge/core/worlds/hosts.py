@@ -26,7 +26,7 @@ from bridge.core.logs import SafeLog
 from bridge.core.worlds import kinds
 from bridge.core.worlds.attributes import AttributeList, named_values
 from bridge.core.worlds.base import answer_to, failures_in
-from bridge.core.worlds.controls import controls_of
+from bridge.core.worlds.env_properties import environment_properties
 from bridge.core.worlds.environment import EnvFacts, Result
 from bridge.core.worlds.kinds import GymEnv, Known, Lanes, ParallelEnv
 from bridge.core.worlds.lane_infos import FinalInfos, collect_infos, join_infos
@@ -143,7 +143,10 @@ class Host(abc.ABC, Generic[E]):
         )
         return [
             *(_fixed(name, TEXT, "one environment's exact space, as JSON", space) for name, space in spaces.items()),
-            _live("controls", TEXT, "what keys do for a person, as JSON", lambda: controls_of(cast(Any, self.env))),
+            *(
+                _live(each.name, TEXT, each.description, partial(each.read, self.env))
+                for each in environment_properties()
+            ),
             _live("random", ENCODED, "seed and state of the random generator, a dict for each lane", self._random),
             _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", wrappers[0][0]),
             _fixed(LANE_WRAPPERS, ENCODED, "lists of wrappers' classes, and which of them each lane has", wrappers),

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from bridge.core.encoding.properties import ENCODED, NUMBER, Property, PropertyTree, encoded, read_encoded
 from bridge.core.worlds.base import answer_to, in_environment
+from bridge.core.worlds.env_properties import environment_properties
 from bridge.core.worlds.environment import Call, Environment, EnvironmentProxy, Result, StepTimes
 from bridge.core.worlds.hosts import LANE_WRAPPERS, AnyHost, checked_lanes, checked_values, host_of, wrappers_by_lane
 from bridge.core.worlds.kinds import Known
@@ -195,7 +196,8 @@ class LaneGroup(EnvironmentProxy):
         """Read or write a property of all lanes, whose value is a list with an item a lane; list that of the first."""
         kind = request.WhichOneof("payload")
         # The same for all lanes, and no list with a value for each.
-        if kind == "list_property" or request.read_property.key == "world.controls":
+        shared = {each.key for each in environment_properties()}
+        if kind == "list_property" or request.read_property.key in shared:
             return await self.lanes[0].answer_property(request)
         requests = [request] * len(self.lanes)
         if kind == "write_property":

@@ -20,6 +20,7 @@ from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = [
+    "ROLES",
     "ResetRequest",
     "SentKwargs",
     "Settings",
@@ -34,6 +35,9 @@ __all__ = [
     "refuse_unknown",
     "wrong",
 ]
+
+ROLES = ("player", "spectator")
+"""The roles of an agent; the first is the default."""
 
 Settings: TypeAlias = Mapping[str, pb.Tensor]
 """The settings of a request, by name."""

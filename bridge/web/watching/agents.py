@@ -18,10 +18,8 @@ from bridge.core.encoding.tensors import Array, Spec
 from bridge.core.image_files import QUALITY
 from bridge.core.worlds.base import Agent, World
 from bridge.core.worlds.observers import Background, Observer
-from bridge.core.worlds.realtime.agent import RealtimeAgent
-from bridge.core.worlds.realtime.clocked_world import ROLES, ClockedWorld
-from bridge.core.worlds.settings import read_choice, read_scalar, refuse_unknown
-from bridge.core.worlds.single import EnvWorld
+from bridge.core.worlds.settings import ROLES, read_choice, read_scalar, refuse_unknown
+from bridge.core.worlds.world import EnvWorld, env_world
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -62,7 +60,7 @@ class Gallery(Observer):
     def watch(self, world: EnvWorld) -> Watch:
         """Return the watch of a world; it is made where there is none."""
         if world not in self._watches:
-            share = REALTIME_SHARE if isinstance(world, ClockedWorld) else SHARE
+            share = SHARE if world.fps is None else REALTIME_SHARE
             self._watches[world] = Watch(world, self._background, share, self._takeover_timeout, self._quality)
         return self._watches[world]
 
@@ -100,23 +98,19 @@ class Gallery(Observer):
 
     def keep(self, world: World, agent: Agent) -> bool:
         """Keep the seat of a client that is gone, where it may come back."""
-        kept = self._kept_seats.keep(world, agent.unwrapped)
-        # Nobody looks meanwhile, and who comes back says anew which pictures it wants.
-        if kept and isinstance(agent, WatchingAgent):
-            agent.stop_watching()
-        return kept
+        return self._kept_seats.keep(world, agent)
 
     def _join(
-        self, world: World, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent]
+        self, any_world: World, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent]
     ) -> Agent:
-        if not isinstance(world, EnvWorld):
+        if (world := env_world(any_world)) is None:
             return join(settings)
         if "role" in settings and read_choice(settings, "role", (*ROLES, TAKEOVER)) == TAKEOVER:
             return self._kept_seats.join(
                 world, settings, lambda others: join_takeover(world, others, self.watch, self.forget)
             )
         # Real-time worlds know the role themselves; those in lock-step wait for each of their agents.
-        spectates = "role" in settings and not isinstance(world, ClockedWorld)
+        spectates = "role" in settings and world.fps is None
         if not (spectates or set(_SETTINGS) & set(settings)):
             return join(settings)
         view = _read_view(world, settings)
@@ -171,8 +165,8 @@ class WatchingAgent(Agent):
         self._watch = gallery.watch(world)
         self._view = view
         self._inner = inner
-        self._spectates = isinstance(inner, Spectator) or (isinstance(inner, RealtimeAgent) and inner.spectator)
-        self._in_lockstep = not isinstance(world, ClockedWorld)
+        self._spectates = inner.watches
+        self._in_lockstep = world.fps is None
         self.actions = inner.actions
         self.observations = dict(inner.observations)
         # Those of the inner agent are all below. It may have hidden some from a client that is gone.
@@ -196,6 +190,11 @@ class WatchingAgent(Agent):
     def unwrapped(self) -> Agent:
         """The agent that the world knows."""
         return self._inner
+
+    @property
+    def watches(self) -> bool:
+        """True if it only looks on."""
+        return self._spectates
 
     def prepare(self, uids: Sequence[int]) -> None:
         """Note whether a picture is asked for, and tell the world the rest."""
@@ -278,7 +277,14 @@ class WatchingAgent(Agent):
         self._watch.cancel(self)
         self._inner.hang_up()
 
-    def stop_watching(self) -> None:
+    def rest(self) -> bool:
+        """Have the inner agent rest, and look no more: who comes back says anew which pictures it wants."""
+        rests = self._inner.rest()
+        if rests:
+            self._stop_watching()
+        return rests
+
+    def _stop_watching(self) -> None:
         """Look no more; the inner agent stays in the world."""
         if self._watch.remove(self):
             self._gallery.forget(self._world)
@@ -288,5 +294,5 @@ class WatchingAgent(Agent):
         if self._left:
             return
         self._left = True
-        self.stop_watching()
+        self._stop_watching()
         self._inner.leave()

@@ -13,12 +13,10 @@ import weakref
 from collections.abc import Callable, Mapping
 
 from bridge.core.worlds.base import Agent, World
-from bridge.core.worlds.realtime.agent import RealtimeAgent
 from bridge.core.worlds.scheduling import Timer
 from bridge.core.worlds.settings import read_scalar, read_text
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.web.watching.takeover_agent import TakeoverAgent
 
 __all__ = ["SEAT_KEY", "KeptSeats"]
 
@@ -90,26 +88,21 @@ class KeptSeats:
 
     def keep(self, world: World, agent: Agent) -> bool:
         """Keep the agent of a client that is gone; return False where it is to leave at once."""
-        key, _ = self._keys.get(agent, (None, None))
+        inner = agent.unwrapped
+        key, _ = self._keys.get(inner, (None, None))
         # Two clients may have shown one key: where both are lost, one seat waits.
         if key is None or (world, key) in self._kept or not world.alive:
             return False
-        if isinstance(agent, RealtimeAgent):
-            # Spectators take no seat, so nobody can take it from them.
-            if agent.spectator:
-                return False
-            agent.rest()
-        elif isinstance(agent, TakeoverAgent):
-            agent.interrupt()
-        else:
-            return False  # in lock-step others would wait for it, or the world is its own alone
+        # In lock-step others would wait for it, or the world is its own alone; spectators take no seat.
+        if not agent.rest():
+            return False
 
         def leave() -> None:
             if self._kept.pop((world, key), None) is not None:
-                agent.leave()
+                inner.leave()
 
         free_at = world.scheduler.now() + self._seconds
-        self._kept[world, key] = agent, world.scheduler.call_at(free_at, leave), free_at
+        self._kept[world, key] = inner, world.scheduler.call_at(free_at, leave), free_at
         return True
 
 

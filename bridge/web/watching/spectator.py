@@ -16,8 +16,9 @@ from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.base import Agent
 from bridge.core.worlds.environment import EnvironmentProxy, Result
 from bridge.core.worlds.hosts import refuse_private
+from bridge.core.worlds.lock_step import LockStep
 from bridge.core.worlds.scheduling import PendingResult
-from bridge.core.worlds.single import EnvAgent, EnvWorld, GymWorld
+from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -145,13 +146,13 @@ class Spectator(Agent):
 
     def __init__(self, world: EnvWorld, watch: Watch, wait: str) -> None:
         self._world = world
-        self._agent: EnvAgent | None = None
+        self._agent: Agent | None = None
         self._mirror: Mirror | None = None
         """Its view of the environment; None: the world has several agents."""
         self.actions, self.observations = {}, {}
         if not world.env.facts.agents:
             self._mirror = Mirror(world, watch.shared_steps, wait != "now")
-            self._agent = GymWorld(world.name, self._mirror, world.scheduler).make_agent()
+            self._agent = EnvWorld(world.name, self._mirror, world.scheduler, LockStep()).join({})
             self.actions, self.observations = self._agent.actions, self._agent.observations
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
@@ -182,6 +183,11 @@ class Spectator(Agent):
     def plays(self) -> bool:
         """False: it watches."""
         return False
+
+    @property
+    def watches(self) -> bool:
+        """True."""
+        return True
 
     def follow_names(self, names: str) -> None:
         """Send the names of attributes with the info after a reset that changes them; the client has read `names`."""

@@ -11,10 +11,9 @@ from bridge.core.encoding.properties import TEXT, Property, PropertyTree
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, Spec
 from bridge.core.worlds.base import Agent
-from bridge.core.worlds.controls import controls_of_space, known_agent_names
 from bridge.core.worlds.hosts import refuse_private
 from bridge.core.worlds.settings import read_scalar, refuse_unknown
-from bridge.core.worlds.single import EnvWorld
+from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -48,13 +47,13 @@ def join_takeover(
     """
     facts = world.env.facts
     # A replay has no seats: what it shows has happened.
-    if not world.seats:
+    if not world.played:
         raise RequestError(Code.FAILED_PRECONDITION, "nobody plays in this world, so nobody can be taken over from")
     several, lanes = bool(facts.agents), facts.num_envs
     known = ("role", "name", "pace", *(("agent",) if several else ("lane",) if lanes else ()))
     refuse_unknown(settings, known, "JoinWorld")
     world.refuse_if_over()
-    if not world.allows_takeover:
+    if not world.allows_substitutes:
         text = "nobody takes over in a match: take a free seat, or watch with the setting role=spectator"
         raise RequestError(Code.FAILED_PRECONDITION, text)
     who = visible_name(str(_read(settings, "name", str) or ""))[:_MAX_NAME] or "somebody"
@@ -211,10 +210,17 @@ class TakeoverAgent(Agent):
             return self._world.properties()
 
         def controls() -> str:
+            from bridge.web.controls import controls_of_space, known_agent_names  # once somebody asks
+
             return controls_of_space(self._space, names=known_agent_names(self._world.env.facts.name, self._space))
 
         keys = Property("world.controls", TEXT, "what keys do for a person, as JSON", controls)
         return self._world.properties().merged(PropertyTree([keys]))
+
+    def rest(self) -> bool:
+        """Give back, until its client comes again."""
+        self.interrupt()
+        return True
 
     @property
     def plays(self) -> bool:

@@ -16,7 +16,7 @@ from bridge.core.logs import SafeLog
 from bridge.core.worlds.environment import EnvFacts, Result
 from bridge.core.worlds.observers import Background, Episode, Episodes, Listener, ObservedEnv
 from bridge.core.worlds.scheduling import PendingResult, Timer
-from bridge.core.worlds.single import EnvWorld
+from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RequestError
 from bridge.web.watching.pictures import View, encode
 from bridge.web.watching.shared_steps import SharedSteps
@@ -257,7 +257,7 @@ class Watch(Listener):
         action, taken = self.takeovers.replace(action, facts, lane or 0, self.now(), self._world.ended_lanes)
         self._taken[lane] = taken
         # A recording takes it, which stands between this and the environment.
-        self._world.taken_over = {key: one.who for key, one in taken.items()}
+        self._world.substitutes = {key: one.who for key, one in taken.items()}
         return action
 
     def stepped(self, lane: int | None, action: object, result: Result) -> Result:

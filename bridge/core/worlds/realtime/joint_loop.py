@@ -167,7 +167,7 @@ class JointLoop(RealtimeLoop):
     # Agents
 
     def join_as(self, name: str, player: bool, *, follows: bool = False) -> LoopAgent:
-        """Let a client in that plays an agent, or looks over its shoulder; `follows`: as for `LoopAgent`."""
+        """Add a client that plays an agent, or looks over its shoulder; `follows`: as for `LoopAgent`."""
         return self._admit(LoopAgent([self.parts[name]], player, follows=follows))
 
     def player_of(self, name: str) -> LoopAgent | None:

@@ -17,7 +17,7 @@ from bridge.core.encoding.interventions import split_intervention
 from bridge.core.samples import Samples
 from bridge.core.worlds.environment import Job, Transition, kept
 from bridge.core.worlds.realtime.lane_buffer import Ended, LaneBuffer, Taken
-from bridge.errors import SettingError
+from bridge.core.worlds.realtime_options import check_timing
 
 __all__ = ["TRANSITIONS", "LaneEvent", "LoopAgent", "LoopLane", "Phase", "RealtimeLoop"]
 
@@ -215,11 +215,7 @@ class RealtimeLoop:
         autoreset: bool = True,
         rest_when_empty: bool = False,
     ) -> None:
-        if not isinstance(fps, (int, float)) or isinstance(fps, bool) or not 0 < fps <= 10000:
-            raise SettingError(f"expected fps to be frames a second, above 0 and at most 10000, got {fps!r}")
-        for name, value in (("max_action_age", max_action_age), ("catch_up", catch_up)):
-            if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < math.inf):
-                raise SettingError(f"expected {name} in finite seconds, 0 or more, got {value!r}")
+        check_timing(fps, max_action_age, catch_up)
         self.fps = float(fps)
         self.lanes = [LoopLane() for _ in range(lanes)]
         self.frames = 0
@@ -254,7 +250,7 @@ class RealtimeLoop:
     # Time
 
     def start(self, now: float) -> None:
-        """Let the clock run from now on, and every lane that has no episode begin one. Again: nothing."""
+        """Start the clock, and an episode of every lane that has none. Again: nothing."""
         # A Reset of an agent that left since, or a ResetWorld of one that is not in: the next to come starts the clock.
         if self._rests and not self.loop_agents:
             return
@@ -272,7 +268,11 @@ class RealtimeLoop:
     @property
     def reset_waits(self) -> bool:
         """True if `poll` would return a reset, whatever the time."""
-        return any(lane.asked and not lane.busy for lane in self.lanes)
+        # Asked for each timer, so without a generator, which costs more than all else here.
+        for lane in self.lanes:  # noqa: SIM110
+            if lane.asked and not lane.busy:
+                return True
+        return False
 
     def poll(self, now: float) -> list[Job]:
         """Return what is to be done now: the resets that wait, and one frame if it is due."""
@@ -385,7 +385,7 @@ class RealtimeLoop:
         lane.asked = self._autoreset  # else `ask_reset` asks, so that `poll` gives out nothing
 
     def drop_action(self, lane: LoopLane) -> None:
-        """Have the default action stand in for a lane's until the next one comes."""
+        """Drop a lane's action: the default one stands in until the next comes."""
         if lane.unused:
             self.actions_dropped += 1
         lane.acted_at, lane.unused = -math.inf, False
@@ -393,7 +393,7 @@ class RealtimeLoop:
     # Agents
 
     def join(self, player: bool) -> LoopAgent:
-        """Let an agent in."""
+        """Add an agent."""
         return self._admit(LoopAgent(self.lanes, player))
 
     def _admit(self, loop_agent: LoopAgent) -> LoopAgent:
@@ -405,7 +405,7 @@ class RealtimeLoop:
         return loop_agent
 
     def leave(self, loop_agent: LoopAgent) -> None:
-        """Take note that an agent has left; the actions of a player go with it."""
+        """Remove an agent; the actions of a player go with it."""
         # A player of this process may leave twice.
         if loop_agent in self.loop_agents:
             self.loop_agents.remove(loop_agent)
@@ -420,7 +420,7 @@ class RealtimeLoop:
                 self._start = None  # `start` sets it anew, so that the frames of the rest are not made up for
 
     def ask_reset(self, index: int, seed: int | None = None, options: object = None) -> None:
-        """Have a lane begin an episode; one that runs is cut off (U-9)."""
+        """Begin an episode of a lane; one that runs is cut off (U-9)."""
         lane = self.lanes[index]
         if lane.phase is Phase.RUNNING:
             self._cut_off(lane)
@@ -433,7 +433,7 @@ class RealtimeLoop:
         lane.asked = True
 
     def act(self, loop_agent: LoopAgent, index: int, action: object, now: float, episode: int | None = None) -> bool:
-        """Let a player's action go on from now; return whether its episode still runs (U-5).
+        """Apply a player's action from now on; return whether its episode still runs (U-5).
 
         Args:
             loop_agent: The player.

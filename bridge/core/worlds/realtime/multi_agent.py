@@ -1,22 +1,23 @@
-"""The real-time world of several agents: a PettingZoo environment that does not wait for its agents (U-1, D-22).
+"""The clock of several agents: a PettingZoo environment that does not wait for them (U-1, D-22).
 
 `JointLoop` decides what happens when; this file gives it the environment, and lets agents in: clients of a server, and
 players of this process. A program that hosts such a world without a network between uses it like this:
 
     source = ParallelSource(make_env, realtime=RealtimeOptions(fps=30))
     world = await source.make_world("match 1", {}, runtime)
-    unsubscribe = world.subscribe(on_frame)     # called with a `Frame`: for each reset, frame and failure
-    player = world.enter("cat_0")               # takes the agent, until `player.leave()`
-    world.begin(seed=7)                         # lets the clock run, and begins an episode
+    clock = world.pacer
+    unsubscribe = clock.subscribe(on_frame)     # called with a `Frame`: for each reset, frame and failure
+    player = clock.enter("cat_0")               # takes the agent, until `player.leave()`
+    clock.begin_episode(seed=7)                 # lets the clock run, and begins an episode
     player.act(action)                          # goes on until the next one
-    world.end()                                 # cuts the episode off, where it has not ended
+    clock.end_episode()                         # cuts the episode off, where it has not ended
     await world.close()
 
 `runtime` is a `bridge.core.worlds.scheduling.Runtime`, which gives it a thread, timers, and with `clock=None` the time:
 whoever hosts it calls `runtime.scheduler.run()` whenever something is ready or `runtime.scheduler.next_due()` has come,
 and starts coroutines by `runtime.scheduler.start`. All methods, and `on_frame`, are called in the thread that does so.
-With `RealtimeOptions(autoreset=False)` every episode waits for `begin`; otherwise each begins by itself once all
-agents' have ended. A `gymnasium.Env` is a world of one agent, `agent0`.
+With `RealtimeOptions(autoreset=False)` every episode waits for `begin_episode`; otherwise each begins by itself once
+all agents' have ended. A `gymnasium.Env` is a world of one agent, `agent0`.
 """
 
 from __future__ import annotations
@@ -24,31 +25,25 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
 
 import numpy as np
 
 from bridge.core.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.core.logs import SafeLog
+from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import OTHER_WORLD, in_environment
 from bridge.core.worlds.default_actions import default_action, is_allowed
-from bridge.core.worlds.environment import Environment, Job, Transition, kept
-from bridge.core.worlds.multi_agent.members import Members
-from bridge.core.worlds.policies import as_policy, by_name, policy_name
-from bridge.core.worlds.realtime.agent import RealtimeAgent
-from bridge.core.worlds.realtime.clocked_world import ClockedWorld, RealtimeOptions
+from bridge.core.worlds.environment import Job, Transition
+from bridge.core.worlds.paced import PacedWorld
+from bridge.core.worlds.realtime.clock_pacer import ClockPacer, ClockPart, Outcome
 from bridge.core.worlds.realtime.joint_loop import JointLoop
 from bridge.core.worlds.realtime.loop import LoopAgent, Phase
-from bridge.core.worlds.rewards import as_number
-from bridge.core.worlds.scheduling import Scheduler
 from bridge.core.worlds.settings import ResetRequest, Settings, read_scalar, wrong
 from bridge.errors import Code, RequestError
 
-__all__ = ["Frame", "PolicyPlayer", "RealtimeMultiAgent", "RealtimeMultiAgentWorld"]
+__all__ = ["Frame", "JointClock", "PolicyPlayer"]
 
 _log = SafeLog(__name__)
-Outcome: TypeAlias = tuple[dict[str, Transition], list[str]]
-"""The transition of each agent in a reset or a frame, by name, and the names of those that go on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,49 +65,12 @@ class Frame:
     """The environment raised, which ends the episode; with its traceback. None: it did not."""
 
 
-class RealtimeMultiAgent(RealtimeAgent):
-    """One agent of the environment, as a client plays it or looks over its shoulder."""
-
-    world: RealtimeMultiAgentWorld
-
-    def __init__(self, world: RealtimeMultiAgentWorld, name: str, loop_agent: LoopAgent, wait: str) -> None:
-        super().__init__(world, loop_agent, wait, world.members.spaces[name])
-        self.name = name
-        self._absent_from = 0
-
-    def reset(self, settings: Settings, running: bool) -> None:
-        """Take the agent's Reset. Of Resets with one number in `together`, the first one's seed and options count."""
-        super().reset(self.world.told_once(settings), running)
-
-    async def begin(self) -> int:
-        """Wait until an episode runs that the agent has a part in, and enter it."""
-        self.world.resets.end(self)  # while it waits, no ResetWorld waits for it
-        state = await super().begin()
-        self.world.resets.start(self)
-        return state
-
-    def _refuse_absence(self) -> None:
-        name, lane = self.name, self.world.loop.environment
-        part = self.world.loop.parts[name]
-        # Told once for each episode: who Steps again has chosen to wait for the next one, which may be long in coming.
-        if lane.phase is not Phase.RUNNING or lane.episode in (part.episode, self._absent_from):
-            return
-        self._absent_from = lane.episode
-        text = f"the environment began an episode without the agent {name!r}; Step again for the next one, or leave"
-        raise RequestError(Code.FAILED_PRECONDITION, text)
-
-    def properties(self) -> PropertyTree:
-        """Return the tree below `world`, with this agent's spaces."""
-        taken = Property("world.players", ENCODED, "the names of the agents that somebody plays", self.world.taken)
-        return super().properties().merged(self.world.members.properties(self.name)).merged(PropertyTree([taken]))
-
-
 class PolicyPlayer:
     """An agent that a program of this process plays."""
 
-    def __init__(self, world: RealtimeMultiAgentWorld, name: str, loop_agent: LoopAgent) -> None:
+    def __init__(self, clock: JointClock, name: str, loop_agent: LoopAgent) -> None:
         self.name = name
-        self._world = world
+        self._clock = clock
         self._loop_agent = loop_agent
 
     def act(self, action: object, at: float | None = None) -> bool:
@@ -125,58 +83,50 @@ class PolicyPlayer:
         Returns:
             Whether it counts: the agent is alive in a running episode.
         """
-        loop = self._world.loop
-        came = self._world.now() if at is None else at
+        loop = self._clock.loop
+        came = self._clock.now() if at is None else at
         # A program may go on acting after `leave`, when somebody else plays the agent.
         return self._loop_agent in loop.loop_agents and loop.act(self._loop_agent, 0, action, came)
 
     def leave(self) -> None:
         """Leave the agent to whoever enters next; a default action stands in. Again: nothing."""
-        self._world.dismiss(self._loop_agent)
+        self._clock.dismiss(self._loop_agent)
 
 
-class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
-    """The world of a PettingZoo environment that a clock drives.
+class JointClock(ClockPacer):
+    """Steps an environment of several agents by a clock.
 
     Each agent is played by one client at most, or by nobody: then a default action stands in. Any number of others look
     on. Clients come and go at any time.
 
     Args:
-        name: The world's name.
-        env: An environment of several agents, owned by the world from here on.
-        scheduler: Runs the frames.
         options: How it runs.
-
-    Raises:
-        SettingError: Options do not fit.
     """
 
+    SETTINGS = ("agent", "role", "wait")
+    by_lane = False
     loop: JointLoop
 
-    def __init__(self, name: str, env: Environment, scheduler: Scheduler, options: RealtimeOptions) -> None:
-        self.members = Members(env.facts.agents, env.facts.name)
-        given = by_name("agents", options.agents, list(self.members), "agents")
-        spaces = self.members.spaces
-        self._policies = {name: as_policy("agents", policy, spaces[name][1]) for name, policy in given.items()}
-        self.stand_ins = {name: policy_name(policy) for name, policy in given.items()}
-        """The names of the policies that play agents while no client does, by the agent's name."""
-        loop = JointLoop(list(self.members), options.fps, may_repeat=self._may_repeat, **options.timing())
-        super().__init__(name, env, scheduler, options, loop)
+    def bind(self, world: PacedWorld) -> None:
+        """Begin with a world; raises SettingError as `ClockPacer.bind`."""
+        super().bind(world)
+        spaces = {name: pair[1] for name, pair in self.group.spaces.items()}
+        self.stand_ins = {} if self.options.stand_ins is None else self.options.stand_ins.find(spaces)
+        """Who plays agents while no client does, by the agent's name."""
         self._listeners: list[Callable[[Frame], None]] = []
         self._together: object = None
 
-    def _may_repeat(self, name: str, observation: object, action: object) -> bool:
-        return is_allowed(action, observation, self.members.spaces[name][1])
+    def _make_loop(self, world: PacedWorld) -> JointLoop:
+        options = self.options
+        return JointLoop(list(self.group), options.fps, may_repeat=self._may_repeat, **options.timing())
 
-    @property
-    def seats(self) -> Mapping[str, bool]:
-        """True if somebody plays, for each agent of the environment."""
-        return {name: self.loop.player_of(name) is not None for name in self.members}
+    def _may_repeat(self, name: str, observation: object, action: object) -> bool:
+        return is_allowed(action, observation, self.group.spaces[name][1])
 
     @property
     def players(self) -> Mapping[str, str]:
         """Who plays, by the name of the agent."""
-        return {name: loop_agent.name for name in self.members if (loop_agent := self.loop.player_of(name))}
+        return {name: loop_agent.name for name in self.group if (loop_agent := self.loop.player_of(name))}
 
     def applied_by(self, lane: int) -> object:
         """Return who the action of each agent is of that the environment is stepped by now."""
@@ -184,7 +134,9 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
 
     def _stand_in(self, name: str) -> str:
         """Return who acts for an agent of which there is no action, for a recording."""
-        return f"agent:{self.stand_ins[name]}" if name in self._policies and not self.is_played(name) else "default"
+        return (
+            f"agent:{self.stand_ins[name].name}" if name in self.stand_ins and not self.is_played(name) else "default"
+        )
 
     def is_played(self, name: str) -> bool:
         """True if a client plays an agent in the episode that runs, so that its policy does not."""
@@ -206,37 +158,59 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
 
     # Clients
 
-    SETTINGS = ("agent", "role", "wait")
-
-    def _let_in(self, settings: Settings, player: bool, wait: str) -> RealtimeMultiAgent:
-        """Let in the agent that the setting `agent` names, or the first that is free.
+    def _let_in(self, settings: Settings, player: bool) -> tuple[str, LoopAgent]:
+        """Add the agent that the setting `agent` names, or the first that is free; return its name and place.
 
         A spectator sees what the agent sees; of those there may be any number.
         """
-        wanted = self.members.read(settings)
-        self.refuse_if_over()
-        name = self._free(wanted) if player else wanted or next(iter(self.members))
-        return self._agent_of(name, self.loop.join_as(name, player), wait)
-
-    def _agent_of(self, name: str, loop_agent: LoopAgent, wait: str) -> RealtimeMultiAgent:
-        return RealtimeMultiAgent(self, name, loop_agent, wait)
+        wanted = self.group.read(settings)
+        self.world.refuse_if_over()
+        name = self._free(wanted) if player else wanted or next(iter(self.group))
+        return name, self.loop.join_as(name, player)
 
     def _free(self, wanted: str | None) -> str:
         remedy = f"join it with the setting role=spectator, or {OTHER_WORLD}"
-        return self.members.choose(wanted, self.taken(), self.title_in_messages, remedy)
+        return self.group.choose(wanted, self.taken(), self.world.title_in_messages, remedy)
 
     def taken(self) -> list[str]:
         """Return the names of the agents that somebody plays."""
-        return [name for name in self.members if self.loop.player_of(name) is not None]
+        return [name for name in self.group if self.loop.player_of(name) is not None]
+
+    def reset(self, agent: EnvAgent, settings: Settings, running: bool) -> None:
+        """Take an agent's Reset. Of Resets with one number in `together`, the first one's seed and options count."""
+        super().reset(agent, self._told_once(settings), running)
+
+    async def begin(self, agent: EnvAgent) -> int:
+        """Wait until an episode runs that the agent has a part in, and enter it."""
+        self.world.resets.end(agent)  # while it waits, no ResetWorld waits for it
+        state = await super().begin(agent)
+        self.world.resets.start(agent)
+        return state
+
+    def _refuse_absence(self, agent: EnvAgent) -> None:
+        environment, part = self.loop.environment, self.loop.parts[agent.name]
+        told: ClockPart = agent.part
+        # Told once for each episode: who Steps again has chosen to wait for the next one, which may be long in coming.
+        if environment.phase is not Phase.RUNNING or environment.episode in (part.episode, told.absent_from):
+            return
+        told.absent_from = environment.episode
+        who = agent.name
+        text = f"the environment began an episode without the agent {who!r}; Step again for the next one, or leave"
+        raise RequestError(Code.FAILED_PRECONDITION, text)
+
+    def properties_of(self, agent: EnvAgent) -> PropertyTree:
+        """Return what an agent adds to the tree below `world`: also its spaces, and who else plays."""
+        taken = Property("world.players", ENCODED, "the names of the agents that somebody plays", self.taken)
+        return super().properties_of(agent).merged(PropertyTree([taken]))
 
     def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
         """Take an agent's Reset: it leaves the running episode, which ends once no other player is in it."""
-        self.refuse_if_over()
+        self.world.refuse_if_over()
         self.loop.ask(loop_agent, asked.seeds[0], asked.options, asked.restart)
         self._changed()
         self.start()
 
-    def told_once(self, settings: Settings) -> Settings:
+    def _told_once(self, settings: Settings) -> Settings:
         """Return the settings of a Reset without `together`, and without seed and options where its number is known."""
         if "together" not in settings:
             return settings
@@ -250,7 +224,7 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         return {name: tensor for name, tensor in settings.items() if name not in left_out}
 
     def dismiss(self, loop_agent: LoopAgent) -> None:
-        """Take note that an agent has left; a default action stands in."""
+        """Take an agent out of the loop; a default action stands in."""
         self.loop.leave(loop_agent)
         # Else those who wait for the next episode would wait for the end of one that only default actions play.
         if self.loop.end_deserted():
@@ -265,29 +239,29 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
         Raises:
             RequestError: RESOURCE_EXHAUSTED, somebody plays it; INVALID_ARGUMENT, there is no such agent.
         """
-        if name is not None and name not in self.members.ids:
-            known = ", ".join(self.members)
+        if name is not None and name not in self.group.ids:
+            known = ", ".join(self.group)
             raise RequestError(Code.INVALID_ARGUMENT, f"expected one of the agents {known}, got {name!r:.80}")
-        self.refuse_if_over()
+        self.world.refuse_if_over()
         chosen = self._free(name)
         loop_agent = self.loop.join_as(chosen, True, follows=True)
         loop_agent.name = by
         return PolicyPlayer(self, chosen, loop_agent)
 
-    def begin(self, seed: int | None = None, options: object = None) -> None:
+    def begin_episode(self, seed: int | None = None, options: object = None) -> None:
         """Begin an episode now, and let the clock run if it does not yet; a running episode is cut off."""
-        self.refuse_if_over()
+        self.world.refuse_if_over()
         self.loop.ask_reset(0, seed, options)
         self._changed()
         self.start()
 
-    def end(self) -> None:
-        """Cut off a running episode; with `RealtimeOptions(autoreset=False)` the clock then stands until `begin`."""
+    def end_episode(self) -> None:
+        """Cut off a running episode; with `RealtimeOptions(autoreset=False)` the clock then stands until the next."""
         self.loop.end()
         self._changed()
 
     def subscribe(self, listener: Callable[[Frame], None]) -> Callable[[], None]:
-        """Have a function called after each reset, frame and failure of the environment; return what ends that."""
+        """Call a function after each reset, frame and failure of the environment; return what ends that."""
         self._listeners.append(listener)
 
         def unsubscribe() -> None:
@@ -305,35 +279,29 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
             try:
                 listener(frame)
             except (Exception, KeyboardInterrupt, SystemExit) as problem:  # whatever it is, the world goes on
-                _log.error("a listener of the world %r raised", self.name, exc_info=problem)
+                _log.error("a listener of the world %r raised", self.world.name, exc_info=problem)
 
     # The environment
-
-    async def _call_environment(self, job: Job) -> Outcome:
-        """Reset or step; return what it gave each agent that acted or is alive, and who is alive."""
-        told, living = await self.members.carry_out(self.env, job, self._seen, self._default_action, keep=kept)
-        # They are added up over the frames between two Steps.
-        return {name: dataclasses.replace(one, reward=as_number(one.reward)) for name, one in told.items()}, living
 
     def _seen(self, name: str) -> object:
         """Return what an agent saw last, for a frame without an observation of it."""
         part = self.loop.parts[name]
         if part.phase is not Phase.RUNNING:
-            # `Members.carry_out` makes a failure of the environment of it.
+            # `Group.carry_out` makes a failure of the environment of it.
             raise KeyError(f"there is no observation of the agent {name!r}, which is alive")
         return part.observation
 
     async def _default_action(self, name: str) -> object:
         """Return the action of an agent that has none: a policy's, or a default one."""
-        own, agent, space = self.options.default_action, self.members.ids[name], self.members.spaces[name][1]
+        own, agent, space = self.options.default_action, self.group.ids[name], self.group.spaces[name][1]
         observation = self.loop.parts[name].observation
-        if name in self._policies and not self.is_played(name):
+        if name in self.stand_ins and not self.is_played(name):
             where = f"the policy of {name!r}"
-            return await self.env.executor.run(in_environment, where, self._policies[name], observation)
+            return await self.world.env.executor.run(in_environment, where, self.stand_ins[name].act, observation)
         # Ours, so it needs no thread: what a user gives runs where the environment does.
         if own is None:
             return default_action(agent, observation, space)
-        return await self.env.executor.run(in_environment, "step", own, agent, observation, space)
+        return await self.world.env.executor.run(in_environment, "step", own, agent, observation, space)
 
     def _note(self, job: Job, now: float, spent: float, outcome: Outcome | None, error: str) -> None:
         told: Mapping[str, Transition] | None
@@ -349,5 +317,5 @@ class RealtimeMultiAgentWorld(ClockedWorld[Outcome]):
             self._publish(job, now, told, error or None)
 
     def _stopped(self, job: Job, now: float) -> None:
-        if self.env.ended is not None:
-            self._publish(job, now, {}, self.env.ended.message)
+        if self.world.env.ended is not None:
+            self._publish(job, now, {}, self.world.env.ended.message)

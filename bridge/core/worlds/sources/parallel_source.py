@@ -7,31 +7,29 @@ import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 import gymnasium
 
 from bridge.core.extras import needed
-from bridge.core.worlds.base import World
 from bridge.core.worlds.default_actions import check_default_action
 from bridge.core.worlds.environment import Environment
 from bridge.core.worlds.isolation import Isolation
 from bridge.core.worlds.kinds import ParallelEnv, as_parallel, is_parallel
-from bridge.core.worlds.multi_agent.joint_steps import MultiAgentOptions
-from bridge.core.worlds.multi_agent.world import MultiAgentWorld
-from bridge.core.worlds.policies import by_name, check_policies
-from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.core.worlds.realtime.multi_agent import RealtimeMultiAgentWorld
+from bridge.core.worlds.multi_agent.joint_steps import AllActed, MultiAgentOptions
+from bridge.core.worlds.own_worlds import OwnWorld, own_world
+from bridge.core.worlds.pacer import Pacer
+from bridge.core.worlds.realtime.multi_agent import JointClock
+from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.recipe import constructed
 from bridge.core.worlds.scheduling import Runtime
 from bridge.core.worlds.settings import Settings, read_kwargs
 from bridge.core.worlds.sources.source import Source
+from bridge.core.worlds.turns import Turns
+from bridge.core.worlds.world import paced_by
 from bridge.errors import Code, RequestError, SettingError
 
-__all__ = ["ParallelRecipe", "ParallelSource", "WorldKind"]
-
-WorldKind: TypeAlias = Callable[..., World]
-"""Makes a world of real time, given its name, its environment, what runs its frames, and `options`: how."""
+__all__ = ["ParallelRecipe", "ParallelSource"]
 
 
 SETTINGS = ("render_mode", "kwargs")
@@ -95,7 +93,8 @@ class ParallelSource(Source[ParallelRecipe]):
         isolation: What the process of each world may use; None: environments live in this process.
         realtime: How its worlds run on by themselves, whatever `options` say; None: in lock-step.
         thread_safe: Each world has a thread of its own.
-        kind: Makes its worlds of real time.
+        clock: Makes the pacers of its worlds in real time.
+        world: Makes its worlds, or their pacers, in place of `options`, as `own_world` takes it; None: those.
         traits: What a page shows of all its worlds.
 
     Raises:
@@ -113,12 +112,12 @@ class ParallelSource(Source[ParallelRecipe]):
         *,
         realtime: RealtimeOptions | None = None,
         thread_safe: bool = False,
-        kind: WorldKind = RealtimeMultiAgentWorld,
+        clock: Callable[[RealtimeOptions], Pacer] = JointClock,
+        world: str | OwnWorld | None = None,
         traits: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
         if realtime is not None:
             check_default_action(realtime.default_action)
-            check_policies("agents", realtime.agents)
         self._only: list[ParallelEnv] = []
         """The environment that was made already, until its one world takes it."""
         self._env_id = env if isinstance(env, str) else ""
@@ -144,10 +143,14 @@ class ParallelSource(Source[ParallelRecipe]):
                 f'isolation="process" makes each environment in a process of its own, and {title} is made already; '
                 "give serve_parallel a callable that makes it"
             )
-        lockstep = partial(MultiAgentWorld, options=options or MultiAgentOptions())
-        make = lockstep if realtime is None else partial(kind, options=realtime)
+        if world is not None:
+            kind = own_world(world)
+        elif realtime is not None:
+            kind = paced_by(partial(clock, realtime))
+        else:
+            kind = paced_by(lambda: Turns(AllActed(options or MultiAgentOptions())))
         recipe = ParallelRecipe(factory, title, dict(env_kwargs or {}))
-        super().__init__(recipe, make, realtime, thread_safe, isolation, traits)
+        super().__init__(recipe, kind, realtime, thread_safe, isolation, traits)
 
     @property
     def offers_one(self) -> bool:
@@ -178,11 +181,11 @@ class ParallelSource(Source[ParallelRecipe]):
     async def _make_env(
         self, name: str, recipe: ParallelRecipe, factory: bytes | None, runtime: Runtime
     ) -> Environment:
-        """Make the environment of a world, which has all agents for which policies are given."""
+        """Make the environment of a world, which has all agents that are to be played while no client does."""
         env = await super()._make_env(name, recipe, factory, runtime)
         try:
-            if self._realtime is not None:
-                by_name("agents", self._realtime.agents, [str(agent) for agent in env.facts.agents], "agents")
+            if self._realtime is not None and self._realtime.stand_ins is not None:
+                self._realtime.stand_ins.check([str(agent) for agent in env.facts.agents])
         except SettingError as error:
             await env.close()
             raise RequestError(Code.INVALID_ARGUMENT, str(error)) from error

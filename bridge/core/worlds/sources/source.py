@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import cloudpickle
 
@@ -17,18 +17,18 @@ from bridge.core.worlds.environment import Environment
 from bridge.core.worlds.isolation import Isolation
 from bridge.core.worlds.kinds import Known
 from bridge.core.worlds.local import LaneGroup, adopt
-from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
-from bridge.core.worlds.realtime.world import RealtimeWorld
+from bridge.core.worlds.lock_step import LockStep
+from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.recipe import MODES, SETTINGS, Adapter, EnvLike, EnvRecipe, LanesAlreadyError
-from bridge.core.worlds.scheduling import PendingResult, Runtime, Scheduler, gather
+from bridge.core.worlds.scheduling import PendingResult, Runtime, gather
 from bridge.core.worlds.settings import Settings
-from bridge.core.worlds.single import GymWorld
+from bridge.core.worlds.world import WorldKind, paced_by
 from bridge.errors import Code, RequestError, SettingError, TensorError
 
-__all__ = ["EnvSource", "Recipe", "Source", "WorldKind"]
+if TYPE_CHECKING:
+    from bridge.core.worlds.own_worlds import OwnWorld
 
-WorldKind: TypeAlias = Callable[[str, Environment, Scheduler], World]
-"""Makes a world: of its name, its environment, which it owns from then on, and what runs that it waits for."""
+__all__ = ["EnvSource", "Recipe", "Source"]
 
 
 class Recipe(Protocol):
@@ -231,7 +231,8 @@ class EnvSource(Source[EnvRecipe]):
         thread_safe: Each world has a thread of its own, in real time each of its lanes.
         isolation: The limits of each world's process; None: environments run in this process.
         allow_env_factories: Whether a client may send the environment's factory, which needs `isolation`.
-        kind: Makes its worlds in lock-step; None: one agent steps the environment, or all lanes.
+        world: Makes its worlds, or their pacers, as `own_world` takes it; None: one agent steps the environment, or
+            all lanes, in lock-step or in real time.
         traits: What a page shows of all its worlds.
         watched: Whether somebody looks at single worlds, who would miss them: people at a page, a user's observers.
 
@@ -254,15 +255,17 @@ class EnvSource(Source[EnvRecipe]):
         thread_safe: bool = False,
         isolation: Isolation | None = None,
         allow_env_factories: bool = False,
-        kind: WorldKind | None = None,
+        world: str | OwnWorld | None = None,
         traits: Mapping[str, object] = MappingProxyType({}),
         watched: bool = False,
     ) -> None:
-        if kind is not None and (realtime is not None or not callable(kind)):
-            raise SettingError(
-                "expected world to be a callable that makes a world of its name, its environment and its scheduler, in "
-                f"place of fps=, got {kind!r:.80}"
-            )
+        if world is not None and realtime is not None:
+            raise SettingError("world= has a pacer of its own, in place of fps=: leave out either")
+        kind: WorldKind | None = None
+        if world is not None:
+            from bridge.core.worlds.own_worlds import own_world  # most servers have no use for it
+
+            kind = own_world(world, num_envs)
         if not isinstance(num_envs, int) or not 1 <= num_envs <= max_lanes:
             raise SettingError(f"expected num_envs from 1 to max_lanes={max_lanes}, got {num_envs!r}")
         if vectorization_mode not in MODES:
@@ -283,8 +286,10 @@ class EnvSource(Source[EnvRecipe]):
         alike = recipe.single and kind is None and realtime is None and recipe.hands_over and not watched
         self._lanes = max_lanes if alike else 0
         if realtime is not None:
-            kind = partial(RealtimeWorld, options=realtime)
-        super().__init__(recipe, kind or GymWorld, realtime, thread_safe, isolation, traits)
+            from bridge.core.worlds.realtime.clock_pacer import ClockPacer
+
+            kind = paced_by(partial(ClockPacer, realtime))
+        super().__init__(recipe, kind or paced_by(LockStep), realtime, thread_safe, isolation, traits)
         self._factories = allow_env_factories
 
     @property

@@ -8,30 +8,46 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array, Spec
+from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import Agent
 from bridge.core.worlds.settings import Settings, read_scalar, refuse_unknown
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 
-if TYPE_CHECKING:
-    from bridge.core.worlds.realtime.agent import RealtimeAgent
-
-__all__ = ["Seats"]
+__all__ = ["ActingStreams", "ActionTaker"]
 
 _KEY_BYTES = 16
 
 
-class Seats(dict[str, "RealtimeAgent"]):
-    """The agents of a world whose property `world.seat` was read, by the key that it gave."""
+class ActionTaker(Protocol):
+    """What takes the actions: the world's clock."""
 
-    def key_of(self, agent: RealtimeAgent) -> str:
+    def now(self) -> float:
+        """Return the clock's time, seconds."""
+
+    def act(self, agent: EnvAgent, action: object, received: float, episodes: Sequence[int]) -> None:
+        """Leave an agent's action for the next frames."""
+
+
+class ActingStreams(dict[str, EnvAgent]):
+    """The agents of a world whose property `world.seat` was read, by the key that it gave.
+
+    Args:
+        pacer: The world's clock, which takes the actions.
+    """
+
+    def __init__(self, pacer: ActionTaker) -> None:
+        super().__init__()
+        self.pacer = pacer
+
+    def key_of(self, agent: EnvAgent) -> str:
         """Return the key of an agent, always the same, which nobody can guess."""
         known = next((key for key, other in self.items() if other is agent), None)
         # One key for each agent: `leave` takes one away, and any other would go on acting for an agent that has left.
@@ -40,7 +56,7 @@ class Seats(dict[str, "RealtimeAgent"]):
         return key
 
     def join(self, settings: Settings) -> Agent:
-        """Let in the second stream of the agent whose key the setting `seat` is.
+        """Return the second stream of the agent whose key the setting `seat` is.
 
         Raises:
             RequestError: INVALID_ARGUMENT for other settings beside it, NOT_FOUND where no agent has the key.
@@ -53,8 +69,8 @@ class Seats(dict[str, "RealtimeAgent"]):
             raise RequestError(Code.NOT_FOUND, text)
         return _ActingStream(self, agent)
 
-    def leave(self, agent: RealtimeAgent) -> None:
-        """Take note that an agent has left."""
+    def leave(self, agent: EnvAgent) -> None:
+        """Forget an agent that has left."""
         if agent in self.values():
             del self[self.key_of(agent)]
 
@@ -63,12 +79,13 @@ class _ActingStream(Agent):
     """Its Steps hand in actions for an agent, each for the episode that it names, and are answered at once.
 
     Args:
-        seats: Says whether the agent is still in.
+        streams: Say whether the agent is still in.
         agent: Whose actions.
     """
 
-    def __init__(self, seats: Seats, agent: RealtimeAgent) -> None:
-        self._seats = seats
+    def __init__(self, streams: ActingStreams, agent: EnvAgent) -> None:
+        self._streams = streams
+        self._pacer = streams.pacer
         self._agent = agent
         self._episode_uid = len(agent.actions) + 1
         shape = () if agent.lanes is None else (agent.lanes,)
@@ -83,14 +100,14 @@ class _ActingStream(Agent):
     async def begin(self) -> int:
         """Begin, without an action."""
         self._agent.world.resets.end(self)  # no ResetWorld waits for it
-        self._timing = np.full(2, self._agent.world.now())
+        self._timing = np.full(2, self._pacer.now())
         return pb.RUNNING
 
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Hand in an action, for the episode that it names."""
-        received = self._agent.world.now()
+        received = self._pacer.now()
         # The first stream may have left meanwhile, and its place may be somebody else's.
-        if self._agent not in self._seats.values():
+        if self._agent not in self._streams.values():
             raise RequestError(Code.FAILED_PRECONDITION, "the agent of this seat has left the world")
         self._agent.world.refuse_if_over()
         if actions:
@@ -99,8 +116,8 @@ class _ActingStream(Agent):
                 raise RequestError(Code.INVALID_ARGUMENT, text)
             episodes = np.atleast_1d(actions[self._episode_uid]).tolist()
             own = {uid: array for uid, array in actions.items() if uid != self._episode_uid}
-            self._agent.act(self._agent.decode(own), received, episodes)
-        self._timing = np.array([received, self._agent.world.now()])
+            self._pacer.act(self._agent, self._agent.decode(own), received, episodes)
+        self._timing = np.array([received, self._pacer.now()])
         return pb.RUNNING
 
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:

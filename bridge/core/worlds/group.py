@@ -1,40 +1,52 @@
-"""The agents of a PettingZoo environment, by the names that clients know them by."""
+"""Groups: who takes part in a world, by the names that clients know them by, and what each of them gives and gets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from bridge.core.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.core.encoding.space_json import space_to_json
 from bridge.core.worlds.base import failures_in
-from bridge.core.worlds.controls import controls_of_space, known_agent_names
 from bridge.core.worlds.default_actions import DEFAULT, neutral_action
-from bridge.core.worlds.environment import Call, Environment, Job, Spaces, Transition
+from bridge.core.worlds.env_properties import environment_properties
+from bridge.core.worlds.environment import Call, EnvFacts, Environment, Job, Transition
 from bridge.core.worlds.rewards import as_typed
 from bridge.core.worlds.settings import Settings, read_choice
 from bridge.errors import Code, RequestError
 
-__all__ = ["Members"]
+__all__ = ["ONE", "Group"]
 
+ONE = "agent"
+"""The name of the one agent of an environment that is not of several."""
 _PARTS = ("observation", "reward", "terminated", "truncated", "info")
 
 
-class Members:
-    """Names, ids and spaces of all agents that an environment may have.
+class Group:
+    """The agents of a world.
+
+    Those of an environment of several agents have actions, observations and ends of their own; one step is made of the
+    actions of all. Any other environment has one agent, or is shared by several players, who see the same.
 
     Args:
-        agents: The spaces of each, by the environment's own ids.
-        name: How the environment's metadata call it.
+        facts: Those of the environment.
+        players: The names of those who share the environment, where it is not of several agents; none: one has it.
     """
 
-    def __init__(self, agents: Mapping[object, Spaces], name: str) -> None:
-        self._name = name
+    def __init__(self, facts: EnvFacts, players: Sequence[str] = ()) -> None:
+        self._name = facts.name
+        self._by_lane = facts.num_envs is not None
+        self._one = facts.spaces
+        self.several = bool(facts.agents)
+        """True if it is of an environment of several agents."""
+        self.shared = bool(players) and not self.several
+        """True if several players share one agent's actions and observations."""
         # Clients name agents by texts; PettingZoo's ids may be of any type.
-        self.ids: dict[str, object] = {str(agent): agent for agent in agents}
-        """The environment's own id of each agent, by its name."""
+        self.ids: dict[str, object] = {str(agent): agent for agent in facts.agents or players or (ONE,)}
+        """The environment's own id of each agent, by its name; of others the name."""
         self._names = {agent: name for name, agent in self.ids.items()}
-        self.spaces = {name: agents[agent] for name, agent in self.ids.items()}
+        self.spaces = {name: facts.agents.get(agent, facts.spaces) for name, agent in self.ids.items()}
         """Observation and action space of each agent, by its name."""
 
     def __iter__(self) -> Iterator[str]:
@@ -48,22 +60,37 @@ class Members:
         seen: Callable[[str], object],
         default_action: Callable[[str], Call[object]],
         keep: Callable[[Any], Any] = lambda results: results,
+        read_reward: Callable[[Any], Any] = as_typed,
     ) -> tuple[dict[str, Transition], list[str]]:
-        """Reset or step the environment.
+        """Reset or step the environment, or a lane.
 
         Args:
             env: The environment.
-            job: What is to be done, with an action or `DEFAULT` for each agent that acts.
+            job: What is to be done: of an environment of several agents with an action or `DEFAULT` for each that
+                acts, of another one with its action or `DEFAULT`.
             seen: Returns what an agent has seen last, where there is no observation of it.
             default_action: Returns the action of an agent that has none.
             keep: Copies what the environment may change later.
+            read_reward: Reads a reward; `as_typed` leaves one of an environment of one agent as it is, which may be an
+                array.
 
         Returns:
             What each agent is told that acted or is alive, by name, and the names of those that go on.
 
         Raises:
             RequestError: The environment failed.
+            Exception: What an environment of one agent returned cannot be read.
         """
+        if not self.several:
+            names, lane = self.ids, job.lane if self._by_lane else None
+            if job.kind == "reset":
+                observation, info = await env.reset(seed=job.seed, options=job.options, lane=lane)
+                return dict.fromkeys(names, Transition(keep(observation), info=keep(info))), [*names]
+            action = await default_action(next(iter(names))) if job.action is DEFAULT else job.action
+            observation, reward, terminated, truncated, info = await env.step(action, lane)
+            reward = reward if read_reward is as_typed else read_reward(reward)
+            told = Transition(keep(observation), reward, bool(terminated), bool(truncated), keep(info))
+            return dict.fromkeys(names, told), [] if terminated or truncated else [*names]
         if job.kind == "reset":
             observations, infos, alive = await env.reset(seed=job.seed, options=job.options)
             results: Sequence[Mapping[object, Any]] = [observations, {}, {}, {}, infos]
@@ -81,13 +108,13 @@ class Members:
                 remedy = "; name all that may come in its `possible_agents`" if unknown else ""
                 text = f"expected agents of {known} to be alive, got {unknown or 'none'} in its `agents`{remedy}"
                 raise ValueError(text)
-            told: dict[str, Transition] = {}
+            all_told: dict[str, Transition] = {}
             observations, rewards, terminations, truncations, infos = map(self._by_name, keep(results))
             # Those that acted hear of their end; those that are alive now may have come in by this step.
             for name in dict.fromkeys((*job.actions, *living)):
                 observation = observations[name] if name in observations else self._last_seen(name, seen)
                 terminated, truncated = bool(terminations.get(name, False)), bool(truncations.get(name, False))
-                reward, info = as_typed(rewards.get(name, 0.0)), infos.get(name, {})
+                reward, info = read_reward(rewards.get(name, 0.0)), infos.get(name, {})
                 parts = (observations, rewards, terminations, truncations, infos)
                 missing = [part for part, of in zip(_PARTS, parts, strict=True) if name not in of]
                 if job.kind == "reset":  # which returns no others
@@ -96,8 +123,8 @@ class Members:
                 elif name not in living and not (terminated or truncated):
                     truncated = True
                     missing.append("end")
-                told[name] = Transition(observation, reward, terminated, truncated, info, missing)
-            return told, living
+                all_told[name] = Transition(observation, reward, terminated, truncated, info, missing)
+            return all_told, living
 
     def _last_seen(self, name: str, seen: Callable[[str], object]) -> object:
         """Return what stands for an observation that the environment did not return: the last one, or a neutral one."""
@@ -112,7 +139,7 @@ class Members:
         """Read the JoinWorld setting `agent`; None: it is not given.
 
         Raises:
-            RequestError: INVALID_ARGUMENT, it names no agent of the environment.
+            RequestError: INVALID_ARGUMENT, it names no agent of the world.
         """
         return read_choice(settings, "agent", list(self.ids)) if "agent" in settings else None
 
@@ -139,22 +166,26 @@ class Members:
         return name
 
     def properties(self, name: str) -> PropertyTree:
-        """Return what one agent adds to the tree below `world`."""
+        """Return what one agent adds to the tree below `world`: its spaces, and of several its name and the like."""
         observation_space, action_space = self.spaces[name]
-
-        def controls() -> str:
-            return controls_of_space(action_space, names=known_agent_names(self._name, action_space))
 
         def leaf(key: str, kind: str, description: str, read: Callable[[], object]) -> Property:
             return Property(f"world.{key}", kind, description, read)
 
         exact = "the agent's exact space, as JSON"
-        return PropertyTree(
-            [
-                leaf("agent", TEXT, "the agent of this connection", lambda: name),
-                leaf("agents", ENCODED, "the names of all agents", lambda: list(self.ids)),
-                leaf("observation_space", TEXT, exact, lambda: space_to_json(observation_space)),
-                leaf("action_space", TEXT, exact, lambda: space_to_json(action_space)),
-                leaf("controls", TEXT, "what keys do for a person, as JSON", controls),
-            ]
-        )
+        spaces = [
+            leaf("observation_space", TEXT, exact, lambda: space_to_json(observation_space)),
+            leaf("action_space", TEXT, exact, lambda: space_to_json(action_space)),
+            *(
+                leaf(each.name, TEXT, each.description, partial(each.read_agent, self._name, action_space))
+                for each in environment_properties()
+            ),
+        ]
+        if not self.several:
+            # The environment tells its own, and knows more of them.
+            return PropertyTree(spaces if self.spaces[name] != self._one else ())
+        names = [
+            leaf("agent", TEXT, "the agent of this connection", lambda: name),
+            leaf("agents", ENCODED, "the names of all agents", lambda: list(self.ids)),
+        ]
+        return PropertyTree([*names, *spaces])

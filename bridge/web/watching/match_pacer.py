@@ -1,4 +1,4 @@
-"""The real-time world of several agents whose episodes are the rounds of a match: `serve_parallel(fps=…, match=True)`.
+"""The clock of several agents whose episodes are the rounds of a match: `serve_parallel(fps=…, match=True)`.
 
 Each seat is an agent of the environment. Clients take seats by JoinWorld; people, who join with the setting
 `player=person:NAME`, say that they are ready by the property `world.ready` or by Reset, and all see the match by the
@@ -15,116 +15,95 @@ from typing import Any
 
 from bridge.core.encoding.properties import NUMBER, TEXT, Property, PropertyTree
 from bridge.core.rounds import RoundState
+from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import Agent
-from bridge.core.worlds.environment import Environment
-from bridge.core.worlds.policies import policy_name
-from bridge.core.worlds.realtime.clocked_world import RealtimeOptions
+from bridge.core.worlds.default_actions import name_of_function
+from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.realtime.loop import LoopAgent
-from bridge.core.worlds.realtime.multi_agent import Frame, RealtimeMultiAgent, RealtimeMultiAgentWorld
-from bridge.core.worlds.scheduling import Scheduler, Timer
+from bridge.core.worlds.realtime.multi_agent import Frame, JointClock
+from bridge.core.worlds.realtime_options import RealtimeOptions
+from bridge.core.worlds.scheduling import Timer
 from bridge.core.worlds.settings import ResetRequest
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.web.watching.match import Match, MatchOptions, Order
 
-__all__ = ["MatchWorld"]
+__all__ = ["MatchPacer"]
 
 
-class _SeatedAgent(RealtimeMultiAgent):
-    """A client in a seat, or one that watches."""
-
-    world: MatchWorld
-
-    async def begin(self) -> int:
-        """Wait until a round runs that the seat has a part in, and enter it."""
-        if not self.spectator:
-            self.world.refuse_unready(self.name)
-        return await super().begin()
-
-    def properties(self) -> PropertyTree:
-        """Return the tree below `world`, with what a seat can do."""
-        tree = super().properties()
-        if self.spectator:
-            return tree
-        text = "whether this seat is ready for the next round: 1 or 0"
-        seat = self.world.match.seats[self.name]
-        ready = Property("world.ready", NUMBER, text, lambda: int(seat.ready), self._set_ready)
-        return tree.merged(PropertyTree([ready]))
-
-    def _set_ready(self, value: Any) -> None:
-        if int(value) not in (0, 1):
-            raise RequestError(Code.INVALID_ARGUMENT, f"expected world.ready to be 1 or 0, got {int(value)}")
-        self.world.set_ready(self.name, bool(value))
-
-
-class MatchWorld(RealtimeMultiAgentWorld):
-    """The world of a PettingZoo environment that is played in rounds.
+class MatchPacer(JointClock):
+    """A clock of several agents whose episodes are the rounds of a match, in which each agent is a seat.
 
     Args:
-        name: The world's name.
-        env: As for `RealtimeMultiAgentWorld`.
-        scheduler: Runs the frames, and the countdown.
         options: How it runs.
         match: Times of the match.
-
-    Raises:
-        SettingError: Options do not fit.
     """
 
-    allows_takeover = False
+    allows_substitutes = False
 
-    def __init__(
-        self,
-        name: str,
-        env: Environment,
-        scheduler: Scheduler,
-        options: RealtimeOptions,
-        match: MatchOptions,
-    ) -> None:
+    def __init__(self, options: RealtimeOptions, match: MatchOptions) -> None:
         # Each episode is a round, which begins when the match says so.
-        super().__init__(name, env, scheduler, dataclasses.replace(options, autoreset=False))
-        other = "nobody" if options.default_action is None else policy_name(options.default_action)
-        self.match = Match({seat: self.stand_ins.get(seat, other) for seat in self.members}, match)
+        super().__init__(dataclasses.replace(options, autoreset=False))
+        self._match_options = match
         self._next_settings: tuple[int | None, Any] = (None, None)
         self._match_timer: Timer | None = None
+
+    def bind(self, world: PacedWorld) -> None:
+        """Begin with a world; raises SettingError as `JointClock.bind`."""
+        super().bind(world)
+        default = self.options.default_action
+        nobody = "nobody" if default is None else name_of_function(default)
+        others = {name: stand_in.name for name, stand_in in self.stand_ins.items()}
+        self.match = Match({seat: others.get(seat, nobody) for seat in self.group}, self._match_options)
+        """Who has which seat, and when a round begins."""
         self.subscribe(self._on_frame)
+        world.shown["match"] = self._describe_match
 
     # Seats
 
-    def admit(
-        self,
-        settings: Mapping[str, pb.Tensor],
-        join: Callable[[Mapping[str, pb.Tensor]], Agent] | None = None,
-        *,
-        ours: bool = True,
-    ) -> Agent:
-        """Let an agent in; one that plays takes its seat, unless it has it still and its client came back."""
-        agent = super().admit(settings, join, ours=ours)
-        inner = agent.unwrapped
-        if isinstance(inner, _SeatedAgent) and not inner.spectator and not self.match.seats[inner.name].kind:
-            # A seat that was kept for a lost client still has its state in the match: to take it again would forget
-            # that it plays.
-            self.match.take(inner.name, inner.player)
-            if self.match.state is RoundState.RUNNING:
-                self._sit_out(inner.name)
-            self.start()
-            self._follow_match()
-        return agent
+    def admitted(self, agent: Agent) -> None:
+        """Give an agent that plays its seat, unless it has it still and its client came back."""
+        super().admitted(agent)
+        own = self.inside.get(agent)
+        # A seat that was kept for a lost client still has its state in the match: to take it again would forget that it
+        # plays.
+        if own is None or own.watches or self.match.seats[own.name].kind:
+            return
+        self.match.take(own.name, own.player)
+        if self.match.state is RoundState.RUNNING:
+            self._sit_out(own.name)
+        self.start()
+        self._follow_match()
 
-    def _agent_of(self, name: str, loop_agent: LoopAgent, wait: str) -> RealtimeMultiAgent:
-        return _SeatedAgent(self, name, loop_agent, wait)
+    async def begin(self, agent: EnvAgent) -> int:
+        """Wait until a round runs that the seat has a part in, and enter it."""
+        if not agent.watches:
+            self._refuse_unready(agent.name)
+        return await super().begin(agent)
+
+    def properties_of(self, agent: EnvAgent) -> PropertyTree:
+        """Return what an agent adds to the tree below `world`: also what a seat can do."""
+        tree = super().properties_of(agent)
+        if agent.watches:
+            return tree
+        text = "whether this seat is ready for the next round: 1 or 0"
+        seat = self.match.seats[agent.name]
+
+        def set_ready(value: Any) -> None:
+            if int(value) not in (0, 1):
+                raise RequestError(Code.INVALID_ARGUMENT, f"expected world.ready to be 1 or 0, got {int(value)}")
+            self.world.refuse_if_over()
+            self.match.set_ready(agent.name, bool(value))
+            self._follow_match()
+
+        ready = Property("world.ready", NUMBER, text, lambda: int(seat.ready), set_ready)
+        return tree.merged(PropertyTree([ready]))
 
     def is_played(self, name: str) -> bool:
         """True if a client plays an agent in the round, so that its policy does not."""
         return self.match.is_playing(name)
 
-    def set_ready(self, name: str, ready: bool) -> None:
-        """Say whether who has a seat is ready for the next round."""
-        self.refuse_if_over()
-        self.match.set_ready(name, ready)
-        self._follow_match()
-
-    def refuse_unready(self, name: str) -> None:
+    def _refuse_unready(self, name: str) -> None:
         """Raise where a person begins to Step who neither plays nor is ready: it would wait for a round without end."""
         seat = self.match.seats[name]
         if not (seat.ready or seat.playing):
@@ -136,7 +115,7 @@ class MatchWorld(RealtimeMultiAgentWorld):
 
     def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
         """Take a Reset: its agent is ready for the next round, and gives up the one that runs if it is in that."""
-        self.refuse_if_over()
+        self.world.refuse_if_over()
         name = self._seat_of(loop_agent)
         # Read first: `give_up` takes the agent out of the episode.
         inside = asked.restart and self.loop.is_in_episode(loop_agent)
@@ -153,7 +132,7 @@ class MatchWorld(RealtimeMultiAgentWorld):
         self._follow_match()
 
     def dismiss(self, loop_agent: LoopAgent) -> None:
-        """Take note that an agent has left; a policy plays on in its seat."""
+        """Take an agent out of the loop and of its seat, in which a policy plays on."""
         name = self._seat_of(loop_agent)
         self.loop.leave(loop_agent)
         if name is not None:
@@ -162,7 +141,7 @@ class MatchWorld(RealtimeMultiAgentWorld):
 
     def _seat_of(self, loop_agent: LoopAgent) -> str | None:
         """Return the seat that an agent has; None: none, or no longer."""
-        return next((name for name in self.members if self.loop.player_of(name) is loop_agent), None)
+        return next((name for name in self.group if self.loop.player_of(name) is loop_agent), None)
 
     def _sit_out(self, name: str) -> None:
         if (loop_agent := self.loop.player_of(name)) is not None and not self.match.is_playing(name):
@@ -175,26 +154,26 @@ class MatchWorld(RealtimeMultiAgentWorld):
         if self._match_timer is not None:
             self._match_timer.cancel()
             self._match_timer = None
-        if self._over:
+        if self.world.over:
             return
         order = self.match.tick(self.now())
         if order is Order.END:
-            self.end()
+            self.end_episode()
             # The environment tells nothing of an episode that was cut off.
             self.match.ended(None)
             order = self.match.tick(self.now())
         if order is Order.BEGIN:
             settings, self._next_settings = self._next_settings, (None, None)
-            self.begin(*settings)
+            self.begin_episode(*settings)
         due = self.match.wake()
         # A clock that is turned by hand calls `_run_until`, which looks at `wake` itself.
         if self._subscribe is None and due < math.inf:
-            self._match_timer = self.scheduler.call_later(max(0.0, due - self.now()), self._follow_match)
+            self._match_timer = self.world.scheduler.call_later(max(0.0, due - self.now()), self._follow_match)
 
     async def _run_until(self, when: float) -> None:
         """Run every frame that is due by then, and what the match orders then, for a clock that is turned."""
         await super()._run_until(when)
-        while not self._over and self.match.wake() <= when:
+        while not self.world.over and self.match.wake() <= when:
             self._follow_match()
             await super()._run_until(when)
 
@@ -206,14 +185,14 @@ class MatchWorld(RealtimeMultiAgentWorld):
             self.match.failed(frame.error.partition("\nTraceback ")[0], self.now())
         elif frame.number == 0:
             self.match.started()
-            for name in self.members:
+            for name in self.group:
                 self._sit_out(name)
         elif not frame.alive:
             self.match.ended(self._returns(frame.episode))
         else:
             return
         # Not at once: the loop is in the middle of this frame, and an order would begin or end an episode under it.
-        self.scheduler.call_soon(self._follow_match)
+        self.world.scheduler.call_soon(self._follow_match)
 
     def _returns(self, episode: int) -> dict[str, float]:
         """Return the returns of the agents that had a part in an episode, so far, by name."""
@@ -228,19 +207,15 @@ class MatchWorld(RealtimeMultiAgentWorld):
         """Refuse a ResetWorld: nobody ends a round for all others."""
         raise RequestError(
             Code.FAILED_PRECONDITION,
-            f"the world {self.name!r} is a match, whose rounds begin once all are ready; leave out ResetWorld",
+            f"the world {self.world.name!r} is a match, whose rounds begin once all are ready; leave out ResetWorld",
         )
 
-    async def close(self) -> None:
-        """End the world."""
-        await super().close()
+    def stop(self) -> None:
+        """Stop the clock, and the countdown."""
+        super().stop()
         self._follow_match()
 
     # Properties
-
-    def describe(self) -> dict[str, Any]:
-        """Return what a page shows of it, with the match."""
-        return {**super().describe(), "match": self._describe_match()}
 
     def _describe_match(self) -> dict[str, Any]:
         running = self.match.state is RoundState.RUNNING

@@ -17,11 +17,9 @@ from gymnasium.vector import VectorEnv
 
 from bridge.core.worlds.default_actions import neutral_action
 from bridge.core.worlds.kinds import GymEnv, Lanes, metadata_of, read_attribute, spec_of
-from bridge.errors import SettingError
 
 __all__ = [
     "ACTION_NAMES",
-    "checked_play_fps",
     "controls_of",
     "controls_of_space",
     "default_keys",
@@ -143,23 +141,6 @@ def does_nothing(names: Sequence[str] | None, position: int) -> bool:
         position: Which action, from 0.
     """
     return names is not None and position < len(names) and names[position].upper() in _NO_OPS
-
-
-def checked_play_fps(play_fps: float | None, fps: float | None) -> float | None:
-    """Return the keyword `play_fps`, or raise SettingError where it is none.
-
-    Args:
-        play_fps: The keyword.
-        fps: That of a real-time world, which keeps to its clock, whoever acts; None: lock-step.
-    """
-    if play_fps is None:
-        return None
-    if fps is not None:
-        raise SettingError("play_fps is of lock-step worlds: with fps= a world runs at that rate, whoever acts")
-    fits = isinstance(play_fps, (int, float)) and not isinstance(play_fps, bool)
-    if not fits or not 1 <= play_fps < float("inf"):
-        raise SettingError(f"expected play_fps to be a number of steps a second, 1 or more, got {play_fps!r}")
-    return float(play_fps)
 
 
 def controls_of(env: GymEnv | Lanes) -> str:

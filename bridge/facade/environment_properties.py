@@ -1,0 +1,30 @@
+"""What features tell of environments, in properties below `world`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bridge.core.extras import has_feature
+from bridge.core.worlds.env_properties import EnvironmentProperty
+
+__all__ = ["ENVIRONMENT_PROPERTIES"]
+
+
+def _controls(env: Any) -> str:
+    from bridge.web.controls import controls_of
+
+    return controls_of(env)
+
+
+def _controls_of_agent(name: str, space: Any) -> str:
+    from bridge.web.controls import controls_of_space, known_agent_names
+
+    return controls_of_space(space, names=known_agent_names(name, space))
+
+
+ENVIRONMENT_PROPERTIES = (
+    (EnvironmentProperty("controls", "what keys do for a person, as JSON", _controls, _controls_of_agent),)
+    if has_feature("web")
+    else ()
+)
+"""Each imports its feature once it is read."""

@@ -1,0 +1,96 @@
+"""Policies that a server is given for agents that no client plays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from bridge.core.extras import feature
+from bridge.core.keywords import by_name
+from bridge.core.worlds.default_actions import allowed_choices, name_of_function
+from bridge.core.worlds.stand_ins import Policy, StandIn
+from bridge.errors import SettingError
+
+__all__ = ["RANDOM", "GivenPolicies", "as_policy", "policy_name"]
+
+_TIMEOUT = 2.0
+
+RANDOM = "random"
+"""Stands for a policy that takes any action that is allowed."""
+
+
+class GivenPolicies:
+    """The policies of a keyword, as `bridge.core.worlds.stand_ins.StandIns` of a server's worlds.
+
+    Args:
+        what: The keyword that they are given by, for messages.
+        given: A policy, the URL of one or `"random"`, for all agents, or a mapping of these by agent.
+
+    Raises:
+        SettingError: It is none of these.
+    """
+
+    def __init__(self, what: str, given: object) -> None:
+        self._what = what
+        self._given = given
+        for policy in given.values() if isinstance(given, Mapping) else [given]:
+            _check(what, policy)
+
+    def check(self, agents: Sequence[str]) -> None:
+        """Raise SettingError where a policy is for an agent that does not exist."""
+        by_name(self._what, self._given, agents, "agents")
+
+    def find(self, spaces: Mapping[str, spaces.Space[Any]]) -> Mapping[str, StandIn]:
+        """Return who plays in a world, by agent; raises as `as_policy`."""
+        given = by_name(self._what, self._given, list(spaces), "agents")
+        return {
+            name: StandIn(policy_name(policy), as_policy(self._what, policy, spaces[name]))
+            for name, policy in given.items()
+        }
+
+
+def as_policy(what: str, given: object, space: spaces.Space[Any]) -> Policy:
+    """Return the policy that is given, the one that a URL names, or a random one for `"random"`.
+
+    Args:
+        what: The keyword that it is given by, for the message.
+        given: A policy, the URL of one, or `"random"`.
+        space: The action space.
+
+    Raises:
+        SettingError: It is none of these, or the CA's certificate that the URL names cannot be read.
+        AddressError: The URL cannot be read.
+    """
+    _check(what, given)
+    if isinstance(given, str) and given != RANDOM:
+        with feature("policies", "the URL of a policy"):
+            from bridge.policies.remote_policy import RemotePolicy
+
+        # Nobody tells a policy where episodes begin, so no rest of a chunk may be kept; and a world that other agents
+        # play in does not wait for a server to come back. Each frame waits for the answer: the timeout is short, but
+        # for what the URL says.
+        return RemotePolicy(given, execution_horizon=1, timeout=_TIMEOUT, reconnect=0.0)
+    return given if callable(given) else partial(_random_action, space)
+
+
+def _check(what: str, policy: object) -> None:
+    named = isinstance(policy, str) and (policy == RANDOM or policy.startswith(("ws://", "wss://")))
+    if not (callable(policy) or named):
+        text = f'expected {what} as policies (observation to action), their ws:// URLs or "random", got {policy!r:.80}'
+        raise SettingError(text)
+
+
+def _random_action(space: spaces.Space[Any], observation: object) -> object:
+    allowed = allowed_choices(observation, space)
+    return space.sample() if allowed is None else space.sample(mask=np.asarray(allowed, np.int8))
+
+
+def policy_name(given: object) -> str:
+    """Return what to call a policy to a person."""
+    if isinstance(given, str):
+        return RANDOM if given == RANDOM else "policy"
+    return name_of_function(given)
