@@ -13,7 +13,7 @@
 # make chaos   step for 20 minutes, twice, while servers and links fail; make fuzz   a million random requests and frames
 # make attacks   known attacks on servers, against ours, grpcio's and bridge web
 # make mutants break the protocol in many ways, and see a test fail for each
-# make zoo     play third-party environments on a server beside local ones, and write the table of docs/environments.md
+# make zoo     play third-party environments on a server beside local ones, and write the table of benchmarks/zoo.md
 # make proto   generate bridge/pb from proto
 # make pictures   draw docs/readme.png
 # make docs    build the documentation as a site in build/site; a broken link is an error, and so is a search that misses the reference
@@ -68,9 +68,15 @@ WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .PHONY: demo test test-ci test-all test-core test-versions test-without test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check check-python check-web check-calls bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: FORCE env-old env-peers env-trainers env-openenv
 
 # A step says its name and how long it took, and shows what its command wrote only where that fails.
 STEP = @PYTHONWARNINGS=ignore $(PYTHON) .ci/step
+
+# `$(CACHED) STAMP FILE… -- COMMAND…` runs a command unless the stamp holds a hash of it and of the files' contents. Make
+# asks it each time (FORCE); where the stamp stays as it is, what needs it is not made anew.
+CACHED = @PYTHONWARNINGS=ignore $(PYTHON) .ci/cached
+FORCE:
 
 # The other environments have no pip of their own, which would take 6 s each: this one installs into them.
 PIP = $(BIN)/python -m pip
@@ -78,27 +84,40 @@ $(BIN)/pip:
 	$(STEP) "Making the Python environment $(VENV)" $(PYTHON) -m venv $(VENV)
 	$(STEP) "Updating pip" $(PIP) install --upgrade pip
 
-# One stamp a set of extras, such as `test` or `test,trainers`; a changed pyproject.toml installs again.
-$(VENV)/.installed-%: pyproject.toml | $(BIN)/pip
-	$(STEP) "Installing this package with its extra '$*' into $(VENV)" $(PIP) install --editable ".[$*]"
-	@touch $@
+# `$(call install,FOLDER,WHAT)` installs into an environment, which it makes where there is none.
+install = sh -ec 'test -x $(1)/bin/python || $(PYTHON) -m venv --without-pip $(1); $(PIP) --python $(1)/bin/python install $(2)'
+SAY = $(PYTHON) .ci/step
 
-$(TRAINERS)/.installed-%: pyproject.toml | $(BIN)/pip
-	test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv --without-pip $(TRAINERS)
-	$(PIP) --python $(TRAINERS)/bin/python install --quiet "$(TORCH)"
-	PYTHONWARNINGS=ignore $(PIP) --python $(TRAINERS)/bin/python install --quiet --editable ".[$*]"
-	touch $@
+# One stamp a set of extras, such as `test` or `test,trainers`; what pyproject.toml says of them installs again.
+$(VENV)/.installed-%: FORCE | $(BIN)/pip
+	$(CACHED) $@ pyproject.toml -- $(SAY) "Installing this package with its extra '$*' into $(VENV)" \
+		$(PIP) install --editable ".[$*]"
+
+$(TRAINERS)/.installed-%: FORCE | $(BIN)/pip
+	$(CACHED) $(TRAINERS)/.torch -- $(SAY) "Installing $(TORCH) into $(TRAINERS)" $(call install,$(TRAINERS),"$(TORCH)")
+	$(CACHED) $@ pyproject.toml $(TRAINERS)/.torch -- $(SAY) "Installing this package with its extra '$*' into $(TRAINERS)" \
+		$(call install,$(TRAINERS),--editable ".[$*]")
 
 # After `build/installed`, where make runs several jobs: both write gymnasium_bridge.egg-info.
-$(DOCS)/.installed-%: pyproject.toml | build/installed
-	test -x $(DOCS)/bin/python || $(PYTHON) -m venv --without-pip $(DOCS)
-	$(PIP) --python $(DOCS)/bin/python install --quiet --editable ".[$*]"
-	touch $@
+$(DOCS)/.installed-%: FORCE | build/installed
+	$(CACHED) $@ pyproject.toml -- $(SAY) "Installing this package with its extra '$*' into $(DOCS)" \
+		$(call install,$(DOCS),--editable ".[$*]")
 
-$(OLD)/.installed: $(OLD_WHEEL) tests/old_peer/requirements.txt | $(BIN)/pip
-	rm -rf $(OLD) && $(PYTHON) -m venv --without-pip $(OLD)
-	$(PIP) --python $(OLD)/bin/python install --quiet $(OLD_WHEEL) --requirement tests/old_peer/requirements.txt
-	touch $@
+$(OLD)/.installed: FORCE | $(BIN)/pip
+	$(CACHED) $@ $(OLD_WHEEL) tests/old_peer/requirements.txt -- $(SAY) "Installing an older version into $(OLD)" \
+		$(call install,$(OLD),--force-reinstall $(OLD_WHEEL) --requirement tests/old_peer/requirements.txt)
+
+# A target, and how long it took: where several run side by side.
+timed-%: FORCE
+	@began=$$(date +%s); code=0; $(MAKE) --no-print-directory '$*' || code=$$?; \
+		echo "== make $*: $$(($$(date +%s) - began)) s"; exit $$code
+
+# Environments by names without a folder, as `timed-%` takes them.
+env-old: $(OLD)/.installed
+env-peers: $(PEERS)/.installed
+env-trainers: $(TRAINERS)/.installed-test,trainers
+env-openenv:
+	@$(MAKE) --no-print-directory $(OPENENV)/.installed || echo "OpenEnv could not be installed: its tests are skipped"
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/gymnasium-bridge demo
@@ -121,7 +140,7 @@ test-core:
 	PYTHONWARNINGS=ignore .venv-core/bin/python -m pip install --quiet --editable ".[test-core]"
 	.venv-core/bin/python -m pytest $(CORE_TESTS)
 
-# VERSIONS names some environments; none: all of tests/versions/environments.py, and the table of docs/transports.md.
+# VERSIONS names some environments; none: all of tests/versions/environments.py, and the table of tests/versions/README.md.
 # FEATURE names folders of `bridge`, one or several.
 test-without: | $(BIN)/pip
 	$(BIN)/python -m tests.without $(FEATURE)
@@ -135,7 +154,7 @@ test-pins: $(VENV)/.installed-test
 	TORCH="$(TORCH)" $(BIN)/python -m tests.pins.environments
 	$(BIN)/python -m pytest tests/pins --write
 
-# STANDALONE names some environments of tests/standalone/environments.py; none: all of them, and the table of docs/environments.md.
+# STANDALONE names some environments of tests/standalone/environments.py; none: all of them, and the table of tests/standalone/README.md.
 test-standalone: $(VENV)/.installed-test
 	$(BIN)/python -m tests.standalone.environments $(PYTHONS) --only $(STANDALONE)
 	$(PYTEST) tests/standalone --only "$(STANDALONE)" $(if $(STANDALONE),,--write)
@@ -150,18 +169,14 @@ test-trainers: $(TRAINERS)/.installed-test,trainers
 	-$(MAKE) $(TRAINERS)/.archives # without them their tests are skipped with a word
 	$(TRAINERS)/bin/python -m pytest tests/trainers
 
-$(PEERS)/.installed: Makefile | $(BIN)/pip
-	test -x $(PEERS)/bin/python || $(PYTHON) -m venv --without-pip $(PEERS)
-	$(PIP) --python $(PEERS)/bin/python install --quiet $(PEERS_PACKAGES)
-	touch $@
+$(PEERS)/.installed: FORCE | $(BIN)/pip
+	$(CACHED) $@ -- $(SAY) "Installing other packages into $(PEERS)" $(call install,$(PEERS),$(PEERS_PACKAGES))
 
 test-peers: $(VENV)/.installed-test $(PEERS)/.installed
 	$(BIN)/python -m pytest tests/test_peers.py
 
-$(OPENENV)/.installed: Makefile | $(BIN)/pip
-	test -x $(OPENENV)/bin/python || $(PYTHON) -m venv --without-pip $(OPENENV)
-	$(PIP) --python $(OPENENV)/bin/python install --quiet $(OPENENV_PACKAGES)
-	touch $@
+$(OPENENV)/.installed: FORCE | $(BIN)/pip
+	$(CACHED) $@ -- $(SAY) "Installing OpenEnv into $(OPENENV)" $(call install,$(OPENENV),$(OPENENV_PACKAGES))
 
 test-openenv: $(VENV)/.installed-test $(OPENENV)/.installed
 	$(BIN)/python -m pytest tests/test_openenv_peer.py
@@ -202,14 +217,19 @@ check-web: $(WEB_CHECKS)/.installed
 # This package without links into the clone, which neither pyright nor MkDocs can follow to `bridge.wrappers`.
 .PHONY: build/installed
 build/installed: | $(BIN)/pip
-	rm -rf $@ && $(PIP) install --quiet --no-deps --target $@ .
+	$(CACHED) $@/.installed pyproject.toml bridge wrappers -- sh -ec 'rm -rf $@; $(PIP) install --quiet --no-deps --target $@ .'
 
 check-calls: $(WEB_CHECKS)/.installed $(VENV)/.installed-test build/installed
 	$(WEB_CHECKS)/.bin/pyright --pythonpath $(BIN)/python --project tests/web_checks/pyrightconfig.json
 
-$(WEB_CHECKS)/.installed: tests/web_checks/package.json
-	$(STEP) "Installing ESLint, TypeScript and pyright" npm install --no-audit --no-fund --no-package-lock --prefix tests/web_checks
-	@touch $@
+$(WEB_CHECKS)/.installed: FORCE
+	$(CACHED) $@ tests/web_checks/package.json -- $(SAY) "Installing ESLint, TypeScript and pyright" \
+		npm install --no-audit --no-fund --no-package-lock --prefix tests/web_checks
+
+# grpc-js, a peer of tests/test_proxies.py.
+tests/grpcjs/node_modules/.installed: FORCE
+	$(CACHED) $@ tests/grpcjs/package.json -- $(SAY) "Installing grpc-js" \
+		npm install --no-audit --no-fund --no-package-lock --prefix tests/grpcjs
 
 bench: $(VENV)/.installed-test
 	-$(MAKE) $(VENV)/.installed-bench # a peer that cannot be installed is skipped with a word

@@ -60,7 +60,7 @@ _FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 _SPAWN: Any = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
 if _FORKS:
     _SPAWN.set_forkserver_preload(["benchmarks.attackers", "bridge.web.gateway"])
-_PAGE = Path(__file__).parents[1] / "docs" / "security.md"
+_PAGE = Path(__file__).parent / "attacks.md"
 
 
 # Attackers
@@ -451,7 +451,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (default: 3)")
     parser.add_argument("--rounds", type=int, default=5, help="of which medians are shown (default: 5)")
     parser.add_argument("--servers", default=",".join(SERVERS), help="some of http2,grpcio,gateway (default: all)")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/security.md")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/attacks.md")
     add_busy(parser)
     arguments = parser.parse_args(argv)
     names = list(ATTACKS) if arguments.rows is None else _chosen(arguments.rows)

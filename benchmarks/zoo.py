@@ -1,4 +1,4 @@
-"""Third-party environments, served and compared with the local ones: the table of `docs/environments.md`.
+"""Third-party environments, served and compared with the local ones: the table of `benchmarks/zoo.md`.
 
 `make zoo` installs the packages of `PACKAGES` in an environment of its own and runs this. Each environment is played in
 a process of its own, so that none disturbs another:
@@ -39,7 +39,7 @@ from tests.support import assert_identical
 
 __all__ = ["ZOO", "Entry", "main", "play"]
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "environments.md"
+PAGE = Path(__file__).resolve().parent / "zoo.md"
 COLUMNS = {"python": "300 steps", "vector": "vector", "lanes": "4 lanes", "frames": "frames", "cli": "CLI"}
 """The comparisons, and the name of each in the table."""
 TIMEOUT = 60.0
@@ -385,7 +385,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Play the zoo and print the table; return 1 where something is not as it should be."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.zoo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="*", metavar="PACKAGE", help="packages to play (default: all)")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/environments.md")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/zoo.md")
     parser.add_argument("--entry", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--lanes", type=int, default=1, help=argparse.SUPPRESS)

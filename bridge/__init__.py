@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from bridge.core.client.envs.env import RemoteEnv
     from bridge.core.client.envs.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.core.client.envs.vector_env import RemoteVectorEnv
+    from bridge.core.client.messages import MessageReply, MessageTarget
     from bridge.core.client.schemes import Scheme
     from bridge.core.client.slots.slot import SlotState
+    from bridge.core.encoding.message_form import MessageForm
     from bridge.core.encoding.space_json import register_space
     from bridge.core.server.auth import Auth
     from bridge.core.server.calls import ServedSession
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     )
     from bridge.core.transport.credentials import TLS, ClientCredentials
     from bridge.core.worlds.environment import Transition
+    from bridge.core.worlds.messages import AskedMessage, MessageHandler, MessagePart, SessionMessage
     from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
     from bridge.core.worlds.realtime_options import RealTime
     from bridge.core.worlds.turns import Decision, Turn, TurnPacer
@@ -41,12 +44,15 @@ if TYPE_CHECKING:
     from bridge.facade.server import Server
     from bridge.recording.record import Recording
     from bridge.recording.recorder import Recorder
+    from bridge.states.bounds import States
+    from bridge.states.saved import SavedState
     from bridge.version import __version__
     from bridge.web.site import Web
 
 __all__ = [
     "TLS",
     "Admitted",
+    "AskedMessage",
     "Auth",
     "ClientCredentials",
     "ConnectionHandler",
@@ -62,6 +68,11 @@ __all__ = [
     "HttpRequest",
     "Limits",
     "Listener",
+    "MessageForm",
+    "MessageHandler",
+    "MessagePart",
+    "MessageReply",
+    "MessageTarget",
     "Observer",
     "Port",
     "PortProtocol",
@@ -72,11 +83,14 @@ __all__ = [
     "RemoteParallelEnv",
     "RemoteVectorEnv",
     "Route",
+    "SavedState",
     "Scheme",
     "ServedSession",
     "Server",
+    "SessionMessage",
     "SessionRoute",
     "SlotState",
+    "States",
     "TimeAction",
     "Transition",
     "Turn",
@@ -113,10 +127,12 @@ provide(
     gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
     environment_properties="bridge.facade.environment_properties:ENVIRONMENT_PROPERTIES",
     as_policy="bridge.facade.policies:as_policy",
+    client_methods="bridge.facade.client_methods:CLIENT_METHODS",
 )
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
 _PLACES = {
+    "AskedMessage": "bridge.core.worlds.messages",
     "Admitted": "bridge.core.server.port",
     "Auth": "bridge.core.server.auth",
     "ClientCredentials": "bridge.core.transport.credentials",
@@ -133,6 +149,12 @@ _PLACES = {
     "HttpRequest": "bridge.core.server.http11",
     "Limits": "bridge.facade.limits",
     "Listener": "bridge.core.worlds.observers",
+    "SessionMessage": "bridge.core.worlds.messages",
+    "MessageForm": "bridge.core.encoding.message_form",
+    "MessageHandler": "bridge.core.worlds.messages",
+    "MessagePart": "bridge.core.worlds.messages",
+    "MessageReply": "bridge.core.client.messages",
+    "MessageTarget": "bridge.core.client.messages",
     "Observer": "bridge.core.worlds.observers",
     "Port": "bridge.core.server.port",
     "PortProtocol": "bridge.core.server.port",
@@ -142,6 +164,7 @@ _PLACES = {
     "TurnPacer": "bridge.core.worlds.turns",
     "Recorder": "bridge.recording.recorder",
     "Recording": "bridge.recording.record",
+    "SavedState": "bridge.states.saved",
     "RemoteEnv": "bridge.core.client.envs.env",
     "RemoteParallelEnv": "bridge.core.client.envs.parallel_env",
     "RemoteVectorEnv": "bridge.core.client.envs.vector_env",
@@ -151,6 +174,7 @@ _PLACES = {
     "Server": "bridge.facade.server",
     "SessionRoute": "bridge.core.server.port",
     "SlotState": "bridge.core.client.slots.slot",
+    "States": "bridge.states.bounds",
     "TLS": "bridge.core.transport.credentials",
     "TimeAction": "bridge.core.adapters.timed",
     "Web": "bridge.web.site",

@@ -27,6 +27,11 @@ PAGES = {
     "changes.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "examples.md": "examples/README.md",
+    "recording-format.md": "proto/recording-format.md",
+    "attacks.md": "benchmarks/attacks.md",
+    "zoo.md": "benchmarks/zoo.md",
+    "versions.md": "tests/versions/README.md",
+    "old-pythons.md": "tests/standalone/README.md",
 }
 
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")

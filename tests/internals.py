@@ -57,8 +57,8 @@ HELPERS = {
     ),
     "tests/support.py": (
         "worlds, registries and sessions without a server; spaces as tensors, with any Gymnasium",
-        """core.encoding.space_json core.encoding.spaces core.gymnasium_versions core.server.registry
-        core.server.session core.worlds.base
+        """core.encoding.space_json core.encoding.spaces core.gymnasium_versions
+        core.server.registry core.server.session core.worlds.base
         core.worlds.isolation core.worlds.multi_agent.joint_steps core.worlds.sources.parallel_source
         core.worlds.realtime_options core.worlds.sources.source""",
     ),

@@ -1,4 +1,4 @@
-"""A reader of recordings written from `docs/recordings.md` alone: it imports nothing of the package."""
+"""A reader of recordings written from `proto/recording-format.md` alone: it imports nothing of the package."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge import Limits, RealTime
+from bridge import Limits, RealTime, SessionMessage
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import unpack_tensor
 from bridge.core.gymnasium_versions import dict_space, discrete_space
@@ -38,6 +38,7 @@ from bridge.core.worlds.sources.parallel_source import ParallelSource
 from bridge.core.worlds.sources.source import EnvSource
 from bridge.testing import Inspector, LocalRuntime
 from tests.inside import registry_of
+from tests.preloaded import AVAILABLE, Program
 
 everywhere = pytest.mark.parametrize("isolation", [None, "process"], indirect=True, ids=["here", "isolated"])
 """Runs a test with environments in the server's process, and in processes of their own."""
@@ -167,16 +168,18 @@ def import_box2d() -> bool:
 
 
 @contextmanager
-def server_process(*arguments: str, deadline: float = 60.0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server_process(*arguments: str, deadline: float = 60.0, fresh: bool = False) -> Iterator[tuple[Any, str]]:
     """Run a server in a process of its own: a script that prints its URL in a line; yield the process and the URL.
 
     Its standard input is a pipe, for scripts that take commands.
+
+    Args:
+        arguments: The script, and its arguments.
+        deadline: Seconds until the line.
+        fresh: Start an interpreter, for tests of what is imported or how much memory is used; otherwise the process is
+            forked from one that has imported it all.
     """
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-c", *arguments]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment
-    )
+    process = start_fresh(*arguments) if fresh or not AVAILABLE else Program("-c", *arguments, pipe=True)
     try:
         assert process.stdout is not None
         with selectors.DefaultSelector() as selector:
@@ -189,6 +192,15 @@ def server_process(*arguments: str, deadline: float = 60.0) -> Iterator[tuple[su
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def start_fresh(*arguments: str) -> subprocess.Popen[str]:
+    """Start an interpreter with a script, its input and output by pipes."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-c", *arguments]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=environment
+    )
 
 
 SERVE = """
@@ -275,10 +287,15 @@ def _clocked(fps: float | None, realtime: RealTime | None, **options: Any) -> Re
 
 
 def direct_registry(
-    source: Any, limits: Limits | None = None, runtime: LocalRuntime | None = None, **options: Any
+    source: Any,
+    limits: Limits | None = None,
+    runtime: LocalRuntime | None = None,
+    messages: Iterable[SessionMessage] = (),
+    **options: Any,
 ) -> Any:
     """A registry of worlds without a server: a `Direct` one, whose `runtime` sessions may share."""
     runtime = runtime or LocalRuntime()
+    options["messages"] = list(messages)
     return Direct(Registry(source, limits or Limits(), runtime, **options), runtime)
 
 
@@ -364,6 +381,15 @@ def sampled(values: Iterable[Any], every: int, first: int = 0, *, slow: bool = F
         else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark)
         for index, value in enumerate(values)
     ]
+
+
+def chosen(values: Iterable[Any], is_chosen: Callable[..., bool]) -> list[Any]:
+    """Return parameters of which all but `make test-all` play only those for which a function says so.
+
+    A tuple is one set of several parameters, with which the function is called.
+    """
+    sets = [(value, value if isinstance(value, tuple) else (value,)) for value in values]
+    return [value if is_chosen(*each) else pytest.param(*each, marks=pytest.mark.repeat) for value, each in sets]
 
 
 def stable_id(value: Any) -> str:

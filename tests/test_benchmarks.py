@@ -216,7 +216,7 @@ def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sampled(MEASUREMENTS, 5))
 def test_a_measurement_is_refused_while_another_runs_which_is_named(name: str) -> None:
-    with server_process(MEASURE) as (process, said):
+    with server_process(MEASURE, fresh=True) as (process, said):
         assert said == "measuring"
         done = measure(f"benchmarks.{name}")
     assert done.returncode == 2
@@ -228,7 +228,7 @@ def test_a_measurement_is_refused_while_another_runs_which_is_named(name: str) -
 @pytest.mark.slow
 def test_two_measurements_at_once_are_both_marked_and_one_that_was_killed_holds_nobody_up(tmp_path: Path) -> None:
     tiny = ("sync-64", "--rounds", "1", "--seconds", "0.01", "--busy", "--results", str(tmp_path))
-    with server_process(MEASURE) as (process, _):
+    with server_process(MEASURE, fresh=True) as (process, _):
         beside = measure("benchmarks", *tiny)
         assert process.stdin is not None
         assert process.stdout is not None
@@ -241,6 +241,6 @@ def test_two_measurements_at_once_are_both_marked_and_one_that_was_killed_holds_
     (named,) = json.loads(path.read_text("utf-8"))["beside"]
     assert named.startswith(f"python -m benchmarks.other (process {process.pid}")
     assert "machine BUSY, do not compare these figures: python -m benchmarks (process " in other
-    with server_process(MEASURE):
+    with server_process(MEASURE, fresh=True):
         pass  # is killed at the end
     assert "python -m benchmarks.other" not in measure("benchmarks", *tiny).stdout

@@ -141,7 +141,8 @@ def test_two_packages_with_a_command_of_one_name_are_both_told(
 
 def test_the_command_of_the_page_on_plugins_runs(install: Install) -> None:
     page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
-    blocks = dict(re.findall(r'^```\w+ title="(.*?)"\n(.*?)^```', page, re.MULTILINE | re.DOTALL))
+    section = page.partition("\n## A sub-command\n")[2].partition("\n## ")[0]
+    blocks = dict(re.findall(r'^```\w+ title="(.*?)"\n(.*?)^```', section, re.MULTILINE | re.DOTALL))
     project = tomllib.loads(blocks["pyproject.toml"])["project"]
     install(
         project["name"],

@@ -22,7 +22,7 @@ def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() 
         name
         for name, parameter in parameters.items()
         if parameter.kind is parameter.KEYWORD_ONLY
-        and name != "start"  # of a server that a program starts later
+        and name not in ("start", "states")  # of a server that a program starts later; in a group
         and any(kind in str(parameter.annotation) for kind in ("int", "float", "str", "bool", "Literal"))
     ]
     keywords += [field.name for field in dataclasses.fields(Limits)]
@@ -43,9 +43,10 @@ def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() 
         "action_names",
         "quality",
     ]
+    keywords += ["max_states", "max_state_bytes", "state_timeout", "state_abandoned_timeout"]
     assert {"num_envs", "vectorization_mode", "env_kwargs", "host", "port", "max_connections"} <= set(keywords)
     # Lists of names are an option that is given for each of them.
-    singular = {"protocols": "protocol", "observers": "observer"}
+    singular = {"protocols": "protocol", "observers": "observer", "messages": "message"}
     assert sorted(options) == sorted(f"--{singular.get(name, name).replace('_', '-')}" for name in keywords)
     for flag, arguments in options.items():
         assert len(arguments["help"].split()) > 2, f"the docstrings say nothing of {flag}"

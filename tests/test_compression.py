@@ -131,7 +131,7 @@ def test_what_is_no_compression_is_refused_with_words() -> None:
 
 def test_an_end_without_zstd_says_what_to_install() -> None:
     without = f"import sys; sys.modules[{ZSTD!r}] = None\n"  # as where it is not installed
-    with server_process(without + SERVE, "CartPole-v1") as (_, url):
+    with server_process(without + SERVE, "CartPole-v1", fresh=True) as (_, url):
         with pytest.raises(errors.RemoteError, match=r"gymnasium-bridge\[zstd\] on the server"):
             make_remote(url, compression="zstd", timeout=20)
         client = without + (

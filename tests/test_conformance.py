@@ -641,7 +641,7 @@ def test_the_page_has_every_requirement_and_its_examples_run():
         scope["test_our_server_keeps_to_the_protocol"](server)
 
 
-def test_the_page_names_every_option_of_the_command(capsys):
+def test_the_reference_that_the_page_leads_to_names_every_option_of_the_command(capsys):
     assert bridge("check", "--help") == 0
     options = set(re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)) - {
         "--debug",
@@ -649,5 +649,7 @@ def test_the_page_names_every_option_of_the_command(capsys):
         "--seed",
         "--timeout",
     }
-    page = PAGE.read_text(encoding="utf-8")
-    assert {option for option in options if option not in page} == set()
+    assert "](reference.md#gymnasium-bridge-check)" in PAGE.read_text(encoding="utf-8")
+    reference = (PAGE.parent / "reference.md").read_text(encoding="utf-8")
+    section = reference.partition("### gymnasium-bridge check\n")[2].partition("\n### ")[0]
+    assert {option for option in options if option not in section} == set()

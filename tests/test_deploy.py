@@ -298,7 +298,7 @@ def test_the_dashboard_is_current_and_has_a_panel_for_every_metric_and_no_other(
     assert "deploy/grafana.py --check" in check
 
 
-def test_the_page_on_clusters_lists_every_metric() -> None:
-    page = (ROOT / "docs" / "cluster.md").read_text("utf-8")
+def test_the_reference_lists_every_metric() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text("utf-8")
     listed = re.findall(r"^\| `(bridge_\w+)[`{]", page, re.MULTILINE)
     assert listed == [metric.name for metric in METRICS]

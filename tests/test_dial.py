@@ -261,7 +261,8 @@ def test_a_page_of_another_site_needs_a_token_and_a_request_that_is_none_is_refu
             """Return the code that a WebSocket is closed with at once; 0: it stays open."""
             url = f"ws://127.0.0.1:{port}/{path.replace('=page', f'={name}')}"
             names = [Subprotocol(text) for text in ("dm_env_rpc.v1", *more)]
-            with connect(url, subprotocols=names, **keywords) as socket:
+            # Nobody has taken what is dialled, so nobody reads that it is closed: the default is 10 s.
+            with connect(url, subprotocols=names, close_timeout=0.2, **keywords) as socket:
                 with contextlib.suppress(TimeoutError):
                     socket.recv(timeout=0.5)
                     raise AssertionError("something came before anything was asked")

@@ -276,6 +276,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
     ],
     "plugins.md": [
         Elsewhere("tests/test_cli_commands.py"),
+        Elsewhere("tests/test_messages.py"),
         *[Elsewhere("tests/test_port_protocols.py")] * 3,
         *[Elsewhere("tests/test_schemes.py")] * 2,
         Elsewhere("tests/test_turn_pacers.py"),
@@ -286,7 +287,11 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Block({"port=50051": "port={port}", '"0.0.0.0"': '"127.0.0.1"'}, with_certificates(nothing), serves=True),
         Block({"gpu-box.lan:50051": "127.0.0.1:{port}"}, block_of("security.md", 0), after=RESET),
     ],
+    "states.md": [
+        Block({"localhost:50051": "localhost:{port}", "num_envs=64": "num_envs=4"}, CARTPOLE, after="envs.close()\n"),
+    ],
     "trainers.md": [
+        Elsewhere("tests/trainers/test_sb3_callback.py"),
         Elsewhere("tests/test_lost_slots.py"),
         Block(
             {"localhost:8000": "localhost:{port}"},

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bridge import Limits, errors, make_remote, serve_gym
 from bridge.testing import CountingEnv, ServerProcess
+from tests.preloaded import Program
 from tests.support import sampled, until
 
 pytestmark = pytest.mark.slow
@@ -184,7 +183,7 @@ print("ended", flush=True)
 @pytest.mark.parametrize("again", sampled([False, True], 2))
 def test_sigterm_drains_server_processes_and_a_second_one_stops_them(again: bool) -> None:
     root = Path(__file__).resolve().parent.parent
-    parent = subprocess.Popen([sys.executable, "-c", GROUP], stdout=subprocess.PIPE, text=True, cwd=root)
+    parent = Program("-c", GROUP, cwd=root)
     assert parent.stdout is not None
     try:
         urls = parent.stdout.readline().split()

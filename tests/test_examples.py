@@ -22,6 +22,7 @@ ELSEWHERE = {
         "skrl_ppo.py",
         "policy_sb3.py",
         "policy_torch.py",
+        "tensorboard_report.py",
     },
     "tests/fleet/test_examples.py": {"ray_training.py"},
     "tests/trainers/test_rllib.py": {"rllib_ppo.py"},

@@ -344,7 +344,7 @@ def test_a_stuck_slot_is_cut_off_at_the_deadline_and_the_others_go_on(release: t
 
 
 def test_a_server_killed_in_the_middle_of_a_step_is_told() -> None:
-    with server_process(SERVE, "CartPole-v1") as (process, url):
+    with server_process(SERVE, "CartPole-v1", fresh=True) as (process, url):
         remote = make_remote(url, timeout=20)
         remote.reset(seed=1)
         process.send_signal(signal.SIGSTOP)  # the step is under way when the server goes

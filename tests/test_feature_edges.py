@@ -23,6 +23,7 @@ FEATURES = {
     "policies": "bridge/policies",
     "recording": "bridge/recording",
     "standalone": "bridge/standalone",
+    "states": "bridge/states",
     "testing": "bridge/testing",
     "web": "bridge/web",
 }

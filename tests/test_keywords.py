@@ -192,10 +192,10 @@ def test_a_docstring_lists_every_field_and_no_other(group: Any) -> None:
 
 def test_both_ways_to_serve_have_the_same_options_after_their_own() -> None:
     gym, parallel = (list(inspect.signature(serve).parameters.values()) for serve in (serve_gym, serve_parallel))
-    shared = [parameter.name for parameter in gym[-20:]]
-    assert gym[-20:] == parallel[-20:]
+    shared = [parameter.name for parameter in gym[-23:]]
+    assert gym[-23:] == parallel[-23:]
     assert {"env_kwargs", "host", "fps", "realtime", "token", "tls", "auth", "limits", "record", "web"} <= set(shared)
-    assert {parameter.name for parameter in gym[:-20]} & {parameter.name for parameter in parallel[:-20]} == {
+    assert {parameter.name for parameter in gym[:-23]} & {parameter.name for parameter in parallel[:-23]} == {
         "env",
         "default_action",  # of one environment a value, of several agents a function
         "world",

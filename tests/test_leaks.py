@@ -65,7 +65,7 @@ def test_a_hundred_connections_at_once_leave_nothing_behind() -> None:
 
 
 def test_a_server_in_another_process_is_left_as_it_was() -> None:
-    with server_process(SERVE, "CartPole-v1") as (process, url):
+    with server_process(SERVE, "CartPole-v1", fresh=True) as (process, url):
         server = psutil.Process(process.pid)
         open_and_close(url, 10)
         threads, descriptors = server.num_threads(), server.num_fds()
@@ -134,7 +134,7 @@ def test_a_signal_drains_a_waiting_server_and_its_lanes_processes(number: int) -
         "    server.wait(grace=0.2)\n"
         "    print('drained', flush=True)\n"
     )
-    with server_process(script) as (process, url):
+    with server_process(script, fresh=True) as (process, url):
         envs = BlockingReset(make_vec_remote(url))
         envs.reset(seed=0)
         envs.step(np.zeros(2, np.int64))

@@ -53,7 +53,7 @@ class Pictures(gymnasium.Env):
     ],
 )
 def test_a_server_whose_clients_took_no_answers_becomes_small_again(transport, threads):
-    with server_process(SERVE_PICTURES, transport, threads) as (process, url):
+    with server_process(SERVE_PICTURES, transport, threads, fresh=True) as (process, url):
         watched = psutil.Process(process.pid)
         # A client that stays, so that nothing is given back because the server is empty.
         with make_remote(url) as env:

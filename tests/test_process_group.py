@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,17 @@ from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.errors import RemoteTimeoutError, SettingError, StartError
 from bridge.facade.process_group import ServerGroup
 from bridge.wrappers import BlockingReset
+from tests.preloaded import Program
 from tests.support import assert_identical, sampled
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Any]:
+    """Two servers in processes, of worlds of two lanes, for the tests that leave them as they are."""
+    with serve_gym("CartPole-v1", processes=2, num_envs=2) as servers:
+        yield servers
 
 
 class WhoAmI(gymnasium.Env[Any, Any]):
@@ -78,26 +87,26 @@ def test_each_server_has_a_process_and_a_url_and_all_end_with_stop(tmp_path: Pat
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="a server is suspended, which needs POSIX")
-def test_an_answer_that_came_too_late_is_not_that_of_the_next_question() -> None:
-    with serve_gym("CartPole-v1", processes=2) as server:
-        os.kill(server.pids[1], signal.SIGSTOP)
-        server.status()  # until its deadline
-        os.kill(server.pids[1], signal.SIGCONT)
-        with make_remote(server.urls[1]):
-            assert server.connections == 1
+def test_an_answer_that_came_too_late_is_not_that_of_the_next_question(group: Any) -> None:
+    os.kill(group.pids[1], signal.SIGSTOP)
+    try:
+        group.status()  # until its deadline
+    finally:
+        os.kill(group.pids[1], signal.SIGCONT)
+    with contextlib.closing(make_vec_remote(group.urls[1])):
+        assert group.connections == 1
 
 
-def test_trajectories_over_processes_equal_those_of_sync_vector_env() -> None:
-    with serve_gym("CartPole-v1", processes=2, num_envs=2) as server:
-        envs = BlockingReset(make_vec_remote(server.urls))
-        local = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
-        local.action_space.seed(3)
-        assert_identical(envs.reset(seed=7), local.reset(seed=7))
-        for _ in range(60):
-            actions = local.action_space.sample()
-            assert_identical(envs.step(actions), local.step(actions))
-        envs.close()
-        local.close()
+def test_trajectories_over_processes_equal_those_of_sync_vector_env(group: Any) -> None:
+    envs = BlockingReset(make_vec_remote(group.urls))
+    local = gymnasium.make_vec("CartPole-v1", num_envs=4, vectorization_mode="sync")
+    local.action_space.seed(3)
+    assert_identical(envs.reset(seed=7), local.reset(seed=7))
+    for _ in range(60):
+        actions = local.action_space.sample()
+        assert_identical(envs.step(actions), local.step(actions))
+    envs.close()
+    local.close()
 
 
 def test_a_server_that_cannot_start_is_told_with_its_own_words() -> None:
@@ -199,7 +208,7 @@ def test_processes_that_are_killed_are_told_and_none_that_is_left_is_an_error(ca
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
 @pytest.mark.parametrize("number", sampled([signal.SIGKILL, signal.SIGTERM, signal.SIGINT], 3))
 def test_processes_end_with_their_parent_whatever_ends_it(number: signal.Signals) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    parent = Program("-c", PARENT)
     assert parent.stdout is not None
     try:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
@@ -265,7 +274,7 @@ signal.pause()
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_servers_end_with_their_parent_though_a_forked_process_lives_on() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", FORKED_AND_KILLED], stdout=subprocess.PIPE, text=True)
+    parent = Program("-c", FORKED_AND_KILLED)
     assert parent.stdout is not None
     child = None
     try:
@@ -285,24 +294,23 @@ def test_servers_end_with_their_parent_though_a_forked_process_lives_on() -> Non
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_process_of_multiprocessing_leaves_the_servers_to_its_parent() -> None:
-    with serve_gym("CartPole-v1", processes=2) as server:
-        child = multiprocessing.get_context("fork").Process(target=server.stop)
-        child.start()
-        child.join(30)
-        hangs = child.is_alive()
-        child.kill()
-        child.join()
-        assert not hangs
-        assert child.exitcode == 0
-        for url in server.urls:
-            env = make_remote(url)
-            env.reset(seed=0)
-            env.close()
+def test_a_process_of_multiprocessing_leaves_the_servers_to_its_parent(group: Any) -> None:
+    child = multiprocessing.get_context("fork").Process(target=group.stop)
+    child.start()
+    child.join(30)
+    hangs = child.is_alive()
+    child.kill()
+    child.join()
+    assert not hangs
+    assert child.exitcode == 0
+    for url in group.urls:
+        envs = make_vec_remote(url)
+        envs.reset(seed=0)
+        envs.close()
 
 
 @pytest.mark.slow
-def test_the_metrics_ports_of_all_servers_are_known() -> None:
+def test_the_metrics_ports_of_all_servers_are_known(group: Any) -> None:
     with serve_gym("CartPole-v1", processes=2, metrics_port=0) as server:
         assert isinstance(server, ServerGroup)
         assert server.metrics_port == server.metrics_ports[0]
@@ -310,7 +318,5 @@ def test_the_metrics_ports_of_all_servers_are_known() -> None:
         for port in server.metrics_ports:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
                 assert b"bridge_connections" in answer.read()
-    with serve_gym("CartPole-v1", processes=2) as server:
-        assert isinstance(server, ServerGroup)
-        assert server.metrics_port is None
-        assert server.metrics_ports == []
+    assert group.metrics_port is None
+    assert group.metrics_ports == []

@@ -39,6 +39,12 @@ PAGES = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "SECURITY.md",
+    "benchmarks/attacks.md",
+    "benchmarks/zoo.md",
+    "examples/README.md",
+    "proto/recording-format.md",
+    "tests/standalone/README.md",
+    "tests/versions/README.md",
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
 ]
 LOCAL = "grpc://127.0.0.1:50051"
@@ -131,6 +137,26 @@ def test_what_the_readme_shows_between_two_machines_works(tmp_path: Path, monkey
 
 def test_the_readme_is_short() -> None:
     assert len(README.split()) <= 650
+
+
+def pages_of_docs() -> list[Path]:
+    """The pages of docs/ that people write; the reference is generated."""
+    return [path for path in sorted((ROOT / "docs").glob("*.md")) if not path.name.startswith("reference")]
+
+
+def test_the_docs_are_at_most_20_000_words() -> None:
+    # A word has a letter or a digit: the lines of a table are none.
+    counts = {
+        path.name: sum(any(map(str.isalnum, word)) for word in path.read_text(encoding="utf-8").split())
+        for path in pages_of_docs()
+    }
+    assert sum(counts.values()) <= 20_000, counts
+
+
+@pytest.mark.parametrize("page", [path.name for path in pages_of_docs()])
+def test_a_page_begins_with_whom_it_is_for_and_what_they_will_have(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert re.match(r"# [^\n]+\n\nFor whoever [^.\n]+\. At the end you have [^.\n]+\.\n\n", text), text[:300]
 
 
 def test_the_demo_leaves_what_the_blocks_before_the_trainers_need() -> None:
@@ -261,7 +287,7 @@ def test_the_folders_of_contributing_are_there_and_its_commands_are_in_the_makef
 
 def test_the_table_of_properties_is_the_one_that_is_served() -> None:
     """D-18."""
-    text = (ROOT / "docs/protocol.md").read_text(encoding="utf-8").partition("\n## Properties\n")[2]
+    text = API.partition("\n## Properties\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| ((?:`[\w.]+`(?:, )?)+) \| (\w+) \| (.*) \|$", text, re.MULTILINE)
     listed = {name: kind for names, kind, _ in rows for name in re.findall(r"[\w.]+", names)}
     writable = {
@@ -279,7 +305,7 @@ def test_the_table_of_properties_is_the_one_that_is_served() -> None:
     missing = [key for key in expected if key not in listed]
     descriptions = {item.spec.name: item.description for item in items}
     lacking = "\n".join(f"| `{key}` | {expected[key]} | {descriptions.get(key, '')} |" for key in missing)
-    assert not missing, f"docs/protocol.md lacks these rows:\n{lacking}"
+    assert not missing, f"docs/reference.in.md lacks these rows:\n{lacking}"
     assert {key: kind for key, kind in listed.items() if expected.get(key) != kind} == {}
     assert {item.spec.name for item in items if item.is_writable} <= writable
 

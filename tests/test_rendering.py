@@ -72,7 +72,7 @@ def local(name: str) -> Any:
 def remote(name: str, keywords: dict[str, Any] | None, **more: Any) -> Iterator[gymnasium.Env[Any, Any]]:
     """A remote environment of a server in a process of its own; keywords None: which serves in its main thread."""
     arguments = [SERVE_IN_MAIN_THREAD, name] if keywords is None else [SERVE, name, json.dumps(keywords)]
-    with server_process(*arguments) as (_, url):
+    with server_process(*arguments, fresh=True) as (_, url):
         env = make_remote(url, timeout=DEADLINE, **more)
         try:
             yield env

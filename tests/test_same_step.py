@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import concatenate, create_empty_array
 
 from bridge import errors, make_vec_remote, serve_gym
 from bridge.core.encoding import values
@@ -24,7 +25,7 @@ from bridge.pb import properties_pb2
 from bridge.testing import EVERY_SPACE, CountingEnv, Proxy, SpaceEnv
 from bridge.web.gateway import serve_gateway
 from bridge.wrappers import BlockingReset
-from tests.support import assert_identical, direct_registry, direct_session, gym_source, sampled
+from tests.support import assert_identical, direct_registry, direct_session, gym_source, layout_of, sampled
 
 LANES = 4
 
@@ -45,6 +46,8 @@ class Client:
         self.specs = self.ask(join_world=pb.JoinWorldRequest()).join_world.specs
         self.uids = {spec.name: uid for uid, spec in self.specs.observations.items()}
         self.wanted = [uid for uid in sorted(self.uids.values()) if uid != self.uids["discount"]]
+        signals = {self.uids[name] for name in ("reward", "terminated", "truncated", "info")}
+        self.seen = [uid for uid in self.wanted if uid not in signals]
         ((self.action, _),) = self.specs.actions.items()
 
     def ask(self, **payload: Any) -> pb.EnvironmentResponse:
@@ -84,9 +87,32 @@ class Client:
         return found
 
     def begun(self, answer: pb.EnvironmentResponse) -> pb.EnvironmentResponse | None:
-        """The answer within an answer; None: there is none."""
-        data = values.decode_step_info(answer.step.observations[self.uids["info"]].uint8s.array).begun
-        return pb.EnvironmentResponse.FromString(data) if data else None
+        """What a Reset of the lanes that ended, and a Step, would get, by the answer to a Step; None: none ended."""
+        begun = self.message(answer)
+        if begun is None or begun.code:
+            return begun and pb.EnvironmentResponse(error=pb.Status(code=begun.code, message=begun.message))
+        whole = pb.EnvironmentResponse.FromString(answer.SerializeToString())
+        found = whole.step.observations
+        for uid, rows in zip(self.seen, begun.rows, strict=True):
+            array, lanes = np.array(unpack_tensor(found[uid])), list(begun.lanes)
+            encoded = list(self.specs.observations[uid].shape) == [-1]
+            if not encoded and array.dtype.kind in "biuf":
+                array[lanes] = np.frombuffer(rows, array.dtype).reshape(len(lanes), *array.shape[1:])
+            else:
+                items = values.decode(array.tobytes()) if encoded else array.tolist()
+                for lane, item in zip(lanes, values.decode(rows), strict=True):
+                    items[lane] = item
+                array = np.frombuffer(values.encode(items), np.uint8) if encoded else np.array(items, object)
+            found[uid].CopyFrom(pack_tensor(array))
+        for name in ("reward", "terminated", "truncated"):
+            found[self.uids[name]].CopyFrom(pack_tensor(np.zeros_like(unpack_tensor(found[self.uids[name]]))))
+        info = begun.info or values.EMPTY_DICT
+        found[self.uids["info"]].CopyFrom(pack_tensor(np.frombuffer(info, np.uint8)))
+        return whole
+
+    def message(self, answer: pb.EnvironmentResponse) -> Any:
+        """What an answer says of lanes that began their next episodes; None: nothing."""
+        return values.decode_step_info(answer.step.observations[self.uids["info"]].uint8s.array).begun
 
     def ended(self, answer: pb.EnvironmentResponse) -> Any:
         flags = (unpack_tensor(answer.step.observations[self.uids[name]]) for name in ("terminated", "truncated"))
@@ -112,6 +138,35 @@ def test_a_step_answers_what_a_reset_of_the_lanes_that_ended_and_a_step_would(na
             assert two.reset(None if ended.all() else ended).WhichOneof("payload") == "reset"
             assert_identical(one.read(begun), two.read(two.step()))
     assert {0, 1, 2} <= counts
+
+
+@pytest.mark.parametrize("name", sampled(EVERY_SPACE, 4))
+def test_rows_of_some_lanes_are_written_over_theirs_alone(name: str) -> None:
+    space, chosen = EVERY_SPACE[name](), [0, 2]
+    layout = layout_of(space, lanes=LANES)
+    space.seed(0)
+    before, after = (
+        concatenate(space, [space.sample() for _ in range(LANES)], create_empty_array(space, LANES)) for _ in range(2)
+    )
+
+    def columns_of(batch: Any) -> list[Any]:
+        columns = layout.columns(LANES)
+        for index, array in enumerate(layout.pack(batch, rounding=True)):
+            layout.write(columns, index, 0, array)
+        return [column.copy() for column in columns]
+
+    old, new, columns = columns_of(before), columns_of(after), columns_of(before)
+    for index in range(len(layout.leaves)):
+        rows = layout.pack_rows(index, after, chosen)
+        layout.write_lanes(columns, index, chosen, rows)
+        for wrong in (rows[:-1], rows + b"x", b"") if rows else ():
+            with pytest.raises(errors.TensorError):
+                layout.write_lanes(columns_of(before), index, chosen, wrong)
+        if rows:
+            with pytest.raises(errors.TensorError):
+                layout.write_lanes(columns_of(before), index, [0, 1, 2], rows)
+    for lane in range(LANES):
+        assert_identical(layout.row(columns, lane), layout.row(new if lane in chosen else old, lane))
 
 
 def test_who_does_not_ask_for_it_gets_the_beginnings_in_the_next_step() -> None:

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bridge import Observer
+from bridge import MessageForm, MessagePart, Observer, SessionMessage
 from bridge.core.encoding import values
 from bridge.core.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
@@ -26,7 +26,7 @@ KINDS = ("create_world", "join_world", "step", "reset", "reset_world", "leave_wo
 class Server:
     """The worlds of a server without a network; `envs` are those that were made, in order."""
 
-    def __init__(self, make=CountingEnv, observers=(), **kwargs):
+    def __init__(self, make=CountingEnv, observers=(), messages=(), **kwargs):
         self.envs = []
 
         def factory(**settings):
@@ -34,7 +34,7 @@ class Server:
             self.envs.append(env)
             return env
 
-        self.registry = direct_registry(gym_source(factory, **kwargs), observers=observers)
+        self.registry = direct_registry(gym_source(factory, **kwargs), observers=observers, messages=messages)
 
     def connect(self):
         return Peer(direct_session(self.registry))
@@ -111,13 +111,24 @@ def peer(server):
 
 # The table
 
+
+class Moves(MessagePart):
+    """Says that the environment is in another situation."""
+
+    def answer(self, request):
+        # Also where no episode runs: what may be gone on from is for the part to say.
+        self.stage.place(0, self.stage.whole.observation_space.sample(), {})
+        return b""
+
+
+MOVES = SessionMessage(MessageForm("moves", "tests.Moves", "tests.Moved", places=True), part=Moves)
 ENDING = {SessionState.TERMINATED: False, SessionState.INTERRUPTED: True}
 STEPS = {SessionEvent.STEP_BEGAN, SessionEvent.STEP_RAN, SessionEvent.STEP_TERMINATED, SessionEvent.STEP_INTERRUPTED}
 
 
 def brought_to(state, length=1):
     """A connection in a state, by requests alone; beside it a world `other` that nobody is in."""
-    server = Server(lambda: CountingEnv(length, truncates=ENDING.get(state, False)))
+    server = Server(lambda: CountingEnv(length, truncates=ENDING.get(state, False)), messages=[MOVES])
     peer = server.connect()
     other = server.connect().ask(create_world={}).create_world.world_name
     if state is SessionState.UNJOINED:
@@ -156,6 +167,7 @@ def test_every_pair_of_state_and_event_is_as_the_table_says(state, event):
         SessionEvent.RESET_WORLD: {"reset_world": {"world_name": own}},
         SessionEvent.LEAVE_WORLD: {"leave_world": {}},
         SessionEvent.DESTROY_WORLD: {"destroy_world": {"world_name": other}},
+        SessionEvent.PLACED: {"extension": {"type_url": MOVES.form.request_url, "value": b""}},
         SessionEvent.EXTENSION: {
             "extension": {
                 "type_url": PROPERTY_REQUEST_URL,
@@ -178,6 +190,10 @@ def test_every_pair_of_state_and_event_is_as_the_table_says(state, event):
     response = peer.ask(**request)
     if (state, event) not in TRANSITIONS:
         assert response.error.code == Code.FAILED_PRECONDITION
+        if event is SessionEvent.PLACED and state is SessionState.UNJOINED:
+            assert "a message 'moves' needs a world" in response.error.message
+            return
+        event = SessionEvent.EXTENSION if event is SessionEvent.PLACED else event
         assert f"{event.value} is not possible in the state {state.value}" in response.error.message
         assert peer.state is state
     else:
@@ -218,6 +234,7 @@ def test_the_table_holds_what_the_protocol_says_and_no_more():
     said |= {(state, SessionEvent.RESET): state for state in idle} | {
         (SessionState.RUNNING, SessionEvent.RESET): SessionState.INTERRUPTED
     }
+    said |= {(state, SessionEvent.PLACED): SessionState.RUNNING for state in {SessionState.RUNNING} | idle}
     said[SessionState.RUNNING, SessionEvent.STEP_RAN] = SessionState.RUNNING
     said[SessionState.RUNNING, SessionEvent.STEP_TERMINATED] = SessionState.TERMINATED
     said[SessionState.RUNNING, SessionEvent.STEP_INTERRUPTED] = SessionState.INTERRUPTED

@@ -1,7 +1,8 @@
 """Signals to real server processes: SIGTERM drains, SIGINT stops within 2 s, a second one ends at once.
 
 Each is tried with `bridge serve` and `Server.run()`, whose environments live in the process's main thread, and with
-`Server.wait()`, whose environments live in the serving thread.
+`Server.wait()`, whose environments live in the serving thread. Those of the first test start as users start them; the
+others are forked, which is quicker. When a server ends, for each signal, grace and client: tests/test_shutdown.py.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pytest
 
 from bridge import make_remote
 from bridge.errors import RemoteError
+from tests.preloaded import Program
 from tests.support import sampled, server_process, until
 from tests.thread_envs import BLOCKED, read_log
 
@@ -51,22 +53,35 @@ every_way = pytest.mark.parametrize("how", ["serve", "run", "wait"])
 
 
 class Served:
-    """A server process."""
+    """A server process.
 
-    def __init__(self, how: str, env_id: str, log: Path, grace: float = 2.0) -> None:
+    Args:
+        how: `serve` on the command line; `run` or `wait`: a script that calls this method.
+        env_id: Of the environment.
+        log: Where the environment writes what it does.
+        grace: Seconds that clients have to leave after SIGTERM.
+        fresh: Start an interpreter; otherwise the process is forked.
+    """
+
+    def __init__(self, how: str, env_id: str, log: Path, grace: float = 2.0, fresh: bool = False) -> None:
         self.log = log
+        self.process: Any
         if how == "serve":
             command = ["-m", "bridge", "serve", f"tests.thread_envs:{env_id}", "--env-kwargs", f"log={log}"]
         else:
             command = ["-c", SCRIPT, how, env_id, str(log), str(grace)]
-        self.process = subprocess.Popen(
-            [sys.executable, "-u", *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parent.parent,
-            start_new_session=True,
-        )
+        root = Path(__file__).parent.parent
+        if fresh:
+            self.process = subprocess.Popen(
+                [sys.executable, "-u", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=root,
+                start_new_session=True,
+            )
+        else:
+            self.process = Program(*command, session=True, cwd=root)
         self.url = ""
 
     def wait_until_it_listens(self) -> None:
@@ -106,8 +121,8 @@ def served(tmp_path: Path) -> Iterator[Callable[..., Served]]:
     """Starts server processes, and kills what is left of them."""
     started: list[Served] = []
 
-    def start(how: str, env: str = "Recording", grace: float = 2.0) -> Served:
-        started.append(Served(how, f"ThreadTests/{env}-v0", tmp_path / f"log{len(started)}", grace))
+    def start(how: str, env: str = "Recording", grace: float = 2.0, fresh: bool = False) -> Served:
+        started.append(Served(how, f"ThreadTests/{env}-v0", tmp_path / f"log{len(started)}", grace, fresh))
         started[-1].wait_until_it_listens()
         return started[-1]
 
@@ -165,7 +180,7 @@ def wait_until_refused(server: Served) -> None:
     ("how", "number"), sampled(itertools.product(["serve", "run", "wait"], [signal.SIGINT, signal.SIGTERM]), 3)
 )
 def test_a_signal_stops_a_server_that_has_no_clients(served: Any, how: str, number: int) -> None:
-    server = served(how)
+    server = served(how, fresh=True)
     with client(server):
         pass  # it serves, so it handles signals too
     server.send(number)
@@ -227,8 +242,9 @@ def test_a_drained_server_ends_as_soon_as_its_last_client_leaves(served: Any, ho
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["run", "wait"])
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("how", "second"), sampled(itertools.product(["run", "wait"], [signal.SIGTERM, signal.SIGINT]), 3)
+)
 def test_a_second_signal_ends_a_drain_at_once(served: Any, how: str, second: int) -> None:
     server = served(how, grace=60.0)
     with client(server):

@@ -83,6 +83,22 @@ def test_what_is_written_by_hand_is_read_by_hand(shape: tuple[int, ...], contain
                 assert (mine.dtype, mine.shape, mine.tobytes()) == (array.dtype, array.shape, array.tobytes())
 
 
+@pytest.mark.parametrize("around", [0, 64, 127, 1 << 14])
+def test_an_info_of_any_size_is_read_by_hand(around: int) -> None:
+    """The lengths around it take a byte more from certain sizes on, each from another one."""
+    arrays = [numbers("f4", (3,))]
+    writer, reader = make(("f4",), (3,)), make(("f4",), (3,))
+    for size in range(max(0, around - 40), around + 40):
+        info = b"i" * size
+        parts = writer.write_response(pb.RUNNING, arrays, info)
+        assert parts is not None
+        data = b"".join(parts)
+        assert pb.EnvironmentResponse.FromString(data) == response_of(arrays, pb.RUNNING, info)
+        answer = reader.read_response(data)
+        assert answer is not None
+        assert answer.info == info
+
+
 @pytest.mark.parametrize("value", [-1, 128, 2**40])
 def test_integers_of_several_bytes_are_left_to_protobuf(value: int) -> None:
     for shape in [(), (3,)]:

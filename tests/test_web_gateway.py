@@ -81,7 +81,7 @@ def test_one_page_shows_two_servers_one_is_lost_and_comes_back_and_the_other_goe
         shows(other, f"() => ({DRAWN})() > {before} + 10")
         with bridge_serve(monkeypatch, "--fps", "30", port=lost.rpartition(":")[2]):
             says(page, "#badge", "playing")
-            shows(page, "() => document.getElementById('message').hidden")
+            shows(page, "() => document.getElementById('problem').hidden")
             before = page.evaluate(DRAWN)
             shows(page, f"() => ({DRAWN})() > {before} + 5")
             page.keyboard.down("ArrowLeft")

@@ -637,7 +637,7 @@ def test_a_server_that_is_killed_and_comes_back_is_met_again_and_the_game_goes_o
             says(page, "#badge", "playing")
             before = page.evaluate("() => Number(document.getElementById('canvas').dataset.pictures ?? 0)")
             shows(page, f"() => document.getElementById('canvas').dataset.pictures > {before} + 5")
-            shows(page, "() => document.getElementById('message').hidden")
+            shows(page, "() => document.getElementById('problem').hidden")
 
 
 @pytest.mark.slow

@@ -52,6 +52,10 @@ USES = {
         "import bridge\nbridge.serve_gym('CartPole-v1', record='runs')",
         "from bridge.cli import main\nmain(['runs', 'x'])",
     ],
+    "states": [
+        "import bridge\nbridge.serve_gym('CartPole-v1', states=bridge.States())",
+        "import bridge\nwith bridge.serve_gym('CartPole-v1') as one:\n    bridge.make_remote(one.url).save_state()",
+    ],
     "web": [
         "import bridge\nbridge.serve_gym('CartPole-v1', web=True)",
         "from bridge.cli import main\nmain(['web', 'grpc://127.0.0.1:1'])",

@@ -1,10 +1,11 @@
-"""Wrappers around remote environments; and `SB3VecEnv`, imported when asked for, which needs the extra `sb3`.
+"""Wrappers around remote environments; and two names for Stable-Baselines3, imported when asked for.
 
 May be imported by the composition root.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if __name__ != "bridge.wrappers":
@@ -18,11 +19,12 @@ if TYPE_CHECKING:
     from .action_history import ActionHistory
     from .blocking_reset import BlockingReset
     from .sb3 import SB3VecEnv as SB3VecEnv
+    from .sb3_callback import SB3ReportCallback as SB3ReportCallback
     from .skip_resetting import Ready, SkipResetting
     from .throttle import Throttle
     from .transparent import Transparent
 
-# SB3VecEnv is left out: a star import must not need the extra.
+# SB3VecEnv and SB3ReportCallback are left out: a star import must not need the extra.
 __all__ = ["ActionHistory", "BlockingReset", "Ready", "SkipResetting", "Throttle", "Transparent"]
 
 _PLACES = {
@@ -33,18 +35,21 @@ _PLACES = {
     "Throttle": "bridge.wrappers.throttle",
     "Transparent": "bridge.wrappers.transparent",
 }
+_NEED_SB3 = {
+    "SB3ReportCallback": "bridge.wrappers.sb3_callback",
+    "SB3VecEnv": "bridge.wrappers.sb3",
+}
 _get, __dir__ = lazy_names(__name__, _PLACES)
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SB3VecEnv":
+    if name in _NEED_SB3:
         try:
-            from .sb3 import SB3VecEnv as SB3VecEnv
+            return getattr(importlib.import_module(_NEED_SB3[name]), name)
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "stable_baselines3":
                 raise
             raise ImportError(
-                f"SB3VecEnv needs Stable-Baselines3, which is not installed: {install_command('sb3')}"
+                f"{name} needs Stable-Baselines3, which is not installed: {install_command('sb3')}"
             ) from error
-        return SB3VecEnv
     return _get(name)

@@ -12,11 +12,13 @@ from gymnasium.vector import AutoresetMode
 
 from bridge.core.client.attributes import OwnAttributes
 from bridge.core.client.envs.vector_env import RemoteVectorEnv, slots_of
+from bridge.core.client.messages import MessageReply, MessageWriter
 from bridge.core.client.options import checked_timeout
 from bridge.core.client.slots.results import Results
 from bridge.core.client.slots.stepper import Received
 from bridge.core.client.slots.waiting import OnLost
 from bridge.core.client.world.remote_record import RemoteReport
+from bridge.core.encoding.message_form import MessageForm
 from bridge.core.encoding.tensors import Array
 from bridge.core.gymnasium_versions import BatchWrapper
 from bridge.core.provided import provided
@@ -308,6 +310,17 @@ class BlockingReset(OwnAttributes, BatchWrapper):
             observed = np.where(self._reset_mask, observed, self._observed)
         results.common["valid"] = observed if pending == "reset" else observed & self._observed
         self._observed = observed.copy()
+
+    def send_message(self, form: MessageForm, write: MessageWriter, slots: Sequence[int] | None = None) -> MessageReply:
+        """Send a message of a feature, or of another package; as `RemoteVectorEnv.send_message`, with a batch."""
+        answers = self.env.begin_message(form, write, slots)
+        mask: Array = np.zeros(self.num_envs, np.bool_)
+        for answer in answers:
+            mask[list(answer.target.slots)] = answer.placed
+        if not mask.any():
+            return MessageReply(answers)
+        self._reset_mask = mask
+        return MessageReply(answers, self.reset_wait())
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Apply actions to some slots and return at once; as `RemoteVectorEnv.send`."""

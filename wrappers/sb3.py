@@ -148,13 +148,18 @@ class SB3VecEnv(OwnAttributes, VecEnv):
         """Return observations, float32 rewards, dones, each `(num_envs,)`, and a list with each slot's info."""
         results = self._envs.wait_for_all("step")
         self._stepping = False
-        infos, batch, dones = results.own_infos(), results.batch, results.ended
+        batch, dones = results.batch, results.ended
         # As DummyVecEnv says it: where it is True, algorithms bootstrap with the value of the terminal observation.
         cut_off: list[bool] = (batch.truncations & ~batch.terminations).tolist()
-        for info, cut in zip(infos, cut_off, strict=True):
-            info["TimeLimit.truncated"] = cut
+        infos: list[dict[str, Any]]
+        if results.has_infos:
+            infos = results.own_infos()
+            for info, cut in zip(infos, cut_off, strict=True):
+                info["TimeLimit.truncated"] = cut
+        else:  # as nearly always
+            infos = [{"TimeLimit.truncated": cut} for cut in cut_off]
         if results.begun is not None:
-            ended = np.flatnonzero(dones).tolist()
+            ended = dones.nonzero()[0].tolist()
             for slot, first in zip(ended, results.begun.own_infos(ended), strict=True):
                 infos[slot]["terminal_observation"] = results.row(slot)
                 self.reset_infos[slot] = first
@@ -166,6 +171,10 @@ class SB3VecEnv(OwnAttributes, VecEnv):
     def close(self) -> None:
         """Leave the worlds and disconnect. May be called twice."""
         self._envs.close()
+
+    def report(self) -> dict[str, float]:
+        """Return the numbers of `RemoteVectorEnv.report`, which `SB3ReportCallback` writes to TensorBoard."""
+        return self._remote.report()
 
     def _slots(self, indices: int | Iterable[int] | None) -> list[int]:
         """Return the slots that some indices name, as those of a list: -1 is the last one."""

@@ -62,7 +62,8 @@ _SECTIONS = {
     "several agents": "missing_agent agent_timeout agents match countdown patience",
     "page in a browser": "web web_hosts openenv",
     "recording": "",
-    "other packages": "observers",
+    "other packages": "observers messages message_options",
+    "states of environments": "",
     "limits": "",
 }
 """The sections of the help, in order, and the keywords in each."""
@@ -73,6 +74,7 @@ _SECTION_OF_GROUP = {
     "auth": "access",
     "record": "recording",
     "web": "page in a browser",
+    "states": "states of environments",
 }
 _METAVARS = {
     "unix_path": "PATH",
@@ -104,12 +106,13 @@ _USUAL: tuple[str, ...] = (
 )
 _USUAL += ("--processes", "--isolation", "--fps", "--web", "--record", "--metrics-port")
 """What `--help` shows, in order."""
-_NAMED = {"protocols": "--protocol", "observers": "--observer"}
+_NAMED = {"protocols": "--protocol", "observers": "--observer", "messages": "--message"}
 """The keywords that list names, each with its option, which is given once for each of them."""
 _NAMED_TEXTS = {
     "protocols": "also speak this protocol at the port: one that another package has, or websocket, for ws:// clients "
     "without a page",
     "observers": "have this observer of another package told of the worlds and of what environments do",
+    "messages": "let clients send this message of another package about their environments",
 }
 _KIND = {True: "an environment of several agents", False: "a Gymnasium environment"}
 
@@ -241,6 +244,8 @@ def _option(name: str, keyword: _Keyword, known: Mapping[str, _Keyword]) -> dict
     if name in _NAMED:
         text = f"{_NAMED_TEXTS[name]}; may be given several times"
         return {**options, "help": text, "dest": name, "action": "append", "metavar": "NAME"}
+    if name == "message_options":
+        return {**options, "nargs": "+", "metavar": "NAME.KEY=VALUE", "action": "extend"}
     choices = re.fullmatch(r"(bool \| )?Literal\[(.*)\]( \| None)?", annotation)
     if "Policy" in annotation:
         text = f"{text}. A function is given as MODULE:FUNCTION"
@@ -371,6 +376,17 @@ def read_pairs(pairs: Sequence[str], option: str = "--env-kwargs") -> dict[str, 
     return found
 
 
+def _read_named_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
+    """Read NAME.KEY=VALUE pairs, each value as `read_pairs` does; return a dict for each name."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, dot, rest = pair.partition(".")
+        if not dot or "=" in name:
+            raise SettingError(f"expected {option} to be NAME.KEY=VALUE, got {pair!r}")
+        found.setdefault(name, {}).update(read_pairs([rest], option))
+    return found
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal."""
     names = {*_keywords(serve_gym), *_keywords(serve_parallel)}
@@ -379,7 +395,8 @@ def run(arguments: argparse.Namespace) -> int:
         keywords["agents"] = find_policies(keywords["agents"])
     for name, value in keywords.items():
         if isinstance(value, list) and name not in _NAMED:
-            keywords[name] = read_pairs(value, flag_of(name))
+            read = _read_named_pairs if name == "message_options" else read_pairs
+            keywords[name] = read(value, flag_of(name))
     with server_logging(arguments.verbose, arguments.quiet):
         return _serve(arguments, keywords)
 

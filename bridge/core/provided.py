@@ -29,7 +29,8 @@ def provided(name: str) -> Any:
     """Return what the composition root provides by this name.
 
     `serve_gym` and `make_vec_remote` are the functions of these names, `server` is the class of servers;
-    `other_schemes` says for errors which URL schemes there are beside those of servers; `groups` the dataclasses that
+    `other_schemes` says for errors which URL schemes there are beside those of servers; `client_methods` is a dict of
+    what `added_method` of the client finds; `groups` the dataclasses that
     its keywords take, by keyword; `gateway_schemes` the `bridge.web.gateway.schemes.GatewayScheme` objects of this
     package; `environment_properties` the `bridge.core.worlds.env_properties.EnvironmentProperty` objects of its
     features; `as_policy` the function that returns the policy that a user names by a function, `"random"` or a URL.

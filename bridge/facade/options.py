@@ -7,12 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from bridge.core.extras import feature
+from bridge.core.extras import feature, has_feature
 from bridge.core.server.auth import Auth, Security, ServingKeywords, ServingOptions
 from bridge.core.server.registry import Overview, WorldSource
 from bridge.core.server.server import Transport
 from bridge.core.transport.credentials import TLS
 from bridge.core.worlds.isolation import Isolation, start_method
+from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
 from bridge.errors import SettingError
 from bridge.facade.limits import Limits, checked_limits
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from bridge.core.server.port import PortProtocol
     from bridge.core.worlds.realtime_options import RealTime
     from bridge.recording.record import Recording
+    from bridge.states.bounds import States
     from bridge.web.site import Web
 
 __all__ = ["GROUPS", "ServerKeywords", "ServerOptions"]
@@ -35,6 +37,7 @@ GROUPS: dict[str, type | str] = {
     "tls": TLS,
     "auth": Auth,
     "web": "bridge.web.site:Web",
+    "states": "bridge.states.bounds:States",
 }
 """The dataclasses that keywords take, by keyword; the command line has an option for each field of theirs.
 
@@ -63,6 +66,9 @@ class ServerKeywords(ServingKeywords, total=False):
     web: bool | Web
     protocols: Sequence[PortProtocol | str]
     observers: Sequence[Observer | str]
+    messages: Sequence[str | SessionMessage]
+    message_options: Mapping[str, Mapping[str, Any]] | None
+    states: States | Literal[False] | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,6 +97,10 @@ class ServerOptions(ServingOptions):
             `websocket` for `ws://` clients without a page, or `bridge.PortProtocol` objects.
         observers: Objects of subclasses of `bridge.Observer`, which are told of the worlds and of what environments
             do, or names of observers that other packages have. With `processes` each process has copies of them.
+        messages: The names of messages of installed packages that sessions answer (docs/plugins.md), or objects of
+            `bridge.SessionMessage`. Their code runs in this server, and beside the environments.
+        message_options: The keywords that these messages are made with, a dict for each name.
+        states: Bounds of the states that clients save; None: the defaults of `States`; False: clients save none.
 
     Raises:
         SettingError: A group is something else than its class, or out of its range.
@@ -108,6 +118,9 @@ class ServerOptions(ServingOptions):
     web: bool | Web = False
     protocols: Sequence[PortProtocol | str] = ()
     observers: Sequence[Observer | str] = ()
+    messages: Sequence[str | SessionMessage] = ()
+    message_options: Mapping[str, Mapping[str, Any]] | None = None
+    states: States | Literal[False] | None = None
     bounds: Limits = dataclasses.field(init=False)
     """`limits`, or their defaults."""
     page: Web | None = dataclasses.field(init=False)
@@ -200,7 +213,28 @@ class ServerOptions(ServingOptions):
                     at_once=page is not None or self.fps is not None,
                 ),
             ),
+            messages=[*self._others(), *self._states()],
         )
+
+    def _others(self) -> Sequence[SessionMessage]:
+        """Return the messages of other packages that are named."""
+        if not self.messages and not self.message_options:
+            return ()
+        from bridge.core.worlds.message_loading import load_messages
+
+        return load_messages(self.messages, self.message_options or {})
+
+    def _states(self) -> Sequence[SessionMessage]:
+        """Return the message by which clients save states, where this installation has it."""
+        if self.states is False or (self.states is None and not has_feature("states")):
+            return ()
+        with feature("states", "states="):
+            from bridge.states.bounds import States
+            from bridge.states.message import states_message
+        if self.states is not None and not isinstance(self.states, States):
+            text = f"expected states to be bridge.States(…) or False, got a {type(self.states).__name__}"
+            raise SettingError(text)
+        return (states_message(self.states or States()),)
 
     def _recorded(self, source: WorldSource) -> WorldSource:
         """Return a source whose worlds are recorded where `record` is given, else the source as it is."""

@@ -1,3 +1,4 @@
+from bridge.pb import dm_env_rpc_pb2 as _dm_env_rpc_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
@@ -28,6 +29,22 @@ class CallResponse(_message.Message):
     results: _containers.RepeatedCompositeFieldContainer[Value]
     def __init__(self, results: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., is_method: bool = ...) -> None: ...
 
+class PlacingRequest(_message.Message):
+    __slots__ = ["request", "requested_observations"]
+    REQUESTED_OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: bytes
+    requested_observations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request: _Optional[bytes] = ..., requested_observations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PlacingResponse(_message.Message):
+    __slots__ = ["response", "step"]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    response: bytes
+    step: _dm_env_rpc_pb2.StepResponse
+    def __init__(self, response: _Optional[bytes] = ..., step: _Optional[_Union[_dm_env_rpc_pb2.StepResponse, _Mapping]] = ...) -> None: ...
+
 class Value(_message.Message):
     __slots__ = ["agents", "array", "begun", "big_integer", "boolean", "column", "complex", "data", "dict", "failed", "form", "frozenset", "integer", "list", "missing", "names", "none", "notes", "number", "reads_columns", "reward", "set", "text", "tuple"]
     class Array(_message.Message):
@@ -45,6 +62,19 @@ class Value(_message.Message):
         items: _containers.RepeatedCompositeFieldContainer[Value]
         shape: _containers.RepeatedScalarFieldContainer[int]
         def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., items: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., is_scalar: bool = ..., column: _Optional[_Union[Value.Column, _Mapping]] = ...) -> None: ...
+    class Begun(_message.Message):
+        __slots__ = ["code", "info", "lanes", "message", "rows"]
+        CODE_FIELD_NUMBER: _ClassVar[int]
+        INFO_FIELD_NUMBER: _ClassVar[int]
+        LANES_FIELD_NUMBER: _ClassVar[int]
+        MESSAGE_FIELD_NUMBER: _ClassVar[int]
+        ROWS_FIELD_NUMBER: _ClassVar[int]
+        code: int
+        info: bytes
+        lanes: _containers.RepeatedScalarFieldContainer[int]
+        message: str
+        rows: _containers.RepeatedScalarFieldContainer[bytes]
+        def __init__(self, lanes: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[bytes]] = ..., info: _Optional[bytes] = ..., code: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
     class Column(_message.Message):
         __slots__ = ["arrays", "count", "is_tuple", "nones", "numbers", "objects", "rows", "texts"]
         ARRAYS_FIELD_NUMBER: _ClassVar[int]
@@ -142,7 +172,7 @@ class Value(_message.Message):
     TUPLE_FIELD_NUMBER: _ClassVar[int]
     agents: _containers.RepeatedScalarFieldContainer[str]
     array: Value.Array
-    begun: bytes
+    begun: Value.Begun
     big_integer: str
     boolean: bool
     column: Value.Column
@@ -164,4 +194,4 @@ class Value(_message.Message):
     set: Value.List
     text: str
     tuple: Value.List
-    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ..., set: _Optional[_Union[Value.List, _Mapping]] = ..., frozenset: _Optional[_Union[Value.List, _Mapping]] = ..., complex: _Optional[_Union[Value.Complex, _Mapping]] = ..., column: _Optional[_Union[Value.Column, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., form: _Optional[_Union[Value, _Mapping]] = ..., failed: _Optional[_Iterable[int]] = ..., names: _Optional[str] = ..., reads_columns: bool = ..., reward: _Optional[_Union[Value, _Mapping]] = ..., agents: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., begun: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, none: _Optional[_Union[Value.Empty, _Mapping]] = ..., boolean: bool = ..., integer: _Optional[int] = ..., big_integer: _Optional[str] = ..., number: _Optional[float] = ..., text: _Optional[str] = ..., data: _Optional[bytes] = ..., array: _Optional[_Union[Value.Array, _Mapping]] = ..., list: _Optional[_Union[Value.List, _Mapping]] = ..., tuple: _Optional[_Union[Value.List, _Mapping]] = ..., dict: _Optional[_Union[Value.Dict, _Mapping]] = ..., set: _Optional[_Union[Value.List, _Mapping]] = ..., frozenset: _Optional[_Union[Value.List, _Mapping]] = ..., complex: _Optional[_Union[Value.Complex, _Mapping]] = ..., column: _Optional[_Union[Value.Column, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., form: _Optional[_Union[Value, _Mapping]] = ..., failed: _Optional[_Iterable[int]] = ..., names: _Optional[str] = ..., reads_columns: bool = ..., reward: _Optional[_Union[Value, _Mapping]] = ..., agents: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., begun: _Optional[_Union[Value.Begun, _Mapping]] = ...) -> None: ...

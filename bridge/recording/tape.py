@@ -6,6 +6,7 @@ environment.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,6 +21,7 @@ from bridge.core.encoding.properties import TEXT, Property, PropertyTree, encode
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.environment import IMMUTABLE, Call, Environment, EnvironmentProxy, Result, kept
 from bridge.core.worlds.hosts import checked_lanes, checked_values
+from bridge.core.worlds.messages import PartOutcome, SessionMessage
 from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
@@ -322,6 +324,12 @@ class RecordedEnv(EnvironmentProxy):
         finally:  # one that raised may have changed the environment before
             for tape in tapes:
                 tape.note("call", part)
+
+    def run_message(self, message: SessionMessage, request: bytes) -> Call[PartOutcome]:
+        """Have the part of a message beside the environment answer a request; it may put it into no other situation."""
+        # The episodes of a recording are played again from their resets, and would not lead there.
+        text = "this world is recorded, and a recording has no place for an episode that goes on elsewhere"
+        return self.inner.run_message(dataclasses.replace(message, cannot_place=f"{text}; serve it without"), request)
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Answer a request for a property; what is written is recorded, for each lane its own value."""

@@ -9,7 +9,7 @@ from tests.installed import report_table, versions_of
 from tests.pins.environments import RLLIB, ZOOS, Pinned
 from tests.versions.environments import ROOT
 
-PAGE = ROOT / "docs" / "transports.md"
+PAGE = ROOT / "tests" / "versions" / "README.md"
 BEGIN = "<!-- pins: written by make test-pins -->\n"
 END = "<!-- end of pins -->"
 ASKS = """
@@ -23,7 +23,7 @@ outcomes: dict[str, list[str]] = {}
 
 
 def pytest_addoption(parser):
-    parser.addoption("--write", action="store_true", help="write the table into docs/transports.md")
+    parser.addoption("--write", action="store_true", help="write the table into tests/versions/README.md")
 
 
 def pytest_runtest_logreport(report):

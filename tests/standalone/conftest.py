@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.installed import report_table, versions_of
 from tests.standalone.environments import ENVIRONMENTS, ROOT, chosen
 
-PAGE = ROOT / "docs" / "environments.md"
+PAGE = ROOT / "tests" / "standalone" / "README.md"
 BEGIN = "<!-- versions: written by make test-standalone -->\n"
 END = "<!-- end of versions -->"
 results: dict[str, list[str]] = {}
@@ -48,7 +48,7 @@ def table() -> list[str]:
 
 def pytest_addoption(parser):
     parser.addoption("--only", default="", metavar="NAMES", help="environments to play with, in place of all")
-    parser.addoption("--write", action="store_true", help="write the table into docs/environments.md")
+    parser.addoption("--write", action="store_true", help="write the table into tests/standalone/README.md")
 
 
 def pytest_terminal_summary(terminalreporter):

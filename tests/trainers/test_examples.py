@@ -12,7 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
 
-def run(name: str, *arguments: str) -> str:
+def run(name: str, *arguments: str | Path) -> str:
     """Run an example in a process of its own, and return its output."""
     command = [sys.executable, EXAMPLES / name, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
@@ -55,3 +55,18 @@ def test_a_saved_model_is_served(tmp_path: Path) -> None:
         finally:
             process.kill()
             process.stdout.read()
+
+
+def test_what_failures_cost_goes_to_tensorboard(tmp_path: Path) -> None:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    out = run("tensorboard_report.py", "--steps", "200", "--every", "50", "--log-dir", tmp_path)
+    written, lost = re.fullmatch(r"(\d+) values are in .*; connections lost: (\d+)\n", out).groups()
+    events = accumulators.EventAccumulator(str(tmp_path))
+    events.Reload()
+    names = events.Tags()["scalars"]
+    assert sum(len(events.Scalars(name)) for name in names) == int(written)
+    losses = {point.step: point.value for point in events.Scalars("bridge/losses")}
+    assert (losses[50], losses[200]) == (0.0, float(lost))
+    assert int(lost) >= 4  # of the server that was stopped
+    assert events.Scalars("episodes/mean_return")[-1].value > 0
+    assert any(name.startswith("bridge/servers/grpc://127.0.0.1:") for name in names)

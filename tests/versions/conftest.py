@@ -8,7 +8,7 @@ from tests.installed import report_table, versions_of
 from tests.versions.environments import ROOT, at_hand, names_of
 from tests.versions.run_core import outcome_of
 
-PAGE = ROOT / "docs" / "transports.md"
+PAGE = ROOT / "tests" / "versions" / "README.md"
 BEGIN = "<!-- versions: written by make test-versions -->\n"
 END = "<!-- end of versions -->"
 LIBRARIES = ("gymnasium", "numpy", "google.protobuf", "grpc")
@@ -17,7 +17,7 @@ pairs: dict[tuple[str, str], str] = {}
 
 def pytest_addoption(parser):
     parser.addoption("--versions", default="", metavar="NAMES", help="environments to play with, not all that exist")
-    parser.addoption("--write", action="store_true", help="write the table into docs/transports.md")
+    parser.addoption("--write", action="store_true", help="write the table into tests/versions/README.md")
 
 
 def pytest_generate_tests(metafunc):

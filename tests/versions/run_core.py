@@ -1,7 +1,7 @@
 """Run the core tests in each environment: `python -m tests.versions.run_core NAME…`; exits 1 where one fails.
 
 Some environments are tested at a time, and what pytest prints comes when one has ended. The counts stay beside the
-environment, for the table of docs/transports.md.
+environment, for the table of tests/versions/README.md.
 """
 
 from __future__ import annotations

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bridge.core.encoding.attribute_names import KnownNames
+from bridge.core.extras import feature
+from bridge.core.provided import provided
 from bridge.errors import Code, MissingAttributeError, RefusedError
 
 __all__ = ["OwnAttributes", "RemoteAttributes", "missing_attributes"]
@@ -29,6 +32,9 @@ class OwnAttributes:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name):
+            method = None if name[:1] == "_" else added_method(self, name)
+            if method is not None:
+                return method
             self._raise_missing(name)
 
         def __setattr__(self, name, value):
@@ -79,6 +85,9 @@ class RemoteAttributes(OwnAttributes):
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
+        # As what this class defines, what is added to it hides the environment's.
+        if name[:1] != "_" and (method := added_method(self, name)) is not None:
+            return method
         # Copying, pickling and other tools ask for special names, some of them before there is anything to ask.
         if name[:1] != "_" and "_remotes" in self.__dict__ and not _defined(type(self), name):
             names = self._attribute_names() or KnownNames()
@@ -98,6 +107,30 @@ class RemoteAttributes(OwnAttributes):
             self.set_attr(name, value)
         else:
             super()._set_new(name, value, frame)
+
+
+def added_method(env: object, name: str) -> Callable[..., Any] | None:
+    """Return a method that a feature adds, bound to an environment; None: there is none of this name.
+
+    The composition root says which there are: functions by their names, whose first argument is the environment. One is
+    imported when it is called first.
+    """
+    try:
+        methods: Mapping[str, str] = provided("client_methods")
+    except LookupError:  # the package is used without its composition root
+        return None
+    place = methods.get(name)
+    if place is None:
+        return None
+    module, _, function = place.partition(":")
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with feature(module.split(".")[1], f"{name}()"):
+            found = getattr(importlib.import_module(module), function)
+        return found(env, *args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    return call
 
 
 def _defined(kind: type, name: str) -> bool:

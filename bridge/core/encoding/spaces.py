@@ -15,6 +15,7 @@ Dict keys in names: `%` is written `%25`, `.` is `%2E`, the empty key `%_`, and 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -200,6 +201,14 @@ class Leaf:
             raise TensorError(f"{self.name!r}: expected a list of {lanes} values, got {items!r:.80}")
         return [self._decode(item) for item in items]
 
+    def read_item(self, item: Any) -> Any:
+        """Return the sample of a lane that came as an item of an encoded list; raises TensorError where it is none."""
+        if self.kind != "text":
+            return self._decode(item)
+        if not isinstance(item, str):
+            raise TensorError(f"{self.name!r}: expected text, got {item!r:.80}")
+        return item
+
     def pick_lanes(self, arrays: Sequence[Array]) -> Array:
         """Return the tensor's array of a batch whose lane i is lane i of the batch in `arrays[i]`."""
         if self.kind in ("array", "scalar", "text"):
@@ -326,6 +335,39 @@ class Layout:
         leaf = self.leaves[index]
         part = _part(sample, leaf)
         return leaf.pack(part, True) if self.lanes is None else leaf.pack_lanes(part, self.lanes, True)
+
+    def pack_rows(self, index: int, sample: Any, lanes: list[int]) -> bytes:
+        """Return the rows of some lanes of one tensor of a batch, as `Value.Begun` holds them; raises as `pack`."""
+        leaf = self.leaves[index]
+        if leaf.kind in ("array", "scalar"):
+            return self.pack_leaf(index, sample)[lanes].tobytes()
+        items = leaf.items(_part(sample, leaf), self.lanes or 0)
+        chosen = [items[lane] for lane in lanes]
+        if leaf.kind == "text":
+            return values.encode(leaf.pack_lanes(chosen, len(chosen), True).tolist())
+        return leaf.pack_lanes(chosen, len(chosen), True).tobytes()
+
+    def write_lanes(self, columns: list[Column], index: int, slots: list[int], rows: bytes) -> None:
+        """Write what `pack_rows` gave into some slots of the column of leaf `index`.
+
+        Raises:
+            TensorError: It is not of that many lanes, or not of the space.
+        """
+        leaf, column = self.leaves[index], columns[index]
+        if isinstance(column, np.ndarray):
+            shape, dtype = (len(slots), *leaf.spec.shape), leaf.spec.dtype
+            if len(rows) != math.prod(shape) * dtype.itemsize:
+                raise TensorError(f"{leaf.name!r}: expected {dtype} of the shape {shape}, got {len(rows)} bytes")
+            array: Array = np.ndarray(shape, dtype, rows)
+            if dtype.kind == "b" and (array.view(_BYTES) > 1).any():
+                raise TensorError(f"{leaf.name!r}: expected bytes that are true or false")
+            column[slots] = _narrow(array, column.dtype)
+            return
+        items = values.decode(rows)
+        if not isinstance(items, list) or len(items) != len(slots):
+            raise TensorError(f"{leaf.name!r}: expected a list of {len(slots)} values, got {items!r:.80}")
+        for slot, item in zip(slots, items, strict=True):
+            column[slot] = leaf.read_item(item)
 
     def form(self, sample: Any) -> Any:
         """Return what the space does not say of a sample: a Dict's order of keys, and which Discrete is an int.

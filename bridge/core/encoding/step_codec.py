@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError
 
 from bridge.core.encoding.tensors import Array, Spec, pack_varint
 from bridge.core.encoding.values import read_varint
@@ -46,6 +45,8 @@ _REQUEST_ENTRY, _RESPONSE_ENTRY = b"\x0a", b"\x12"
 _LARGE = 65536
 # From here on a regular expression is slower than bytes' own methods.
 _MANY = 32
+# Lengths in the entry of an info.
+_LENGTHS = 6
 _SMALL = tuple(bytes([number]) for number in range(128))
 
 
@@ -278,6 +279,18 @@ def _template(entry: bytes, specs: Sequence[tuple[int, Spec]]) -> _Template:
     return _template_of(entry, tuple((uid, spec.dtype.str, spec.shape) for uid, spec in specs))
 
 
+@functools.lru_cache(maxsize=1024)
+def _info_frame(uid: int, size: int) -> tuple[bytes, bytes]:
+    """Return what stands before and behind an info of this size in its entry, as protobuf writes it."""
+    member = b"\x0a" + pack_varint(size) if size else b""
+    payload = b"\x32" + pack_varint(len(member) + size) + member
+    dims = pack_varint(size)
+    tail = b"\x7a" + pack_varint(len(dims)) + dims
+    tensor = b"\x12" + pack_varint(len(payload) + size + len(tail)) + payload
+    body = b"\x08" + pack_varint(uid) + tensor
+    return _RESPONSE_ENTRY + pack_varint(len(body) + size + len(tail)) + body, tail
+
+
 class StepAnswer:
     """A Step's response that matched a template: its bytes, and what was read of them."""
 
@@ -391,11 +404,8 @@ class StepCodec:
         return parts
 
     def _write_info(self, info: bytes) -> bytes:
-        payload = b"\x0a" + pack_varint(len(info)) + info if info else b""
-        dims = pack_varint(len(info))
-        tensor = b"\x32" + pack_varint(len(payload)) + payload + b"\x7a" + pack_varint(len(dims)) + dims
-        body = b"\x08" + pack_varint(self._info_uid) + b"\x12" + pack_varint(len(tensor)) + tensor
-        return _RESPONSE_ENTRY + pack_varint(len(body)) + body
+        head, tail = _info_frame(self._info_uid, len(info))
+        return head + info + tail
 
     def read_response(self, data: bytes | bytearray) -> StepAnswer | None:
         """Match a response; None: protobuf must read it."""
@@ -433,14 +443,13 @@ class StepCodec:
         return True
 
     def _read_info(self, rest: bytes) -> bytes | None:
-        """Read the last entry by protobuf; None if protobuf would write it differently."""
-        try:
-            observations = pb.StepResponse.FromString(rest).observations
-        except (DecodeError, ValueError):
-            return None
-        # A second entry could replace a tensor that was read already: protobuf takes the last one of a UID.
-        if len(observations) != 1 or self._info_uid not in observations:
-            return None
-        info = observations[self._info_uid].uint8s.array
-        # Compared with our own encoding: the next response with these bytes is taken to have this info.
-        return info if self._write_info(info) == rest else None
+        """Read the last entry; None if protobuf would write it differently."""
+        # What is around an info grows with it, by a byte for each length that needs one more. Around one as large as
+        # the whole entry there is as much, or a few bytes more.
+        around = sum(map(len, _info_frame(self._info_uid, len(rest))))
+        for size in range(max(len(rest) - around, 0), len(rest) - around + _LENGTHS):
+            head, tail = _info_frame(self._info_uid, size)
+            start, stop = len(head), len(head) + size
+            if stop + len(tail) == len(rest):
+                return rest[start:stop] if rest.startswith(head) and rest.endswith(tail) else None
+        return None

@@ -41,7 +41,6 @@ __all__ = [
     "read_varint",
     "remarks_of",
     "to_value",
-    "with_begun",
     "with_remarks",
 ]
 
@@ -94,9 +93,8 @@ class StepInfo(NamedTuple):
     """Of one of several agents: what the environment did not return for it."""
     failed: Sequence[int] = ()
     """Of lanes: those whose environments failed, each with an `error` in its info."""
-    begun: bytes = b""
-    """Of lanes: the serialized answer that tells how those that ended began their next episodes; none: it was not asked
-    for, or none ended."""
+    begun: pb.Value.Begun | None = None
+    """Of lanes: how those that ended began their next episodes; None: it was not asked for, or none ended."""
 
 
 class _TooDeepError(TensorError):
@@ -190,12 +188,6 @@ def encode_info(
     return message.SerializeToString()
 
 
-def with_begun(data: bytes, begun: bytes) -> bytes:
-    """Return an encoded info that also holds the answer which `StepInfo.begun` is."""
-    # Messages of protobuf that stand one behind the other are read as one.
-    return data + pb.Value(begun=begun).SerializeToString()
-
-
 def decode_info(data: bytes) -> tuple[Any, list[str], Any]:
     """Decode what `encode_info` gave; raises as `decode`.
 
@@ -216,7 +208,8 @@ def decode_step_info(data: bytes) -> StepInfo:
     reward = from_value(message.reward) if message.HasField("reward") else UNCHANGED
     names = [AttributeNames(message.names)] if message.names else []
     notes = [*message.notes, *names]
-    beside = message.agents, message.missing, message.failed, message.begun
+    begun = message.begun if message.HasField("begun") else None
+    beside = message.agents, message.missing, message.failed, begun
     return StepInfo(from_value(message), notes, form, reward, *beside)
 
 

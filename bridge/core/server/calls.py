@@ -230,6 +230,7 @@ class Calls:
         if isinstance(session, Session):
             # Older clients of this package do not say that the agents of one connection are theirs.
             session.connection = client
+            session.charge = lambda seconds: self._charge(client, seconds) if seconds > 0.0 else None
         call = Call(client, session, str(next(self._numbers)))
         call.places, call.refusal = places, refusal
         call.limited = not may_act or refusal is not None

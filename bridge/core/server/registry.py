@@ -14,7 +14,9 @@ from typing import Any, Protocol
 from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Property, PropertyTree
 from bridge.core.logs import SafeLog
 from bridge.core.server.limits import CoreLimits
+from bridge.core.server.messages import ServedMessages
 from bridge.core.worlds.base import Agent, World
+from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import ObservedEnv, Observer
 from bridge.core.worlds.resets import ResetOrder
 from bridge.core.worlds.scheduling import PendingResult, Runtime
@@ -128,6 +130,7 @@ class Registry:
         shared_control: Whether also who watches, or shares a world, may call methods and set attributes of
             environments.
         observers: Are told of the worlds, and let agents in; the first is asked first.
+        messages: What else is served in a session.
     """
 
     def __init__(
@@ -140,8 +143,13 @@ class Registry:
         overview: Overview = _OVERVIEW,
         shared_control: bool = False,
         observers: Sequence[Observer] = (),
+        messages: ServedMessages | Sequence[SessionMessage] = (),
     ) -> None:
         self._observers = observers
+        if not isinstance(messages, ServedMessages):
+            messages = ServedMessages(messages, runtime.scheduler)
+        self.messages = messages
+        """The messages of features, and of other packages."""
         self._overview = overview
         self.shared_control = shared_control
         """True if also who watches, or shares a world, may change environments by attributes and methods."""
@@ -383,7 +391,10 @@ class Registry:
         del self._entries[name]
         entry.world.resets.close()
         with self._awaited():
-            await entry.world.close()
+            try:
+                await entry.world.close()
+            finally:
+                self._gone(entry.world)
         self.freed()
 
     async def reset_world(
@@ -462,6 +473,7 @@ class Registry:
         except RequestError as error:
             _log.warning("the environment that was made ahead did not close: %s", error)
         self.close_observers()
+        self.messages.close()
 
     def close_observers(self) -> None:
         """End all observers."""
@@ -511,6 +523,7 @@ class Registry:
                 Property("server.status", ENCODED, "what the server does and has done, a dict", self.status),
                 Property("server.web", TEXT, "an overview of the server and its worlds, as JSON", self._write_overview),
                 *limits,
+                *self.messages.properties(),
                 *getattr(self._source, "leaves", ()),
             ]
         )
@@ -561,7 +574,14 @@ class Registry:
                 _log.warning("the world %r did not close: %s", world.name, error)
             except Exception:
                 _log.exception("the world %r did not close", world.name)
+            finally:
+                self._gone(world)
         self.freed()
+
+    def _gone(self, world: World) -> None:
+        """Tell of a process that has ended with its world."""
+        if (own := env_world(world)) is not None:
+            self.messages.ended(own.env.home)
 
     def _find(self, name: str) -> _Entry:
         if (entry := self._entries.get(name)) is None:

@@ -12,7 +12,7 @@ from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["as_look", "attribute_in", "no_right", "refuse_acting", "refuse_method", "refuse_requests"]
+__all__ = ["as_look", "attribute_in", "no_message", "no_right", "refuse_acting", "refuse_method", "refuse_requests"]
 
 _ATTRIBUTES = "world.attributes"
 # Requests of the protocol, in an order that the server keeps. As methods they would go past it, and past recordings.
@@ -25,6 +25,15 @@ def no_right(name: str) -> RequestError:
         Code.PERMISSION_DENIED,
         f"{name!r} may not be called or set by who watches, or shares a world with others: they read attributes; use a "
         "world of your own, or have the server started with auth=Auth(shared_control=True)",
+    )
+
+
+def no_message(name: str) -> RequestError:
+    """Return the refusal of a message of a feature, or of another package."""
+    return RequestError(
+        Code.PERMISSION_DENIED,
+        f"a message {name!r} is for who plays, and has a world alone: not for who watches, or shares one with others; "
+        "use a world of your own",
     )
 
 

@@ -29,12 +29,14 @@ from bridge.core.server.grpc_services import Services
 from bridge.core.server.idle_worlds import IdleWorlds
 from bridge.core.server.limits import ConnectionCount, CoreLimits, check_drain_timeout
 from bridge.core.server.memory import MemoryRelease
+from bridge.core.server.messages import ServedMessages
 from bridge.core.server.registry import Overview, Registry, WorldSource
 from bridge.core.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
 from bridge.core.server.shutdown import CLOSE_TIMEOUT, Shutdown
 from bridge.core.transport.address import is_loopback
 from bridge.core.transport.tls import Tls
 from bridge.core.worlds.base import start_error
+from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
 from bridge.core.worlds.scheduling import Runtime
 from bridge.errors import RequestError, SettingError
@@ -105,6 +107,7 @@ class CoreServer:
         overview: What clients see of all its worlds.
         sessions: Makes what answers calls; None: sessions with the worlds of this server.
         observers: Are told of the worlds, and let agents in; the first is asked first.
+        messages: What else is served in a session.
     """
 
     _attachments: tuple[Attachment, ...] = ()
@@ -126,6 +129,7 @@ class CoreServer:
         overview: Overview = _OVERVIEW,
         sessions: Sessions | None = None,
         observers: Sequence[Observer] = (),
+        messages: Sequence[SessionMessage] = (),
     ) -> None:
         _check_settings(port, transport)
         self._source = source
@@ -138,6 +142,11 @@ class CoreServer:
         self._serving = ServingThread(self._loop, lambda: self._calls.flush_served())
         runtime = self._runtime = ServerRuntime(self._loop, self._serving)
         self._unix_path = None if unix_path is None else os.path.abspath(unix_path)
+        try:
+            served = ServedMessages(messages, self._loop.scheduler)
+        except BaseException:  # a handler is another package's own
+            self._loop.close()
+            raise
         self._registry = Registry(
             source,
             limits,
@@ -146,6 +155,7 @@ class CoreServer:
             overview=overview,
             shared_control=security.shared_control,
             observers=observers,
+            messages=served,
         )
         self._count = ConnectionCount(limits.max_connections, "max_connections")
         self._viewers = ConnectionCount(limits.max_viewers, "max_viewers")

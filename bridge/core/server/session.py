@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import traceback
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +28,16 @@ from bridge.core.encoding.properties import TEXT, Property, PropertyTree, encode
 from bridge.core.encoding.step_codec import StepCodec
 from bridge.core.encoding.tensors import Array
 from bridge.core.encoding.values import check_count
-from bridge.core.server.rights import as_look, attribute_in, no_right, refuse_acting, refuse_method, refuse_requests
+from bridge.core.server.messages import ClientMessage, ServedMessage
+from bridge.core.server.rights import (
+    as_look,
+    attribute_in,
+    no_message,
+    no_right,
+    refuse_acting,
+    refuse_method,
+    refuse_requests,
+)
 from bridge.core.worlds.base import Agent, World, fill_observations
 from bridge.core.worlds.resets import ResetOrder
 from bridge.errors import Code, RequestError, TensorError
@@ -68,6 +77,7 @@ class SessionEvent(enum.Enum):
     STEP_INTERRUPTED = "Step, interrupted"
     RESET = "Reset"
     RESET_WORLD = "ResetWorld"
+    PLACED = "placed"
     LEAVE_WORLD = "LeaveWorld"
     DESTROY_WORLD = "DestroyWorld"
     EXTENSION = "extension"
@@ -89,6 +99,8 @@ _U, _J, _R, _T, _I, _C = SessionState  # in the order of their definition
 #   Step, as STEP_INTERRUPTED (D-15).
 # - A Step that ends a sequence leads out of RUNNING also where its answer cannot be sent. The next Step then tells the
 #   end and moves nothing (`answer_lost`).
+# - PLACED begins a sequence as a Step does, whose answer the message's is: the environment goes on in a situation that
+#   it was not led into by this sequence.
 # - CreateWorld, DestroyWorld and extensions have rows that change nothing, so that CLOSED, which has no row, refuses
 #   them.
 TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
@@ -103,6 +115,7 @@ TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
     (_J, SessionEvent.STEP_BEGAN): _R,
     (_J, SessionEvent.RESET): _J,
     (_J, SessionEvent.RESET_WORLD): _J,
+    (_J, SessionEvent.PLACED): _R,
     (_J, SessionEvent.LEAVE_WORLD): _U,
     (_J, SessionEvent.DESTROY_WORLD): _J,
     (_J, SessionEvent.EXTENSION): _J,
@@ -113,6 +126,7 @@ TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
     (_R, SessionEvent.STEP_INTERRUPTED): _I,
     (_R, SessionEvent.RESET): _I,
     (_R, SessionEvent.RESET_WORLD): _I,
+    (_R, SessionEvent.PLACED): _R,
     (_R, SessionEvent.LEAVE_WORLD): _U,
     (_R, SessionEvent.DESTROY_WORLD): _R,
     (_R, SessionEvent.EXTENSION): _R,
@@ -121,6 +135,7 @@ TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
     (_T, SessionEvent.STEP_BEGAN): _R,  # D-13: never two non-running states in a row
     (_T, SessionEvent.RESET): _T,
     (_T, SessionEvent.RESET_WORLD): _T,
+    (_T, SessionEvent.PLACED): _R,
     (_T, SessionEvent.LEAVE_WORLD): _U,
     (_T, SessionEvent.DESTROY_WORLD): _T,
     (_T, SessionEvent.EXTENSION): _T,
@@ -129,6 +144,7 @@ TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
     (_I, SessionEvent.STEP_BEGAN): _R,
     (_I, SessionEvent.RESET): _I,
     (_I, SessionEvent.RESET_WORLD): _I,
+    (_I, SessionEvent.PLACED): _R,
     (_I, SessionEvent.LEAVE_WORLD): _U,
     (_I, SessionEvent.DESTROY_WORLD): _I,
     (_I, SessionEvent.EXTENSION): _I,
@@ -166,6 +182,8 @@ class Session:
         self._client_version = client_version
         self.connection: object = self
         """The same for all sessions of one connection."""
+        self.charge: Callable[[float], None] = lambda seconds: None
+        """Counts processor time, in seconds, that this client has used beyond what requests may; set by `Calls`."""
         self.client_key = ""
         self._state = SessionState.UNJOINED
         self._world: World | None = None
@@ -416,6 +434,7 @@ class Session:
             self._leave(lost=True)
         finally:
             self._move(SessionEvent.END)
+            self._hub.messages.closed(self)
             self._hub.disconnected(self)
 
     def _require(self, event: SessionEvent) -> None:
@@ -460,11 +479,7 @@ class Session:
             raise _destroyed(world)
         step = request.step
         wanted = list(dict.fromkeys(step.requested_observations))
-        observations = agent.observations
-        for uid in wanted:
-            if uid not in observations:
-                known = ", ".join(f"{number} ({spec.name})" for number, spec in observations.items())
-                raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
+        self._check_wanted(agent, wanted)
         # Both learn it before anything is refused: else the fast path would answer the next Step, for what the codec
         # knows, from an agent that is prepared for this one (D-2).
         agent.prepare(wanted)
@@ -631,13 +646,63 @@ class Session:
                 called = await self._call(self._agent, bridge_pb2.CallRequest.FromString(data))
                 answer = called.SerializeToString()
                 response.extension.type_url, response.extension.value = CALL_RESPONSE_URL, answer
+            elif (served := self._hub.messages.find(url)) is not None:
+                response.extension.value = await self._answer_message(served, data)
+                response.extension.type_url = served.message.form.response_url
             else:
-                raise RequestError(
-                    Code.UNIMPLEMENTED,
-                    f"unknown extension {url!r}; this server has {PROPERTY_REQUEST_URL} and {CALL_REQUEST_URL}",
-                )
+                known = ", ".join([PROPERTY_REQUEST_URL, CALL_REQUEST_URL, *self._hub.messages.urls])
+                raise RequestError(Code.UNIMPLEMENTED, f"unknown extension {url!r}; this server has {known}")
         except (DecodeError, TensorError) as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"the extension {url!r} cannot be read: {error}") from error
+
+    async def _answer_message(self, served: ServedMessage, data: bytes) -> bytes:
+        """Answer a message of a feature, or of another package; one that is refused changes nothing."""
+        message, agent, world, hub = served.message, self._agent, self._world, self._hub
+        form = message.form
+        form.check_size(len(data))
+        if agent is None or world is None:
+            raise RequestError(Code.FAILED_PRECONDITION, f"a message {form.name!r} needs a world; send JoinWorld first")
+        if world.resets.closed:  # D-17
+            raise _destroyed(world)
+        # As of a method that is called, and never for those who watch.
+        if not (self._may_act and self.plays and self._may_change()):
+            raise no_message(form.name)
+        request, wanted = form.unwrap(data)
+        self._check_wanted(agent, wanted)
+        client = self.client_key or self.connection
+        hub.messages.asked(client, self)
+        asked = ClientMessage(message, agent.unwrapped, client, world.name)
+        try:
+            answer = await asked.answer(served.handler, request)
+        finally:
+            self.charge(max(0.0, asked.seconds - message.free_seconds))
+            if asked.placed is not None:
+                self._place(agent, world, wanted)
+        if not form.places:
+            return answer
+        response = bridge_pb2.PlacingResponse(response=answer)
+        if asked.placed is not None:
+            response.step.state = pb.RUNNING
+            fill_observations(response.step, agent.observe(wanted))
+        return response.SerializeToString()
+
+    def _place(self, agent: Agent, world: World, wanted: Sequence[int]) -> None:
+        """Follow an agent into the sequence that goes on in another situation."""
+        # A ResetWorld that waits for this agent's next Step waits no longer: the sequence that it concerned is over.
+        world.resets.end(agent)
+        world.resets.start(agent)
+        self._move(SessionEvent.PLACED)
+        agent.prepare(wanted)
+        if wanted and self._wanted != tuple(wanted):
+            self._remember(agent, tuple(wanted))
+
+    def _check_wanted(self, agent: Agent, wanted: Iterable[int]) -> None:
+        """Raise INVALID_ARGUMENT where a UID is that of no observation."""
+        observations = agent.observations
+        for uid in wanted:
+            if uid not in observations:
+                known = ", ".join(f"{number} ({spec.name})" for number, spec in observations.items())
+                raise RequestError(Code.INVALID_ARGUMENT, f"unknown observation UID {uid}; there are {known}")  # D-10
 
     _SERVE: Mapping[str, Callable[[Session, pb.EnvironmentRequest, pb.EnvironmentResponse], Awaitable[None]]] = {
         "create_world": _create_world,

@@ -17,6 +17,7 @@ from bridge.core.encoding.tensors import Array, Spec
 from bridge.core.worlds.base import Agent, answer_to, failures_in
 from bridge.core.worlds.environment import Result, Spaces
 from bridge.core.worlds.hosts import refuse_private
+from bridge.core.worlds.messages import PartOutcome, SessionMessage
 from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.rewards import HELD_BY_FLOAT64, Rewards, as_number, is_held_by_float64, reward_type
 from bridge.core.worlds.settings import Settings
@@ -36,6 +37,7 @@ class AgentPacer(Protocol):
     world: PacedWorld
     steps_at_once: bool
     keeps_actions: bool
+    can_place: bool
 
     def watches(self, agent: EnvAgent) -> bool:
         """True if an agent only looks on."""
@@ -69,6 +71,9 @@ class AgentPacer(Protocol):
 
     def properties_of(self, agent: EnvAgent) -> PropertyTree:
         """Return what an agent adds to the tree below `world`."""
+
+    def place(self, agent: EnvAgent, result: Result, lanes: Sequence[int]) -> None:
+        """Have an agent's sequence begin in the situation that the environment is in."""
 
 
 class EnvAgent(Agent):
@@ -399,8 +404,18 @@ class EnvAgent(Agent):
             self._observation_layout.note_type(uid - 1, observation, self._notes)
             return self._observation_layout.pack_leaf(uid - 1, observation)
         except TensorError as error:
-            text = f"the environment's observation is not of its observation_space: {error}"
-            raise RequestError(Code.INTERNAL, text) from error
+            raise _wrong_observation(error) from error
+
+    def begun(self, lanes: list[int]) -> tuple[list[bytes], bytes]:
+        """Return how lanes began: their rows of each tensor, as `Value.Begun` holds them, and the info."""
+        seen: Any = self.observation
+        if self._plain and type(seen) is np.ndarray and (seen.dtype, seen.shape) == self._of_spec:
+            return [seen[lanes].tobytes()], self._encode_info()
+        try:
+            layout = self._observation_layout
+            return [layout.pack_rows(index, seen, lanes) for index in range(len(layout.leaves))], self._encode_info()
+        except TensorError as error:
+            raise _wrong_observation(error) from error
 
     # Properties and calls
 
@@ -422,3 +437,28 @@ class EnvAgent(Agent):
         refuse_private(request.name)  # in a world that has ended, too
         self.world.refuse_if_over()
         return await self.world.env.call(request)
+
+    async def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
+        """Have the part of a message beside the environment answer a request."""
+        self.world.refuse_if_over()
+        if message.form.places and not self._pacer.can_place:
+            text = f"a {message.form.name!r} is for worlds in lock-step that one client has; this one is another kind"
+            raise RequestError(Code.UNIMPLEMENTED, text)
+        return await self.world.env.run_message(message, request)
+
+    @property
+    def home(self) -> object:
+        """Where the environment lives."""
+        return self.world.env.home
+
+    def place(self, result: Result, lanes: Sequence[int]) -> None:
+        """Begin a sequence in the situation that the environment is in, as `begin` does after a reset."""
+        self._pacer.place(self, result, lanes)
+
+    def forget_failures(self) -> None:
+        """Tell no more which lanes failed in the last transition."""
+        self._failed = ()
+
+
+def _wrong_observation(error: TensorError) -> RequestError:
+    return RequestError(Code.INTERNAL, f"the environment's observation is not of its observation_space: {error}")

@@ -7,7 +7,7 @@ import dataclasses
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium
 
@@ -20,6 +20,10 @@ from bridge.core.worlds.settings import Settings, read_bool, read_text, refuse_u
 from bridge.errors import Code, RequestError, SettingError, StartError, UnsupportedSpaceError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
+
+if TYPE_CHECKING:
+    from bridge.core.worlds.environment import Result
+    from bridge.core.worlds.messages import PartOutcome, SessionMessage
 
 __all__ = [
     "DEFAULT_PLAYER",
@@ -170,6 +174,24 @@ class Agent(abc.ABC):
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a method of the environment, or read an attribute."""
         raise RequestError(Code.UNIMPLEMENTED, f"this world has no methods to call, so not {request.name!r} either")
+
+    async def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
+        """Have the part of a message beside the environment answer a request; as `Environment.run_message`."""
+        raise RequestError(Code.UNIMPLEMENTED, f"this world has no environment that a {message.form.name!r} reaches")
+
+    @property
+    def home(self) -> object:
+        """As `Environment.home`."""
+        return None
+
+    def place(self, result: Result, lanes: Sequence[int]) -> None:
+        """Take what the environment sees in another situation: a sequence begins there, without a reset.
+
+        Args:
+            result: Observation and info, as a reset returns them.
+            lanes: Those that are there; of a single environment lane 0.
+        """
+        raise RequestError(Code.UNIMPLEMENTED, "this world cannot be put into another situation")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from gymnasium import Space
@@ -21,6 +21,9 @@ from bridge.core.samples import Samples
 from bridge.core.worlds.scheduling import Executor
 from bridge.errors import RequestError
 from bridge.pb import bridge_pb2, properties_pb2
+
+if TYPE_CHECKING:
+    from bridge.core.worlds.messages import PartOutcome, SessionMessage
 
 __all__ = [
     "IMMUTABLE",
@@ -191,6 +194,17 @@ class Environment(Protocol):
     def call(self, request: bridge_pb2.CallRequest) -> Call[bridge_pb2.CallResponse]:
         """Call a public method, or read a public attribute, on the lanes that the request names; none: on all."""
 
+    @property
+    def home(self) -> object:
+        """Where it lives: equal for all environments that share a process."""
+
+    def run_message(self, message: SessionMessage, request: bytes) -> Call[PartOutcome]:
+        """Have the part of a message beside it answer a request.
+
+        Raises:
+            RequestError: What the part raised; the environment is as it was, as far as the part has left it so.
+        """
+
 
 class EnvironmentProxy:
     """An environment that stands before another one and does as that does. Subclasses change what they are for.
@@ -240,6 +254,15 @@ class EnvironmentProxy:
     def call(self, request: bridge_pb2.CallRequest) -> Call[bridge_pb2.CallResponse]:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
         return self.inner.call(request)
+
+    @property
+    def home(self) -> object:
+        """Where the environment lives."""
+        return self.inner.home
+
+    def run_message(self, message: SessionMessage, request: bytes) -> Call[PartOutcome]:
+        """Have the part of a message beside the environment answer a request."""
+        return self.inner.run_message(message, request)
 
 
 def kept(value: Any) -> Any:

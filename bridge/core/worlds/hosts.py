@@ -7,12 +7,15 @@ A host is the same in the server and in an isolated world's process: `bridge.cor
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import gymnasium
 import numpy as np
+from google.protobuf.message import DecodeError
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from gymnasium.vector.async_vector_env import AsyncState
@@ -31,6 +34,7 @@ from bridge.core.worlds.environment import EnvFacts, Result
 from bridge.core.worlds.kinds import GymEnv, Known, Lanes, ParallelEnv
 from bridge.core.worlds.lane_infos import FinalInfos, collect_infos, join_infos
 from bridge.core.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
+from bridge.core.worlds.messages import MessagePart, PartOutcome, SessionMessage
 from bridge.core.worlds.rewards import refuse_array_rewards
 from bridge.errors import Code, RequestError, TensorError, UnsupportedSpaceError
 from bridge.pb import bridge_pb2
@@ -61,11 +65,24 @@ class Host(abc.ABC, Generic[E]):
     Args:
         env: The environment, owned by this object from here on.
         facts: Its description.
+        make: Makes another one.
     """
 
-    def __init__(self, env: E, facts: EnvFacts) -> None:
+    can_place = False
+    """True if a message may put it into another situation, in which an episode goes on."""
+
+    def __init__(self, env: E, facts: EnvFacts, make: Callable[[], Known]) -> None:
         self.env = env
         self.facts = facts
+        self.make = make
+        """Makes another environment like it."""
+        self.result: Result | None = None
+        """What `reset` or `step` returned last, set by whoever calls them; None: nothing, or the last call failed."""
+        self._parts: dict[str, MessagePart] = {}
+        self._message: SessionMessage | None = None
+        """The message at hand."""
+        self._placed: dict[int, tuple[Any, Any]] = {}
+        """What environments see, by lane, which the message at hand has put into another situation."""
         self.lanes: Sequence[EnvHost] = ()
         """The environments that can be stepped one by one, where they are several."""
         self.notes: list[str] = []
@@ -94,8 +111,74 @@ class Host(abc.ABC, Generic[E]):
         return result
 
     def close(self) -> None:
-        """Close it."""
-        self.env.close()
+        """Close it, after the parts of messages."""
+        parts, self._parts = self._parts, {}
+        try:
+            for part in parts.values():
+                part.close()
+        finally:
+            self.env.close()
+
+    # Messages: this is their `Stage`
+
+    @property
+    def envs(self) -> Sequence[Any]:
+        """The environments that are stepped one by one; none: lanes that are elsewhere."""
+        return kinds.local_parts(self.env)
+
+    @property
+    def whole(self) -> Any:
+        """The object that is stepped."""
+        return self.env
+
+    def newest(self, lane: int) -> tuple[Any, Any]:
+        """Return the last observation and info of an environment; raises RequestError where no episode runs in it."""
+        result = self.result
+        if result is None or (len(result) > 2 and bool(result[2] or result[3])):
+            raise no_episode(None)
+        return result[0], result[-1]
+
+    def check_place(self) -> None:
+        """Raise where no environment may be put into another situation."""
+        message = self._message
+        assert message is not None, "called by the part of a message"
+        if message.cannot_place or not message.form.places:
+            raise RequestError(
+                Code.UNIMPLEMENTED,
+                message.cannot_place or f"the form of {message.form.name!r} does not say places=True",
+            )
+        if not self.can_place:
+            raise RequestError(Code.UNIMPLEMENTED, f"{self.facts.kind} cannot be put into another situation")
+
+    def place(self, lane: int, observation: Any, info: Any) -> None:
+        """Note that an environment is in another situation, in which an episode runs."""
+        self.check_place()
+        self._placed[lane] = observation, info
+
+    def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
+        """Have the part of a message answer a request. Raises RequestError, whatever the part raises."""
+        name = message.form.name
+        self._placed.clear()
+        self._message = message
+        with _failures_of(name):
+            part = self._parts.get(name)
+            if part is None:
+                assert message.part is not None, "its handler answers alone"
+                part = self._parts[name] = message.part(self)
+            answer = part.answer(request)
+            if not isinstance(answer, (bytes, bytearray)):
+                raise TypeError(f"expected bytes as the answer, got {answer!r:.80} of type {type(answer).__name__}")
+            if not self._placed:
+                return PartOutcome(bytes(answer))
+            lanes = tuple(sorted(self._placed))
+            self.result = self._take_placed()
+        if self.names is not None:
+            self.names.renew(kinds.attribute_layers(self.env))
+        return PartOutcome(bytes(answer), self.result, lanes)
+
+    def _take_placed(self) -> Result:
+        """Take what the environments see that were put into another situation; return it as a reset does."""
+        return self._placed[0]
 
     # Properties
 
@@ -255,8 +338,10 @@ class Host(abc.ABC, Generic[E]):
 class EnvHost(Host[GymEnv]):
     """One environment."""
 
-    def __init__(self, env: GymEnv, facts: EnvFacts) -> None:
-        super().__init__(env, facts)
+    can_place = True
+
+    def __init__(self, env: GymEnv, facts: EnvFacts, make: Callable[[], Known]) -> None:
+        super().__init__(env, facts, make)
         self.step = env.step  # type: ignore[method-assign]  # one call less in each step
 
     def _set(self, name: str, value: list[object]) -> None:
@@ -279,8 +364,7 @@ class LanesHost(Host[Lanes]):
     """
 
     def __init__(self, env: Lanes, facts: EnvFacts, make: Callable[[], Known]) -> None:
-        super().__init__(env, facts)
-        self._make = make
+        super().__init__(env, facts, make)
         self._broken: RequestError | None = None
         if "autoreset_mode" not in kinds.metadata_of(env):
             _log.info(
@@ -306,13 +390,13 @@ class LanesHost(Host[Lanes]):
         same_step = facts.autoreset is AutoresetMode.SAME_STEP
         self._finals = FinalInfos(facts) if same_step and not self._collects else None
         if self.facts.steps_lanes:
-            self.lanes = [EnvHost(lane, self.facts.of_lane) for lane in kinds.local_parts(env)]
+            self.lanes = [EnvHost(lane, self.facts.of_lane, self.make) for lane in kinds.local_parts(env)]
 
     def reset(self, seed: object, options: Any) -> Result:
         """Reset all lanes, or those of the option `reset_mask`."""
         if self._broken is not None:
             with failures_in("its construction"):
-                env = self._make()
+                env = self.make()
                 assert isinstance(env, VectorEnv), "the same function made lanes before"
                 self._adopt(env)
             # Not before another one is there: otherwise calls would go to the closed one.
@@ -340,6 +424,26 @@ class LanesHost(Host[Lanes]):
         elif self._finals is not None:
             info = self._finals.read(info, terminated, truncated, self.notes)
         return observation, reward, terminated, truncated, info
+
+    @property
+    def can_place(self) -> bool:  # type: ignore[override]
+        """True if its environments are stepped by ourselves, and nothing is around all of them."""
+        return self._ours is self.env
+
+    def newest(self, lane: int) -> tuple[Any, Any]:
+        """Return the last observation and info of a lane; raises RequestError where no episode runs in it."""
+        if self._ours is not self.env:
+            text = f"the lanes of {self.facts.kind} are not stepped one by one"
+            raise RequestError(Code.UNIMPLEMENTED, text)
+        found = self._ours.newest(lane)
+        if found is None:
+            raise no_episode(lane)
+        return found
+
+    def _take_placed(self) -> Result:
+        assert self._ours is not None, "`place` has refused otherwise"
+        observations, infos = self._ours.place_lanes(self._placed)
+        return observations, join_infos(infos, self.env.num_envs)
 
     def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
@@ -439,7 +543,29 @@ def host_of(env: Known, make: Callable[[], Known]) -> AnyHost:
     facts = kinds.facts_of(env)
     if isinstance(env, VectorEnv):
         return LanesHost(env, facts, make)
-    return EnvHost(env, facts) if isinstance(env, gymnasium.Env) else ParallelHost(env, facts)
+    return EnvHost(env, facts, make) if isinstance(env, gymnasium.Env) else ParallelHost(env, facts, make)
+
+
+def no_episode(lane: int | None) -> RequestError:
+    """Return the refusal of what needs an episode that runs."""
+    where = "no episode runs" if lane is None else f"no episode runs in lane {lane}"
+    return RequestError(Code.FAILED_PRECONDITION, f"{where}: the last one has ended, or none has begun; reset first")
+
+
+@contextlib.contextmanager
+def _failures_of(name: str) -> Iterator[None]:
+    """Convert what the part of a message raises: no failure of the environment, and of nobody's episode."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except DecodeError as error:
+        raise RequestError(Code.INVALID_ARGUMENT, f"the message {name!r} cannot be read: {error}") from error
+    except (Exception, SystemExit) as error:
+        text = "".join(traceback.format_exception(error))
+        raise RequestError(
+            Code.INTERNAL, f"the message {name!r} raised {type(error).__name__}: {error}\n{text}"
+        ) from error
 
 
 def checked_lanes(lanes: Sequence[int], count: int) -> list[int]:

@@ -98,6 +98,10 @@ class LaneVectorEnv(SyncLanes):
         dtype: Any = leaf.space.dtype if leaf is not None and leaf.kind == "array" else None
         self._array = None if leaf is None or dtype is None else (dtype, leaf.space.shape)
         """Dtype and shape of observations that are one array; None: they are something else."""
+        # Where observations have a first dimension along which they can be joined: the shape of all lanes' then.
+        shape = () if self._array is None else self._array[1]
+        self._end_to_end = (lanes * shape[0], *shape[1:]) if shape else None
+        self._shapes = {shape}
         # NumPy writes int64 into int8 without a word, whatever is lost. Integers of another dtype are looked at.
         self._integers = dtype if dtype is not None and dtype.kind in "iu" else None
         self._rewards_read = Rewards(reward_space, None)
@@ -113,6 +117,8 @@ class LaneVectorEnv(SyncLanes):
         """Each lane's newest observation."""
         self._over = [False] * lanes
         """True for a lane without a running episode."""
+        self._told: dict[int, Mapping[str, object]] = {}
+        """Each lane's newest info; a lane that had none is missing."""
         self._unbegun: dict[int, str] = {}
         """In the mode SAME_STEP: why lanes could not begin their next episodes in the step that ended the last ones."""
 
@@ -189,6 +195,7 @@ class LaneVectorEnv(SyncLanes):
             raise self._first_failure()
         observations = self._concatenated()
         self._began = True
+        self._told = infos if mask is None else {**self._told, **{lane: {} for lane in chosen}, **infos}
         return observations, infos
 
     def step_lanes(self, actions: Any) -> tuple[Any, Array, Array, Array, LaneInfos]:
@@ -267,8 +274,29 @@ class LaneVectorEnv(SyncLanes):
             observations = self._concatenated()
         if len(begun) == self.num_envs and all(over):
             raise self._first_failure()
+        self._told = infos
         flags = np.array(terminations, np.bool_), np.array(truncations, np.bool_)
         return observations, np.array(rewards, self._reward_dtype), *flags, infos
+
+    # Messages
+
+    def newest(self, lane: int) -> tuple[Any, Mapping[str, object]] | None:
+        """Return a lane's last observation and info, not copied; None: no episode runs in it."""
+        if not self._began or self._over[lane]:
+            return None
+        return self._seen[lane], self._told.get(lane, {})
+
+    def place_lanes(self, placed: Mapping[int, tuple[Any, Any]]) -> tuple[Any, LaneInfos]:
+        """Take what lanes see whose environments were put into another situation; return what a reset of them does."""
+        self.failed.clear()
+        for lane, (observation, _) in placed.items():
+            self._seen[lane], self._over[lane] = observation, False
+            self._unbegun.pop(lane, None)
+        infos: LaneInfos = {lane: _copied_info(info) for lane, (_, info) in placed.items()}
+        self._told = {**self._told, **infos}
+        observations = self._concatenated()
+        self._began = True
+        return observations, infos
 
     def _split(self, actions: Any) -> Iterable[Any]:
         """Return the action of each lane."""
@@ -408,8 +436,14 @@ class LaneVectorEnv(SyncLanes):
 
     def _concatenated(self) -> Any:
         """Return all lanes' newest observations as a batch; raises where one does not fit into it."""
-        space: Any = self.single_observation_space
-        observations = concatenate(space, self._seen, self._next_batch)
+        # All of them, also where few are new: environments may share an array, which each writes into.
+        observations = self._next_batch
+        # As `concatenate` does for arrays that all have the shape of the space: it looks at each of them several times.
+        if self._end_to_end is not None and {getattr(item, "shape", None) for item in self._seen} == self._shapes:
+            np.concatenate(self._seen, out=observations.reshape(self._end_to_end))
+        else:
+            space: Any = self.single_observation_space
+            observations = concatenate(space, self._seen, observations)
         self._batch, self._next_batch = observations, self._batch
         return observations
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +21,7 @@ from bridge.core.worlds.env_properties import environment_properties
 from bridge.core.worlds.environment import Call, Environment, EnvironmentProxy, Result, StepTimes
 from bridge.core.worlds.hosts import LANE_WRAPPERS, AnyHost, checked_lanes, checked_values, host_of, wrappers_by_lane
 from bridge.core.worlds.kinds import Known
+from bridge.core.worlds.messages import PartOutcome, SessionMessage
 from bridge.core.worlds.scheduling import Executor, Scheduler, gather
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
@@ -60,8 +63,10 @@ class LocalEnv:
 
     def _reset(self, seed: object, options: object, lane: int | None) -> Result:
         host, began = self._hosted(lane), time.perf_counter()
+        host.result = None
         try:
-            return in_environment("reset", host.reset, seed, options)
+            host.result = result = in_environment("reset", host.reset, seed, options)
+            return result
         finally:
             self.times.reset.add(time.perf_counter() - began)
 
@@ -76,8 +81,10 @@ class LocalEnv:
             raise self._closed
         began = time.perf_counter()
         try:
-            return host.step(action)
+            host.result = result = host.step(action)
+            return result
         except BaseException as error:
+            host.result = None
             answer = answer_to("step", error)
         finally:
             times = self.times.step
@@ -106,6 +113,23 @@ class LocalEnv:
             # It refers to this object, which would stay until the garbage collector comes, with its spaces.
             del self.step
             in_environment("close", host.close)
+
+    @property
+    def home(self) -> object:
+        """Where it lives: equal for all environments of this process."""
+        return os.getpid()
+
+    def run_message(self, message: SessionMessage, request: bytes) -> Call[PartOutcome]:
+        """Have the part of a message answer a request."""
+        return self.executor.run(self._run_message, message, request, threading.get_ident())
+
+    def _run_message(self, message: SessionMessage, request: bytes, asked_in: int) -> PartOutcome:
+        began = time.thread_time()
+        outcome = in_environment(f"the message {message.form.name}", self._hosted().run_message, message, request)
+        # What is used in the thread of the session is measured there.
+        if threading.get_ident() == asked_in:
+            return outcome
+        return dataclasses.replace(outcome, seconds=time.thread_time() - began)
 
     def _run(self, where: str, function: Callable[[AnyHost], T]) -> Call[T]:
         """Call the environment by its host, which may be closed before it is its turn."""
@@ -210,6 +234,11 @@ class LaneGroup(EnvironmentProxy):
             merged = [item for response in responses for item in read_encoded(response.read_property.value)]
             responses[0].read_property.value.CopyFrom(encoded(merged))
         return responses[0]
+
+    async def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
+        """Refuse: these lanes have a thread or a process each, and no part of a message stands beside all of them."""
+        text = f"the message {message.form.name!r} is not served for lanes with a thread or a process each"
+        raise RequestError(Code.UNIMPLEMENTED, text)
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a public method, or read a public attribute, on the lanes that the request names; none: on all."""

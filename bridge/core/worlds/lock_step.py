@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
@@ -11,6 +11,7 @@ from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent
+from bridge.core.worlds.environment import Result
 from bridge.core.worlds.group import ONE
 from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.pacer import Pacer
@@ -27,7 +28,7 @@ class LockStep(Pacer):
     Of lanes the agent stays RUNNING: one that ended begins anew by itself, in this Step or the next.
     """
 
-    steps_at_once = True
+    steps_at_once = can_place = True
     SETTINGS = ("seed", "options")
     """The settings of a Reset; of lanes also `reset_mask`."""
 
@@ -155,6 +156,14 @@ class LockStep(Pacer):
             agent.part.reset(pending[1])
             agent.truncated[list(agent.take_failures())] = True
         return pb.RUNNING
+
+    def place(self, agent: EnvAgent, result: Result, lanes: Sequence[int]) -> None:
+        """Have the agent's sequence begin in the situation that the environment is in; other lanes go on."""
+        agent.answer = None
+        agent.take_reset(result)
+        agent.forget_failures()
+        if agent.lanes is not None:
+            agent.part.placed(lanes)
 
     async def step(self, agent: EnvAgent, action: object) -> int:
         """Step all lanes with actions of their own. A single environment's agent does it at once."""

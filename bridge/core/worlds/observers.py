@@ -16,6 +16,7 @@ from gymnasium.vector import AutoresetMode
 
 from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.environment import EnvFacts, Environment, EnvironmentProxy, Result
+from bridge.core.worlds.messages import PartOutcome, SessionMessage
 from bridge.core.worlds.rewards import as_number
 from bridge.core.worlds.settings import Settings
 from bridge.errors import Code, RequestError
@@ -74,6 +75,14 @@ class Listener:
     def began(self, lane: int | None, result: Result, mask: Array | None) -> None:
         """Note what `reset` returned; `mask` says which lanes of a batch began, bools `(lanes,)`, None: all."""
 
+    def placed(self, result: Result, mask: Array | None) -> None:
+        """Note that a message has put the environment into another situation, and what a reset would return there.
+
+        `mask` says which lanes of a batch are in it, bools `(lanes,)`, None: all. Unless a subclass says otherwise, it
+        is as the beginning of an episode.
+        """
+        self.began(None, result, mask)
+
     async def acting(self, lane: int | None, action: object) -> object:
         """Return the action that the environment is stepped by: this one, or another in its place. It may wait."""
         return action
@@ -110,6 +119,16 @@ class ObservedEnv(EnvironmentProxy):
         """Step the environment, or one lane by itself."""
         action = await self._listener.acting(lane, action)
         return self._listener.stepped(lane, action, await self.inner.step(action, lane))
+
+    async def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
+        """Have the part of a message beside the environment answer a request."""
+        outcome = await self.inner.run_message(message, request)
+        if outcome.placed is not None:
+            mask: Array | None = None
+            if self.facts.num_envs is not None and len(outcome.lanes) < self.facts.num_envs:
+                mask = np.isin(np.arange(self.facts.num_envs), outcome.lanes)
+            self._listener.placed(outcome.placed, mask)
+        return outcome
 
     async def close(self, reason: RequestError | None = None) -> None:
         """Close the environment."""

@@ -14,6 +14,7 @@ from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import Agent, WorldCounts
+from bridge.core.worlds.environment import Result
 from bridge.core.worlds.group import Group
 from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.settings import Settings
@@ -37,6 +38,8 @@ class Pacer(abc.ABC):
     """True if each Step of a single environment's agent steps it, and nothing is to be asked: the short way."""
     keeps_actions = False
     """True if a Step may come without an action: the last one goes on."""
+    can_place = False
+    """True if a sequence may go on in another situation, into which a message has put the environment."""
     by_lane = False
     """True if each lane is reset and stepped by itself."""
     fps: float | None = None
@@ -125,6 +128,16 @@ class Pacer(abc.ABC):
     def rest(self, agent: EnvAgent) -> bool:
         """Keep an agent without a client in the world; return False where others would wait for it."""
         return False
+
+    def place(self, agent: EnvAgent, result: Result, lanes: Sequence[int]) -> None:
+        """Have an agent's sequence begin in the situation that the environment is in; only where `can_place` is True.
+
+        Args:
+            agent: The agent.
+            result: Observation and info, as a reset returns them.
+            lanes: Those that are there; of a single environment lane 0.
+        """
+        raise NotImplementedError
 
     def prepare(self, agent: EnvAgent, wanted: Sequence[int]) -> None:  # noqa: B027 - most add no observations
         """Note which of an agent's `more` observations its Steps ask for from now on; others are negative numbers."""

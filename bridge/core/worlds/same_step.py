@@ -8,19 +8,18 @@ called as if it had asked, so observers and recordings see the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from bridge.core.encoding import values
 from bridge.core.encoding.properties import TEXT, Property, PropertyTree
-from bridge.core.encoding.step_codec import StepCodec
 from bridge.core.encoding.tensors import Array
-from bridge.core.worlds.base import answer_to, fill_observations
+from bridge.core.worlds.base import answer_to
 from bridge.core.worlds.settings import wrong
 from bridge.errors import Code
-from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import bridge_pb2
 
 if TYPE_CHECKING:
     from bridge.core.worlds.agent import EnvAgent
@@ -42,59 +41,55 @@ class SameStep:
         self._on = False
         self._unbegun: Sequence[int] = ()
         """The lanes that the Step before ended, and that failed to begin their next episodes with it."""
-        self._codec: StepCodec | None = None
-        """Writes the answers in answers; made for the first one."""
 
     def reset(self, options: object) -> None:
         """Note that a Reset of the client's own begins episodes: of all lanes, or of those of its `reset_mask`."""
         mask = options.get("reset_mask") if isinstance(options, Mapping) else None
         self._unbegun = [] if mask is None else [lane for lane in self._unbegun if not mask[lane]]
 
+    def placed(self, lanes: Sequence[int]) -> None:
+        """Note that lanes are in another situation, from which they go on."""
+        self._unbegun = [lane for lane in self._unbegun if lane not in lanes]
+
     async def stepped(self, ended: Array) -> None:
         """Begin the next episodes of lanes that a Step ended, bools `(lanes,)`, where the client asks for that."""
         if not (self._on and self._agent.asks_as_usual):
             return
-        # The client takes the step in which they begin for an episode of its own, which was cut, and asks anew.
-        ended[list(self._unbegun)] = True
-        if ended.any():
+        if self._unbegun:
+            # The client takes the step in which they begin for an episode of its own, which was cut, and asks anew.
+            ended[list(self._unbegun)] = True
+        if np.count_nonzero(ended):
             await self._begin_next(ended)
 
     async def _begin_next(self, ended: Array) -> None:
         """Begin the next episodes of lanes that ended, and keep what the Step is answered."""
         agent, world = self._agent, self._agent.world
-        # First: notes, and the form of observations, are told once, and the client reads this part first. Copies,
-        # because an environment may write what it observes next into the same arrays.
+        # First: notes are told once, and the client reads this part first. Copies, because an environment may write
+        # what it observes next into the same arrays.
         *parts, info = agent.values(agent.usual)
-        told = [np.array(part) for part in parts]
+        told: list[Any] = [np.array(part) for part in parts]
         self._unbegun = ()
-        response = pb.EnvironmentResponse()
+        lanes = ended.nonzero()[0].tolist()
+        # Messages of protobuf that stand one behind the other are read as one: the info, and what is beside it.
+        beside = bridge_pb2.Value()
+        begun = beside.begun
+        begun.lanes.extend(lanes)
         try:
-            options = None if ended.all() else {"reset_mask": ended}
+            options = None if len(lanes) == len(ended) else {"reset_mask": ended}
             agent.take_reset(await world.env.reset(seed=None, options=options))
             self._unbegun = agent.take_failures()
-            agent.truncated[list(self._unbegun)] = True
-            begun = self._write_answer(response)
+            if self._unbegun:
+                agent.truncated[list(self._unbegun)] = True
+            rows, begun_info = agent.begun(lanes)
+            begun.rows.extend(rows)
+            if begun_info != values.EMPTY_DICT:
+                begun.info = begun_info
         except Exception as error:  # the Reset would have been refused; the step was taken all the same
             refused = answer_to("reset", error)
             if refused.code is Code.INTERNAL:
                 world.report_failure(refused.message)
-            response.error.code, response.error.message = int(refused.code), refused.message
-            begun = response.SerializeToString()
-        agent.answer = [*told, values.with_begun(cast(bytes, info), begun)]
-
-    def _write_answer(self, response: pb.EnvironmentResponse) -> bytes:
-        """Return the answer to a Step that asks for what is usual, serialized; `response` is an empty message."""
-        agent, specs = self._agent, self._agent.observations
-        if self._codec is None:
-            self._codec = StepCodec.make(list(agent.actions.items()), [(uid, specs[uid]) for uid in agent.usual])
-        *parts, info = agent.values(agent.usual)
-        if self._codec is not None:
-            written = self._codec.write_response(pb.RUNNING, parts, cast(bytes, info))
-            if written is not None:
-                return b"".join(written)
-        response.step.state = pb.RUNNING
-        fill_observations(response.step, agent.by_uid([*parts, info]))
-        return response.SerializeToString()
+            begun.code, begun.message = int(refused.code), refused.message
+        agent.answer = [*told, cast(bytes, info) + beside.SerializeToString()]
 
     def properties(self) -> PropertyTree:
         """Return the property by which the client asks for it, where the lanes can do so."""

@@ -3,7 +3,7 @@
 import {Stream} from "./client.js";
 import {$, local, pause} from "./dom.js";
 import {draw} from "./draw.js";
-import {note} from "./figures.js";
+import {note, showFigures} from "./figures.js";
 import {recall} from "./input.js";
 import {Lobby} from "./lobby.js";
 import {drawsNothing, lacksJpeg, Observations} from "./observations.js";
@@ -37,6 +37,7 @@ export function clear(name) {
   canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
   for (const id of ["age", "viewers", "last-return"]) note(id, "–");
   note("episodes", "");
+  showFigures(); // at once: what is selected by now is another world
 }
 
 export async function watch(name) {

@@ -12,6 +12,7 @@ import gymnasium
 from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
 from bridge.core.client.envs.pool_owner import PoolOwner
+from bridge.core.client.messages import MessageAnswer, MessageReply, MessageTarget, message_request, read_message
 from bridge.core.client.options import EnvOptions
 from bridge.core.client.slots.resets import reset_settings
 from bridge.core.client.world.events import StepAnswered
@@ -20,6 +21,7 @@ from bridge.core.client.world.remote import Remote
 from bridge.core.client.world.session_states import ONLINE, ClientState
 from bridge.core.client.world.step_reader import Transition
 from bridge.core.client.world.world_request import WorldInfo
+from bridge.core.encoding.message_form import MessageForm
 from bridge.core.keywords import grouped
 from bridge.core.server_wait import until_up
 from bridge.core.transport.address import secret_url
@@ -324,6 +326,34 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         if self._remote.session.state is ClientState.OFFLINE:  # a copy, or a forked process's
             self._connect()
         return self._require_connection(self._remote)
+
+    def send_message(self, form: MessageForm, request: bytes) -> MessageReply:
+        """Send a message of a feature, or of another package, which the server has to take (docs/plugins.md).
+
+        Args:
+            form: How it travels.
+            request: What is sent.
+
+        Returns:
+            The answer; and observation and info, where the environment was put into another situation: its episode goes
+            on from there, and `step` is possible.
+
+        Raises:
+            RefusedError: UNIMPLEMENTED: the server does not take it; PERMISSION_DENIED: this client watches, or shares
+                the world; or what the message itself refuses. The episode goes on.
+        """
+        target = MessageTarget(self.url, (0,), (0,))
+        with self._conflicts:
+            remote = self._asked()
+            sent = message_request(form, request, target, remote.world.reader.wanted)
+            reply = self._reply(remote, sent, f"to a message {form.name}")
+            data, step = read_message(form, reply, remote.url)
+            answers = [MessageAnswer(target, data, step is not None)]
+            if step is None:
+                return MessageReply(answers)
+            message, reader = remote.session.placed(step)
+            observation, _, _, _, info = reader.read(message, remote.now())
+            return MessageReply(answers, (observation, info))
 
     def get_wrapper_attr(self, name: str) -> Any:
         """Return an attribute of this object or, where it has none of that name, of the remote environment.

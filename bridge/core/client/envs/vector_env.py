@@ -18,6 +18,7 @@ from gymnasium.vector.utils import batch_space
 from bridge.core.client.attributes import OwnAttributes
 from bridge.core.client.endpoints import Directory, as_directory
 from bridge.core.client.envs.env import remote_metadata, remote_spec
+from bridge.core.client.messages import MessageAnswer, MessageReply, MessageWriter
 from bridge.core.client.options import VectorOptions, checked_urls
 from bridge.core.client.slots.joining import join
 from bridge.core.client.slots.reports import as_universe, flat_report, remote_reports, slot_states
@@ -26,6 +27,7 @@ from bridge.core.client.slots.slots import Slots
 from bridge.core.client.slots.stepper import Received
 from bridge.core.client.slots.waiting import OnLost
 from bridge.core.client.world.remote_record import RemoteReport
+from bridge.core.encoding.message_form import MessageForm
 from bridge.core.encoding.random_state import generator_of
 from bridge.core.encoding.tensors import Array
 from bridge.core.finalizers import end_apart
@@ -314,6 +316,43 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
     def urls(self) -> tuple[str, ...]:
         """The URL of each slot's remote."""
         return tuple(member.remote.url for member in self._slots.pool.members.at)
+
+    # Messages
+
+    def send_message(self, form: MessageForm, write: MessageWriter, slots: Sequence[int] | None = None) -> MessageReply:
+        """Send a message of a feature, or of another package, which the servers have to take (docs/plugins.md).
+
+        Args:
+            form: How it travels.
+            write: What is sent, or a function that writes the request of each world: of a `MessageTarget` it makes
+                bytes. All lanes of a world are asked by one request.
+            slots: The slots that it is for; None: all.
+
+        Returns:
+            The answers; and observations and infos as `reset` returns them, where environments were put into another
+            situation: their episodes go on from there.
+
+        Raises:
+            RefusedError: As `RemoteEnv.send_message`. Where other servers have put slots into another situation, these
+                are there, and the next `step` gives their observations.
+            SettingError: A slot is out of range, or the request larger than its form allows.
+        """
+        answers = self.begin_message(form, write, slots)
+        placed = any(answer.placed for answer in answers)
+        return MessageReply(answers, self.reset_wait() if placed else None)
+
+    def begin_message(
+        self, form: MessageForm, write: MessageWriter, slots: Sequence[int] | None = None
+    ) -> list[MessageAnswer]:
+        """Do as `send_message`, and leave observations to `reset_wait`, which has to follow where slots were placed."""
+        with self._slots.conflicts:
+            self._slots.check_order(f"message {form.name}")
+            answers, failure = self._slots.send_message(form, write, slots)
+            if failure is not None:
+                raise failure
+            if any(answer.placed for answer in answers):
+                self._slots.pending = "reset"
+            return answers
 
     # Calls
 

@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv
 from bridge.core.client.slots.slot import CUT, Member, SlotEvent, SlotPhase
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.session_states import ClientState
-from bridge.core.client.world.step_reader import Batch, StepReader
+from bridge.core.client.world.step_reader import Batch, BegunAnswer, StepReader
 from bridge.core.encoding import values
 from bridge.core.encoding.infos import as_rows, batch_interventions, joins, lane_info, merge_lanes
 from bridge.core.encoding.interventions import ACTION
@@ -65,6 +65,7 @@ class Results:
         reward_space: Of one environment; None: rewards are floats.
         members: Those that are handed out; None: all. A row is a slot then.
         tells: Whether the caller sees the flags. Else episodes that were cut count as told only by later results.
+        before: The results of the step at hand, where these are what slots that ended begin with (SAME_STEP).
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Results:
         members: Sequence[Member] | None = None,
         *,
         tells: bool = True,
+        before: Results | None = None,
     ) -> None:
         self._places: list[tuple[Member, slice]] = []
         size = 0
@@ -83,7 +85,14 @@ class Results:
             size += member.lanes
         self.size = size
         """The number of rows."""
-        self.batch = Batch.empty(layout, size, reward_space)
+        self.rows_alone = before is not None and all(
+            member.answer is None or isinstance(member.answer.message, BegunAnswer) for member, _ in self._places
+        )
+        """True if no more has come than the observations of slots that began; all others are those of `before`."""
+        columns = None
+        if before is not None and self.rows_alone:
+            columns = [column.copy() for column in before.batch.columns]
+        self.batch: Batch = Batch.empty(layout, size, reward_space, columns)
         """Columns and flags of all rows; the columns of rows that are not `valid` hold nothing."""
         self.valid: Array = np.zeros(size, np.bool_)
         """Which rows have an observation, `(size,)`."""
@@ -99,6 +108,8 @@ class Results:
         """Which rows were truncated because their world moved off a server that drains; None: none were."""
         self.begun: Results | None = None
         """The first observations of episodes that began in this very step (SAME_STEP); None: none did."""
+        self.complete = False
+        """True if all rows have an observation."""
         self._infos: list[tuple[Member, int, Any]] = []  # with the first row: as they came, of lanes arrays over them
         self._pool, self._layout, self._tells = pool, layout, tells
         self._any_info = False
@@ -124,6 +135,8 @@ class Results:
             try:
                 if mine is not None:
                     info = answer.reader.read_info(mine)
+                elif self.rows_alone and isinstance(answer.message, BegunAnswer):
+                    info = answer.reader.read_begun(answer.message.begun, batch, start)
                 else:
                     info = answer.reader.read_into(answer.message, batch, start, member.remote.now())
             except RemoteError as error:
@@ -142,6 +155,7 @@ class Results:
                 self._note_failures(member, start, info, answer.reader.failed)
             if stepped and not member.single and pool.policy.lanes_leave:
                 self._leave(member, rows)
+        self.complete = bool(valid.all())
 
     def _stack_answers(self) -> dict[int, StepAnswer]:
         """Write all answers of the same template into the batch at once, but for their infos; return them by row."""
@@ -285,13 +299,18 @@ class Results:
             merge_latency(joiner.infos, times, self.size)
         return joiner.infos
 
+    @property
+    def has_infos(self) -> bool:
+        """True if a row may have an info that is not empty."""
+        return self._any_info or bool(self.errors or self._unbegun) or self.moved is not None
+
     def own_infos(self, rows: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Return each row's own info.
 
         Args:
             rows: Only those of these rows, in their order; None: all.
         """
-        if rows is not None and not (self._any_info or self.errors or self._unbegun or self.moved is not None):
+        if rows is not None and not self.has_infos:
             return [{} for _ in rows]  # as nearly always
         own = self._own_infos()
         return own if rows is None else [own[row] for row in rows]
@@ -348,14 +367,16 @@ class Results:
 
     def rows(self) -> tuple[Any, ...]:
         """Return each row's observation, None where it has none. Small ones may be parts of the columns."""
-        if self.valid.all():
+        if self.complete:
             return self._layout.rows(self.batch.columns, self.size)
         return tuple(self.row(slot) if has else None for slot, has in enumerate(self.valid.tolist()))
 
     def batched(self) -> Any:
         """Return the observations of all rows as Gymnasium batches them; of an episode that began, its first one."""
         columns = self.batch.columns
-        if self.begun is not None:
+        if self.begun is not None and self.begun.rows_alone:
+            columns = self.begun.batch.columns
+        elif self.begun is not None:
             columns = [
                 _replaced(column, new, self.ended)
                 for column, new in zip(columns, self.begun.batch.columns, strict=True)

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from bridge.core.client.attributes import missing_attributes
 from bridge.core.client.conflict import ConflictDetector
+from bridge.core.client.messages import MessageAnswer, MessageTarget, MessageWriter, message_request, read_message
 from bridge.core.client.slots.question import Question
-from bridge.core.client.slots.slot import CONNECTING, Member
+from bridge.core.client.slots.slot import CONNECTING, STEPPED, Member
 from bridge.core.client.slots.stepper import Stepper
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.extensions import (
@@ -20,6 +21,7 @@ from bridge.core.client.world.extensions import (
     property_request,
     property_value,
 )
+from bridge.core.encoding.message_form import MessageForm
 from bridge.core.forks import forget_in_child
 from bridge.errors import (
     AlreadyPendingError,
@@ -27,7 +29,9 @@ from bridge.errors import (
     ClosedError,
     ConnectionLostError,
     NothingPendingError,
+    RemoteError,
     RemoteTimeoutError,
+    ResetNeededError,
     SettingError,
 )
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -211,6 +215,46 @@ class Slots:
             self._ask(f"setting of {name}", write, slots)
             self._wait_for_replies()
 
+    def send_message(
+        self, form: MessageForm, write: MessageWriter, slots: Sequence[int] | None
+    ) -> tuple[list[MessageAnswer], RemoteError | None]:
+        """Send a message to the worlds of some slots, or of all, and wait for the answers; inside of `conflicts`.
+
+        Slots that were put into another situation have a first observation to hand out.
+
+        Returns:
+            The answers, and the first refusal or loss.
+        """
+        members = self.pool.members
+        if form.places:
+            chosen = self._lanes_of(range(len(members.at)) if slots is None else slots)
+            if any(member.phase in STEPPED for member in chosen):
+                text = f"a message {form.name} while answers to send are outstanding; take them by recv first"
+                raise AlreadyPendingError(text, "recv")
+            others = not self.pool.started and sum(map(len, chosen.values())) < len(members.at)
+            if others:
+                raise ResetNeededError(f"expected reset() before a message {form.name} to some of the slots")
+
+        def target_of(member: Member, lanes: list[int]) -> MessageTarget:
+            return MessageTarget(member.remote.url, tuple(member.start + lane for lane in lanes), tuple(lanes))
+
+        def make(member: Member, lanes: list[int]) -> pb.EnvironmentRequest:
+            return message_request(form, write, target_of(member, lanes), member.remote.world.reader.wanted)
+
+        self._ask(f"message {form.name}", make, slots)
+        question = self._wait_for_answers()
+        answers = []
+        for member, message in question.answers.items():
+            if message.WhichOneof("payload") == "error":  # it is the question's `failure`, or came after that
+                continue
+            lanes = question.lanes[member]
+            data, step = read_message(form, message, member.remote.url)
+            answers.append(MessageAnswer(target_of(member, lanes), data, step is not None))
+            if step is not None:
+                self.stepper.place(member, step, lanes)
+        answers.sort(key=lambda answer: answer.target.slots)
+        return answers, question.failure
+
     def splits_worlds(self, slots: Sequence[int]) -> bool:
         """Tell whether some slots are not all the lanes of their worlds."""
         return any(len(lanes) < member.lanes for member, lanes in self._lanes_of(slots).items())
@@ -248,6 +292,13 @@ class Slots:
             member.remote.ask(request)
 
     def _wait_for_replies(self, timeout: float | None = None) -> Question:
+        """Wait for all answers to the question, as `_wait_for_answers`; raise the first refusal or loss."""
+        question = self._wait_for_answers(timeout)
+        if question.failure is not None:
+            raise question.failure
+        return question
+
+    def _wait_for_answers(self, timeout: float | None = None) -> Question:
         """Wait for all answers to the question; after the pool's own timeout those that are late are lost."""
         pool, question = self.pool, self.pool.question
         assert question is not None, "`waiting` lets nobody wait for what was not asked"
@@ -262,8 +313,6 @@ class Slots:
                 pool.question = None
             raise RemoteTimeoutError(", ".join(member.remote.url for member in late), reason)
         pool.question = None
-        if question.failure is not None:
-            raise question.failure
         return question
 
     def _lanes_of(self, slots: Sequence[int]) -> dict[Member, list[int]]:

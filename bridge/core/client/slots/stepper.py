@@ -117,6 +117,26 @@ class Stepper:
                 self.pool.lose_interrupted(member, "its reset was sent")
                 raise
 
+    def place(self, member: Member, step: pb.StepResponse, lanes: Sequence[int]) -> None:
+        """Take the first observation of a sequence that a message has begun in the slots of a member.
+
+        Args:
+            member: Whose.
+            step: What its environments see.
+            lanes: Those of its lanes that are in another situation; the others go on.
+        """
+        self._all_running, self._stepped, self._tells = False, None, False
+        # As by a reset: the end of an episode that was cut is no news any more.
+        if member.phase in CUT:
+            member.handle(SlotEvent.TOLD)
+        renewed = len(lanes) < member.lanes and member.phase in (SlotPhase.RUNNING, SlotPhase.RENEWED)
+        member.handle(SlotEvent.RENEW if renewed else SlotEvent.BEGIN)
+        member.settings = member.refusal = member.error = None
+        placed = {member.start + lane for lane in lanes}
+        self._unbegun = {slot: why for slot, why in self._unbegun.items() if slot not in placed}
+        member.take(member.remote.session.placed(step))
+        self.pool.started = True
+
     def begin_step(self, actions: Any) -> None:
         """Check and send the Steps."""
         # In a directory each new episode may begin at another server, if its own drains.
@@ -232,12 +252,13 @@ class Stepper:
         """Begin the next episode of slots that ended, in this very step."""
         for member in self.pool.members.filling:
             chosen = ended[member.slots]
-            if not chosen.any() or member.phase not in (SlotPhase.RUNNING, SlotPhase.ENDED):
+            lanes = chosen.nonzero()[0].tolist()
+            if not lanes or member.phase not in (SlotPhase.RUNNING, SlotPhase.ENDED):
                 continue  # one that was cut begins anew once its remote is back
             if member.single:
                 self.pool.begin(member, None, reset=False)
-            elif not self.pool.renew_in_step(member, chosen):
-                settings = reset_settings(reset_mask=None if chosen.all() else chosen)
+            elif not self.pool.renew_in_step(member, chosen, lanes):
+                settings = reset_settings(reset_mask=None if len(lanes) == len(chosen) else chosen)
                 if member.remote.realtime is not None:
                     settings["restart"] = pack_tensor(False)  # their next episodes run already
                 self.pool.begin(member, settings)
@@ -282,20 +303,20 @@ class Stepper:
         # Where lanes have begun in the step itself, nothing is waited for: a look at the sockets costs system calls.
         if self.pool.has_errors or any(member.phase not in SETTLED for member in self.pool.members.filling):
             gather_all(self.pool, timeout, on_lost)
-        begun = self.take_results()
+        begun = self.take_results(results)
         self._stepped = None
         # A world that was lost during the second trip has told its step already. Its loss must be seen in this step
         # too, or the slot would seem to go on; one that terminated in the step stays terminated, and nothing else.
-        if not begun.valid.all():
+        if not begun.complete:
             begun.fill_last()
             results.batch.truncations |= begun.batch.truncations & ~results.batch.terminations
         results.begun, self._unbegun = begun, begun.failures
         return results
 
-    def take_results(self) -> Results:
-        """Hand out what has come."""
-        results = Results(self.pool, self._observation_layout, self._reward_space, tells=self._tells)
-        self._all_running = not results.errors and bool(results.valid.all())
+    def take_results(self, before: Results | None = None) -> Results:
+        """Hand out what has come; with `before`, the results of a step that ended episodes: what others begin with."""
+        results = Results(self.pool, self._observation_layout, self._reward_space, tells=self._tells, before=before)
+        self._all_running = results.complete and not results.errors
         return results
 
     # send and recv
@@ -367,7 +388,7 @@ class Stepper:
         pool.started = False  # as in `Slots.wait`, for what an interrupt would lose of the results
         results = Results(pool, self._observation_layout, self._reward_space, members)
         # A slot that was cut has no new observation, and its row in the batch is not initialized.
-        if not results.valid.all():
+        if not results.complete:
             results.fill_last()
         slots = np.concatenate([np.arange(member.start, member.start + member.lanes) for member in members])
         batch, infos = results.batch, results.merged_infos()

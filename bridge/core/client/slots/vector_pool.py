@@ -225,27 +225,31 @@ class VectorPool(Pool):
         member.handle(SlotEvent.BEGIN)
         remote.begin(settings, reset=reset)
 
-    def renew_in_step(self, member: Member, chosen: Array) -> bool:
+    def renew_in_step(self, member: Member, chosen: Array, lanes: list[int]) -> bool:
         """Take how the lanes that ended began their next episodes, where the server told it with their ends.
 
         Args:
             member: Whose last answer was handed out.
             chosen: Its lanes whose episodes ended, bools.
+            lanes: Their numbers.
 
         Returns:
             Whether it did; else they are to be reset.
         """
-        event = member.remote.begun_in_step()
+        if member.last is None:
+            return False
+        event = member.remote.begun_in_step(member.last.message, lanes)
         if event is None:
             return False
         # From here on all is as if they had been reset by a request of their own.
-        if chosen.all():
+        together = len(lanes) == len(chosen)
+        if together:
             member.episodes += 1
             member.handle(SlotEvent.BEGIN)
         else:
             member.handle(SlotEvent.RENEW)
         if not isinstance(event, StepAnswered):
-            member.settings = reset_settings(reset_mask=None if chosen.all() else chosen)
+            member.settings = reset_settings(reset_mask=None if together else chosen)
         self.handle(event, member)
         return True
 

@@ -99,15 +99,11 @@ class JoinedWorld:
             self.reader.names = KnownNames(str(properties["names"]))
         self.codec: StepCodec | None = None
         """Writes and reads Steps without protobuf; None: protobuf does."""
-        self.begun_codec: StepCodec | None = None
-        """Reads the answers that come within others, as `StepReader.begun`; None: protobuf does."""
         if not foreign and self.realtime is None and all(name in self._uids for name in SIGNALS):
             # Other servers write their messages in another way.
             order = [(uid, observations[uid]) for uid in self.reader.wanted]
             written = [(uid, actions[uid]) for uid in self._action_uids]
             self.codec = StepCodec.make(written, order)
-            # A codec is quick where an answer is like the one before, and these two are not alike.
-            self.begun_codec = None if lanes is None else StepCodec.make(written, order)
         self.form = None if self.codec is None or lanes is not None else self.codec.form
         """A key that is equal for worlds whose Steps `write_steps` may write together; None: it may not."""
         self.reads_columns = bool(properties.get("reads_columns"))

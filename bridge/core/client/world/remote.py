@@ -210,9 +210,9 @@ class Remote:
         """Say when lanes that ended begin their next episodes; as of the session. It leaves with the next request."""
         self.session.set_autoreset(same_step=same_step, now=self.now())
 
-    def begun_in_step(self) -> StepAnswered | Refused | Lost | None:
-        """Return how lanes that ended in the Step that was read last began their next episodes; None: they did not."""
-        event = self.session.begun_in_step()
+    def begun_in_step(self, answer: StepMessage, lanes: list[int]) -> StepAnswered | Refused | Lost | None:
+        """Return how lanes began their next episodes in the Step that ended the last ones; as of the session."""
+        event = self.session.begun_in_step(answer, lanes)
         if isinstance(event, Lost):
             self.finish(0.0)
         return event

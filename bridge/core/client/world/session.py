@@ -23,7 +23,7 @@ from bridge.core.client.world.extensions import property_write, refusal
 from bridge.core.client.world.join_sequence import JoinSequence
 from bridge.core.client.world.joined_world import JoinedWorld, changes_of
 from bridge.core.client.world.session_states import ONLINE, TRANSITIONS, ClientState, Trigger
-from bridge.core.client.world.step_reader import StepMessage
+from bridge.core.client.world.step_reader import BegunAnswer, StepMessage
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.core.warn import warn
@@ -251,6 +251,14 @@ class ClientSession:
         self._require_world()
         self._send(RequestKind.QUESTION, request, now)
 
+    def placed(self, step: pb.StepResponse) -> StepAnswered:
+        """Enter a sequence that a message has begun, in another situation; return its first answer."""
+        world = self._require_world()
+        self._move(Trigger.BEGIN)
+        # What still comes of the episode before is stale.
+        self._episode += 1
+        return self._step_answered(world, pb.EnvironmentResponse(step=step), step.state)
+
     def set_autoreset(self, *, same_step: bool, now: float) -> None:
         """Have a world of lanes begin the next episodes of those that ended in the same Step, or in the next one.
 
@@ -266,29 +274,27 @@ class ClientSession:
         self._pending.append(OpenRequest(RequestKind.QUESTION, -1, now))
         self.out.append(data)
 
-    def begun_in_step(self) -> StepAnswered | Refused | Lost | None:
-        """Return how lanes that ended in the Step that was read last began their next episodes; None: they did not."""
+    def begun_in_step(self, answer: StepMessage, lanes: list[int]) -> StepAnswered | Refused | Lost | None:
+        """Return how lanes began their next episodes in the Step that ended the last ones; None: they did not.
+
+        Args:
+            answer: To that Step, which was read last.
+            lanes: Those that ended.
+        """
         world = self._require_world()
-        data = world.reader.take_begun()
-        if not data:
+        begun = world.reader.take_begun()
+        if begun is None or isinstance(answer, BegunAnswer):
             return None
-        answer: StepMessage | None = world.begun_codec.read_response(data) if world.begun_codec else None
-        if answer is None:
-            try:
-                answer = pb.EnvironmentResponse.FromString(data)
-            except DecodeError as problem:
-                return self._break(f"an info holds {len(data)} bytes that are no EnvironmentResponse: {problem}")
-            kind = answer.WhichOneof("payload")
-            if kind == "error":
-                # As where a Reset is refused.
-                error = refusal(self._url, answer.error)
-                if error.code in ENDED_CODES:
-                    return self.connection_lost(error)
-                self._move(Trigger.REFUSED)
-                return Refused(error)
-            if kind != "step":
-                return self._break(f"an info holds {kind} as the beginning of episodes")
-        return StepAnswered(answer, world.reader)
+        if begun.lanes != lanes:
+            return self._break(f"it says how the lanes {list(begun.lanes)} began, where {lanes} have ended")
+        if begun.code:
+            # As where a Reset is refused.
+            error = refusal(self._url, pb.Status(code=begun.code, message=begun.message))
+            if error.code in ENDED_CODES:
+                return self.connection_lost(error)
+            self._move(Trigger.REFUSED)
+            return Refused(error)
+        return StepAnswered(BegunAnswer(answer, begun), world.reader)
 
     def leave(self, now: float) -> None:
         """Leave the world, and destroy it where it was made for this session."""

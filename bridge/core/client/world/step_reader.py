@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from gymnasium import Space
@@ -18,16 +18,28 @@ from bridge.core.encoding.step_codec import StepAnswer
 from bridge.core.encoding.tensors import Array, Spec, unpack_tensor
 from bridge.core.warn import warn
 from bridge.errors import UNREADABLE, PeerError, TensorError
+from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 if TYPE_CHECKING:
     from bridge.core.client.realtime.reader import RealtimeReader
 
-__all__ = ["SIGNALS", "Batch", "StepMessage", "StepReader", "Transition"]
+__all__ = ["SIGNALS", "Batch", "BegunAnswer", "StepMessage", "StepReader", "Transition"]
 
 SIGNALS = ("reward", "terminated", "truncated", "info")
 """The observations that are asked for after those of the observation space, in this order."""
-StepMessage: TypeAlias = pb.EnvironmentResponse | StepAnswer
+
+
+class BegunAnswer(NamedTuple):
+    """The answer to a Step that ended episodes of lanes, as it is once these have begun their next ones."""
+
+    ended: pb.EnvironmentResponse | StepAnswer
+    """The answer, of which the observations of all other lanes hold."""
+    begun: bridge_pb2.Value.Begun
+    """How they began."""
+
+
+StepMessage: TypeAlias = pb.EnvironmentResponse | StepAnswer | BegunAnswer
 """The answer to a Step: read by protobuf, or matched without it."""
 Transition: TypeAlias = tuple[Any, Any, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated and info of a single environment; the reward is of any type."""
@@ -47,13 +59,22 @@ class Batch:
     truncations: Array
 
     @classmethod
-    def empty(cls, layout: Layout, size: int, reward_space: Space[Any] | None = None) -> Batch:
-        """Make one of `size` slots: rewards 0.0, flags False, and observations that are not initialized."""
+    def empty(
+        cls, layout: Layout, size: int, reward_space: Space[Any] | None = None, columns: list[Column] | None = None
+    ) -> Batch:
+        """Make one of `size` slots: rewards 0.0, flags False, and observations that are not initialized.
+
+        Args:
+            layout: Of the observations.
+            size: The number of slots.
+            reward_space: Of one environment; None: rewards are floats.
+            columns: The observations in place of new ones.
+        """
         if reward_space is None:
             rewards: Array = np.zeros(size)
         else:
             rewards = np.zeros((size, *(reward_space.shape or ())), reward_space.dtype)
-        return cls(layout.columns(size), rewards, np.zeros(size, np.bool_), np.zeros(size, np.bool_))
+        return cls(columns or layout.columns(size), rewards, np.zeros(size, np.bool_), np.zeros(size, np.bool_))
 
 
 @dataclasses.dataclass(eq=False)
@@ -74,8 +95,8 @@ class StepReader:
     """Seconds that a step may take longer since a person follows it, by the last info that told a pace."""
     failed: Sequence[int] = ()
     """The lanes whose environments failed in the last answer, each alone; `error` of their infos says why."""
-    begun: bytes = b""
-    """The answer that came within the last one: how lanes that it ended began their next episodes; none came."""
+    begun: bridge_pb2.Value.Begun | None = None
+    """How lanes that the last answer ended began their next episodes, as it says; None: it does not."""
     names: KnownNames | None = None
     """The names of the environment's attributes and methods, by the join and later infos; None: they are not known."""
     _form: Any = None
@@ -122,6 +143,7 @@ class StepReader:
                 if self._rewards_as is not None:
                     reward = self._typed(reward)
                 return observation, reward, message.state == pb.TERMINATED, truncated, info
+            assert isinstance(message, pb.EnvironmentResponse), "only lanes begin their episodes in a step"
             tensors, reward, terminated, truncated, info = self._read_tensors(message, now)
             reward = float(reward) if np.ndim(reward) == 0 else np.array(reward)
             if self._rewards_as is not None:
@@ -149,9 +171,9 @@ class StepReader:
         self.agents = self.missing = ()
         return found
 
-    def take_begun(self) -> bytes:
+    def take_begun(self) -> bridge_pb2.Value.Begun | None:
         """Return `begun` of the answer that was read, once."""
-        begun, self.begun = self.begun, b""
+        begun, self.begun = self.begun, None
         return begun
 
     def take_remarks(self, answer: StepMessage) -> None:
@@ -160,13 +182,15 @@ class StepReader:
         Raises:
             PeerError: It cannot be read.
         """
-        if isinstance(answer, StepAnswer):
+        if isinstance(answer, BegunAnswer):
+            self._decode_info(answer.begun.info or values.EMPTY_DICT)
+        elif isinstance(answer, StepAnswer):
             self.read_info(answer)
         elif "info" in self.uids and self.uids["info"] in answer.step.observations:
             self._decode_info(answer.step.observations[self.uids["info"]].uint8s.array)
         self._told_reward = values.UNCHANGED
-        if begun := self.take_begun():
-            self.take_remarks(pb.EnvironmentResponse.FromString(begun))
+        if (begun := self.take_begun()) is not None and begun.info:
+            self._decode_info(begun.info)
 
     def read_into(self, message: StepMessage, batch: Batch, slot: int, now: float) -> Any:
         """Write an answer into a batch, from `slot` on.
@@ -177,6 +201,11 @@ class StepReader:
         Raises:
             PeerError: An observation is missing, or not of its spec.
         """
+        if isinstance(message, BegunAnswer):
+            self._write_tensors(self._read_leaves(message.ended), batch, slot)
+            # Those that filled a column by themselves are parts of the message.
+            batch.columns[:] = [column.copy() for column in batch.columns]
+            return self.read_begun(message.begun, batch, slot)
         try:
             if isinstance(message, StepAnswer):
                 *tensors, reward, terminated, truncated = message.arrays()
@@ -185,8 +214,7 @@ class StepReader:
                 info: Any = self.read_info(message)
             else:
                 tensors, reward, terminated, truncated, info = self._read_tensors(message, now)
-            for index, array in enumerate(tensors):
-                self.layout.write(batch.columns, index, slot, array)
+            self._write_tensors(tensors, batch, slot)
             stop = slot + (self.lanes or 1)
             batch.rewards[slot:stop] = reward
             batch.terminations[slot:stop] = terminated
@@ -194,6 +222,40 @@ class StepReader:
         except UNREADABLE as error:
             raise PeerError(self.url, f"its observations cannot be read: {error}") from error
         return info
+
+    def _read_leaves(self, message: pb.EnvironmentResponse | StepAnswer) -> list[Array]:
+        """Return the observation's tensors of an answer that was read before."""
+        if isinstance(message, StepAnswer):
+            return message.arrays()[: len(self.leaves)]
+        return [spec.read(message.step.observations[uid]) for uid, spec in self.leaves]
+
+    def _write_tensors(self, tensors: Sequence[Array], batch: Batch, slot: int) -> None:
+        for index, array in enumerate(tensors):
+            self.layout.write(batch.columns, index, slot, array)
+
+    def read_begun(self, begun: bridge_pb2.Value.Begun, batch: Batch, slot: int) -> Any:
+        """Write the observations of lanes that began their next episodes into a batch that holds those of all lanes.
+
+        Args:
+            begun: How they began.
+            batch: Where to; its columns are nobody else's.
+            slot: The slot of the first lane.
+
+        Returns:
+            The info, as `read_into`.
+
+        Raises:
+            PeerError: An observation is missing, or not of its spec.
+        """
+        try:
+            slots, rows = [slot + lane for lane in begun.lanes], begun.rows
+            if len(rows) != len(self.leaves):
+                raise TensorError(f"expected rows of {len(self.leaves)} observations, got {len(rows)}")
+            for index, data in enumerate(rows):
+                self.layout.write_lanes(batch.columns, index, slots, data)
+            return self._decode_info(begun.info or values.EMPTY_DICT)
+        except UNREADABLE as error:
+            raise PeerError(self.url, f"how lanes began their episodes cannot be read: {error}") from error
 
     def read_rows(self, answers: Sequence[StepAnswer], batch: Batch, slots: Any) -> None:
         """Write what single environments answered by the same template into a batch, but for the infos.
@@ -226,6 +288,10 @@ class StepReader:
 
     def _decode_info(self, data: bytes) -> Any:
         """Return an info; take how observations are built from here on, and tell the user what did not travel."""
+        if data == values.EMPTY_DICT:  # as nearly always
+            self.agents = self.missing = self.failed = ()
+            self.begun = None
+            return {}
         told = values.decode_step_info(data)
         info, notes, form, reward = told[:4]
         self.agents, self.missing, failed, self.begun = told[4:]

@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection, parent_process
 
@@ -22,6 +23,7 @@ from bridge.core.worlds.environment import Result
 from bridge.core.worlds.hosts import AnyHost, host_of
 from bridge.core.worlds.isolated.codec import Codec, facts_to_values
 from bridge.core.worlds.kinds import Known
+from bridge.core.worlds.messages import SessionMessage
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -105,6 +107,7 @@ class _Child:
         self._codecs: Sequence[Codec] = ()
         """Of the environment, and of a lane that is stepped by itself."""
         self._properties = PropertyTree()
+        self._messages: dict[str, SessionMessage] = {}
         self._names: str | None = None
         """The names of attributes that the server was told last; None: it is told none."""
 
@@ -161,7 +164,9 @@ class _Child:
     def _reset(self, payload: bytes) -> bytes:
         lane, seed, options = values.decode(payload)
         with failures_in("reset"):
-            result = self._hosted(lane).reset(seed, options)
+            host = self._hosted(lane)
+            host.result = None
+            host.result = result = host.reset(seed, options)
             # The one property that a reset may change, though it is known without the environment.
             told, self._names = self._names, self._properties.get(NAMES)
             return self._packed(lane, result, *([] if self._names == told else [self._names]))
@@ -170,7 +175,10 @@ class _Child:
         lane, packed = values.decode(payload)
         action = self._codecs[lane is not None].unpack_action(packed)
         with failures_in("step"):
-            return self._packed(lane, self._hosted(lane).step(action))
+            host = self._hosted(lane)
+            host.result = None
+            host.result = result = host.step(action)
+            return self._packed(lane, result)
 
     def _packed(self, lane: int | None, result: Result, *more: object) -> bytes:
         host = self._hosted()
@@ -183,6 +191,19 @@ class _Child:
 
     def _call(self, payload: bytes) -> bytes:
         return self._hosted().call(bridge_pb2.CallRequest.FromString(payload)).SerializeToString()
+
+    def _message(self, payload: bytes) -> bytes:
+        name, made, request = values.decode(payload)
+        if made:
+            # As the recipe: from our own server, and by a pickle of its own.
+            with failures_in(f"unpickling the message {name!r}"):
+                self._messages[name] = pickle.loads(made)
+        host, began = self._hosted(), time.thread_time()
+        outcome = host.run_message(self._messages[name], request)
+        packed = None if outcome.placed is None else self._codecs[0].pack(outcome.placed)
+        told, self._names = self._names, self._properties.get(NAMES)
+        answer = [outcome.answer, packed, list(outcome.lanes), time.thread_time() - began]
+        return values.encode([*answer, *([] if told == self._names else [self._names])])
 
     def _property(self, payload: bytes) -> bytes:
         return self._properties.answer(properties_pb2.PropertyRequest.FromString(payload)).SerializeToString()
@@ -200,6 +221,7 @@ class _Child:
         b"s": _step,
         b"c": _call,
         b"p": _property,
+        b"m": _message,
         b"x": _close,
     }
 

@@ -5,10 +5,13 @@ The world itself, with its agents and its clock, stays in the server and works a
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+
+import cloudpickle
 
 from bridge.core.encoding import values
 from bridge.core.encoding.names import NAMES
@@ -18,6 +21,7 @@ from bridge.core.worlds.environment import Call, Result, StepTimes
 from bridge.core.worlds.isolated.codec import Codec, facts_from_values
 from bridge.core.worlds.isolated.world import WorldProcess
 from bridge.core.worlds.isolation import Isolation
+from bridge.core.worlds.messages import PartOutcome, SessionMessage
 from bridge.core.worlds.scheduling import Executor, Runtime
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
@@ -50,6 +54,8 @@ class IsolatedEnv:
             for key, kind, text, live, _ in leaves
         ]
         self._tree = PropertyTree(found, [_family(*family) for family in families])
+        self._told: set[str] = set()
+        """The names of the messages whose parts its process has."""
         self._codecs = Codec(facts), Codec(facts.of_lane)
         """Of the environment, and of a lane that is stepped by itself."""
 
@@ -85,6 +91,30 @@ class IsolatedEnv:
         """Call a public method, or read a public attribute, on the lanes that the request names."""
         answer = await self.process.ask(b"c", request.SerializeToString(), f"call of {request.name}")
         return bridge_pb2.CallResponse.FromString(answer)
+
+    @property
+    def home(self) -> object:
+        """Its process."""
+        return self.process
+
+    async def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
+        """Have the part of a message beside the environment answer a request."""
+        name = message.form.name
+        made = b""
+        if name not in self._told:
+            try:
+                # The part alone: a handler stays in the server.
+                made = cloudpickle.dumps(dataclasses.replace(message, handler=None))
+            except Exception as error:  # whatever the pickling of another package's objects raises
+                text = f"the message {name!r} cannot be sent to the world's process: {error!r}"
+                raise RequestError(Code.UNIMPLEMENTED, text) from error
+        answer = await self.process.ask(b"m", values.encode([name, made, request]), f"the message {name}")
+        self._told.add(name)
+        told, packed, lanes, seconds, *names = values.decode(answer)
+        if names:
+            self._known[NAMES] = names[0]
+        placed = None if packed is None else self._codecs[0].unpack(packed, self.notes)
+        return PartOutcome(told, placed, tuple(lanes), seconds)
 
     def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
         """Reset the environment, or one lane by itself."""

@@ -1,0 +1,68 @@
+"""How a message of a feature, or of another package, travels: what both ends have to know of it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from google.protobuf.message import DecodeError
+
+from bridge.errors import Code, RequestError, SettingError
+from bridge.pb import bridge_pb2
+
+__all__ = ["MAX_BYTES", "MESSAGES_KEY", "MessageForm"]
+
+MAX_BYTES = 1024 * 1024
+"""The most bytes of a request, unless its form says otherwise."""
+MESSAGES_KEY = "server.messages"
+"""The property with the names of the messages that a server takes, separated by spaces."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MessageForm:
+    """A kind of message, as a client and a server know it.
+
+    It travels in `EnvironmentRequest.extension`; what its bytes mean is for the package to say.
+
+    Args:
+        name: Its name, of lower-case letters, digits, `-` and `_`: the operator names it so, and so does the property
+            `server.messages`.
+        request_url: The `type_url` of requests, such as `type.googleapis.com/my_package.NoteRequest`.
+        response_url: The `type_url` of answers.
+        max_bytes: The most bytes of a request.
+        places: True if a request may put environments into another situation, in which an episode goes on. Requests
+            then travel in a `gymnasium_bridge.PlacingRequest`, answers in a `PlacingResponse`, which has the first
+            observations too.
+
+    Raises:
+        SettingError: The name, or a bound, is none.
+    """
+
+    name: str
+    request_url: str
+    response_url: str
+    max_bytes: int = MAX_BYTES
+    places: bool = False
+
+    def __post_init__(self) -> None:
+        plain = isinstance(self.name, str) and self.name.replace("-", "_").isidentifier() and self.name.islower()
+        if not plain:
+            raise SettingError(f"expected a message's name to be of a-z, 0-9, - and _, got {self.name!r:.80}")
+        if type(self.max_bytes) is not int or self.max_bytes < 1:
+            raise SettingError(f"expected max_bytes to be a positive integer, got {self.max_bytes!r}")
+
+    def check_size(self, size: int) -> None:
+        """Raise RESOURCE_EXHAUSTED where a request has more bytes than it may."""
+        if size > self.max_bytes:
+            text = f"a message {self.name!r} of {size} bytes came; it takes max_bytes={self.max_bytes} at most"
+            raise RequestError(Code.RESOURCE_EXHAUSTED, text)
+
+    def unwrap(self, data: bytes) -> tuple[bytes, tuple[int, ...]]:
+        """Return a request, and the UIDs of the observations that are asked for with it. Raises RequestError."""
+        if not self.places:
+            return data, ()
+        try:
+            wrapped = bridge_pb2.PlacingRequest.FromString(data)
+        except DecodeError as error:
+            text = f"expected a message {self.name!r} in a PlacingRequest, got {len(data)} bytes that are none"
+            raise RequestError(Code.INVALID_ARGUMENT, text) from error
+        return wrapped.request, tuple(wrapped.requested_observations)

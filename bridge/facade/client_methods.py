@@ -1,0 +1,9 @@
+"""What features of this package add to the environments that clients get."""
+
+from __future__ import annotations
+
+__all__ = ["CLIENT_METHODS"]
+
+_OF_STATES = ("save_state", "restore_state", "release_states")
+CLIENT_METHODS = {name: f"bridge.states.client:{name}" for name in _OF_STATES}
+"""`MODULE:FUNCTION` of each method, by its name."""

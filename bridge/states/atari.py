@@ -1,0 +1,124 @@
+"""States of the Arcade Learning Environment, exactly.
+
+`cloneState(include_rng=True)` has the emulator and the generator of sticky actions, but not the action that a sticky
+one repeats. That matters if the generator's next draw says to repeat: in a quarter of all states, by default. Whether
+it does is read from the state; which action it is, is found by comparing what each of them does with what is repeated.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import Any
+
+import numpy as np
+
+__all__ = ["AtariState"]
+
+_GENERATOR = re.compile(rb"(?:\d+ ){624}\d+")
+"""A `std::mt19937` as text: its words, and the place in them."""
+_HEADER = 24
+"""Where the length of the emulator's part stands: a little-endian int32, as before each text in it."""
+_MOST_REPEATS = 200
+
+
+class AtariState:
+    """What an emulator is; the emulator is the same afterwards.
+
+    Args:
+        ale: An `ALEInterface` in an episode.
+
+    Raises:
+        ValueError: Its state has another form than is known here, so that a copy might be wrong.
+    """
+
+    def __init__(self, ale: Any) -> None:
+        self._whole, self._bare = ale.cloneState(include_rng=True), ale.cloneState(include_rng=False)
+        data = self._whole.serialize()
+        self.size = 2 * len(data)
+        """About how many bytes it takes."""
+        self._repeated: Any = None
+        self._after: Any = None
+        repeats = self._repeats(data, ale.getFloat("repeat_action_probability"))
+        if repeats:
+            self._find_repeated(ale, repeats)
+
+    def _repeats(self, data: bytes, probability: float) -> int:
+        """Return how many of the next frames repeat an action."""
+        if probability <= 0.0:
+            return 0
+        *_, text = self._generators(data)
+        words = np.array(text.group().split(), np.uint64)
+        bits = np.random.MT19937()
+        state: Any = bits.state
+        state["state"] = {"key": words[:624].astype(np.uint32), "pos": int(words[624])}
+        bits.state = state
+        # Two draws a frame: one for each of the two players.
+        draws = np.asarray(bits.random_raw(2 * _MOST_REPEATS), np.float64)[::2] / 2.0**32
+        over = np.flatnonzero(draws >= probability)
+        if not over.size:
+            raise ValueError(f"it repeats actions for more than {_MOST_REPEATS} frames")
+        return int(over[0])
+
+    def _generators(self, data: bytes) -> list[re.Match[bytes]]:
+        found = list(_GENERATOR.finditer(data))
+        # That of the console is in both, that of sticky actions in this one alone.
+        if len(found) != len(_GENERATOR.findall(self._bare.serialize())) + 1:
+            raise ValueError("its generator is not where it is expected")
+        return found
+
+    def _find_repeated(self, ale: Any, repeats: int) -> None:
+        """Find the action that the next frames repeat, and leave the emulator as it was."""
+        for _ in range(repeats):
+            ale.act(0)  # whichever is given, the repeated one is executed
+        self._after = ale.cloneState(include_rng=True)
+        wanted = ale.cloneState(include_rng=False).serialize()
+        for action in ale.getLegalActionSet():
+            self._set_action(ale, action)
+            for _ in range(repeats - 1):
+                ale.act(action)
+            if ale.cloneState(include_rng=False).serialize() == wanted:
+                self._repeated = action
+                break
+        else:
+            ale.restoreState(self._whole)
+            raise ValueError("the action that it repeats is none of those that there are")
+        self.put(ale)
+
+    def _set_action(self, ale: Any, action: Any) -> None:
+        """Execute an action for a frame, from this state's emulator on, so that it is the one to be repeated."""
+        # The generator's next draw after the repeated frames says to take what is given.
+        ale.restoreState(self._after)
+        ale.restoreState(self._bare)
+        ale.act(action)
+
+    def put(self, ale: Any, seed: int | None = None) -> None:
+        """Make an emulator of the same game what this one was; with a seed, sticky actions are drawn anew."""
+        if self._repeated is not None:
+            self._set_action(ale, self._repeated)
+        ale.restoreState(self._whole if seed is None else self._seeded(seed))
+
+    def _seeded(self, seed: int) -> Any:
+        """Return the state with another generator."""
+        data = self._whole.serialize()
+        *_, text = self._generators(data)
+        words: Any = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, 2]))).get_state(legacy=True)
+        made = b" ".join(b"%d" % word for word in words[1].tolist()) + b" %d" % int(words[2])
+        start, more = text.start(), len(made) - len(text.group())
+        part = struct.unpack_from("<i", data, _HEADER)[0] + more
+        data = b"".join(
+            (
+                data[:_HEADER],
+                struct.pack("<i", part),
+                data[_HEADER + 4 : start - 4],
+                struct.pack("<i", len(made)),
+                made,
+                data[text.end() :],
+            )
+        )
+        kind: Any = type(self._whole)
+        state = kind.__new__(kind)
+        state.__setstate__(data)
+        if state.serialize() != data:
+            raise ValueError("its generator cannot be seeded")
+        return state

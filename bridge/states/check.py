@@ -1,0 +1,296 @@
+"""A kind of environment tried out, in a process of its own: whether a state of one is a state of another.
+
+What is served is never touched by it. The environment is made anew there, saved and restored at several moments, and
+what it gives afterwards is compared bit for bit with what the original has given; so is whether the two move each
+other, and whether the end of one is the end of the other. Around each reset and step it looks at the generators of
+`random` and `numpy.random`, and at what its classes and modules hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+
+from bridge.states.graph import CannotCopyError, EnvSnapshot, restore, take
+from bridge.states.scan import Shared, shared_by
+
+__all__ = ["CHECK_SECONDS", "examine", "run_check", "run_child"]
+
+CHECK_SECONDS = 120.0
+"""Seconds that a check has."""
+_ENOUGH = 20.0
+"""Seconds after which no further moment is tried."""
+_MOMENTS = (0, 1, 5, 20, 60)
+"""The steps after which a state is saved."""
+_STEPS = 40
+"""The steps that are compared."""
+_CHILD = "import sys; from bridge.states.check import run_child; run_child(sys.argv[1])"
+
+
+class _DiffersError(Exception):
+    """A copy is none."""
+
+
+def run_check(made: bytes, started: Callable[[subprocess.Popen[bytes]], None], timeout: float = CHECK_SECONDS) -> str:
+    """Try out what a pickled function makes, in a process of its own; return why its states are none, "": they are.
+
+    Takes seconds: to be called in a thread of its own.
+
+    Args:
+        made: The pickle of a function that makes an environment, as `cloudpickle` writes it.
+        started: Gets the process, which may be killed.
+        timeout: Seconds after which it is given up.
+    """
+    with tempfile.TemporaryDirectory(prefix="bridge-states-") as folder:
+        Path(folder, "make").write_bytes(made)
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        environment = {**os.environ, "PYTHONPATH": path, "SDL_VIDEODRIVER": os.environ.get("SDL_VIDEODRIVER", "dummy")}
+        command = [sys.executable, "-c", _CHILD, folder]
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C goes to the server alone, which ends it
+            )
+        except OSError as error:
+            return f"the check of its kind could not be started: {error}"
+        with process:
+            started(process)
+            try:
+                _, said = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return f"the check of its kind did not end within {timeout:g} s"
+        result = Path(folder, "result")
+        if not result.exists():
+            last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            return f"the process that checks its kind ended with {process.returncode}: {last[:300]}"
+        reason: str = json.loads(result.read_text(encoding="utf-8"))
+        return reason
+
+
+def run_child(folder: str) -> None:
+    """Check what is in a folder, and write what was found; called in the new process."""
+    try:
+        reason = examine(pickle.loads(Path(folder, "make").read_bytes()))
+    except Exception as error:  # whatever an environment of somebody raises
+        reason = f"it raised {type(error).__name__} in the check of its kind: {error}"
+    Path(folder, "written").write_text(json.dumps(reason), encoding="utf-8")
+    os.replace(Path(folder, "written"), Path(folder, "result"))
+    # An environment may have threads that do not end.
+    os._exit(0)
+
+
+def single(make: Callable[[], Any]) -> Callable[[], Any]:
+    """Return what makes one environment of a kind, where `make` makes lanes of it."""
+    recipe = getattr(make, "__self__", None)
+    if dataclasses.is_dataclass(recipe) and not isinstance(recipe, type) and hasattr(recipe, "num_envs"):
+        return getattr(dataclasses.replace(recipe, num_envs=1), make.__name__)  # type: ignore[no-any-return]
+    return make
+
+
+def _one(made: Any) -> Any:
+    if isinstance(made, VectorEnv):
+        vector: Any = made.unwrapped
+        if not isinstance(vector, SyncVectorEnv) or vector is not made:
+            raise CannotCopyError(f"the lanes of {type(made).__name__} are not stepped one by one")
+        lanes: Any = vector
+        return lanes.envs[0]
+    if not isinstance(made, gymnasium.Env):
+        raise CannotCopyError(f"a {type(made).__name__} is no environment of Gymnasium")
+    return made
+
+
+def examine(make: Callable[[], Any]) -> str:
+    """Try out what a function makes; return why its states are none, "": they are."""
+    make = single(make)
+    env = _one(make())
+    other = _one(make())
+    began = time.monotonic()
+    try:
+        for number, moment in enumerate(_MOMENTS):
+            if number and time.monotonic() - began > _ENOUGH:
+                break
+            _try_out(env, None if other is env else other, moment, seed=number)
+        if other is not env:
+            _try_closing(env, other)
+    except (CannotCopyError, _DiffersError) as error:
+        return str(error)
+    finally:
+        for each in (env, other):
+            with contextlib.suppress(Exception):
+                each.close()
+    return ""
+
+
+class _Watched:
+    """Resets and steps an environment, and looks at what it shares with others."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.shared: Shared | None = None
+
+    def _around(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before = random.getstate(), pickle.dumps(np.random.get_state())
+        held = "" if self.shared is None else self.shared.digest()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if before[0] != random.getstate():
+                raise _DiffersError("it draws from the generator of the module random, which all share")
+            if before[1] != pickle.dumps(np.random.get_state()):
+                raise _DiffersError("it draws from the generator of numpy.random, which all share")
+            if self.shared is not None and held != self.shared.digest():
+                raise _DiffersError("it changes what its class or its module holds, which all environments share")
+
+    def reset(self, seed: int | None = None) -> Any:
+        return self._around(self._env.reset, **({} if seed is None else {"seed": seed}))
+
+    def step(self, action: Any) -> Any:
+        return self._around(self._env.step, action)
+
+    def run(self, actions: Sequence[Any]) -> list[Any]:
+        """Return what it gives for some actions, across the ends of episodes; it ends where it raises."""
+        found: list[Any] = []
+        for action in actions:
+            try:
+                result = self.step(action)
+                found.append(_kept(result))
+                if result[2] or result[3]:
+                    found.append(_kept(self.reset()))
+            except (_DiffersError, CannotCopyError):
+                raise
+            except Exception as error:  # it may refuse an action that was drawn
+                found.append(type(error).__name__)
+                break
+        return found
+
+
+def _look(env: Any, snapshot: EnvSnapshot) -> Shared:
+    shared = shared_by(snapshot.classes)
+    if shared.reason:
+        raise _DiffersError(shared.reason)
+    return shared
+
+
+def _try_out(env: Any, other: Any, moment: int, seed: int) -> None:
+    watched, space = _Watched(env), env.action_space
+    space.seed(seed)
+    snapshot, _ = take(env)
+    watched.shared = _look(env, snapshot)
+    watched.reset(seed)
+    for _ in range(moment):
+        try:
+            _, _, terminated, truncated, _ = watched.step(space.sample())
+        except _DiffersError:
+            raise
+        except Exception:
+            terminated = True
+        if terminated or truncated:
+            watched.reset()
+    actions = [space.sample() for _ in range(_STEPS)]
+    # The space's own generator is a part of the state, and was moved by what this function has drawn.
+    snapshot, _ = take(env)
+    watched.shared = _look(env, snapshot)
+    held = watched.shared.digest()
+    wanted = watched.run(actions)
+    restore(snapshot, env)
+    _compare(watched.run(actions), wanted, "the environment itself, restored")
+    if other is None:
+        return
+    beside = _Watched(other)
+    beside.shared = watched.shared
+    beside.reset(seed + 1000)
+    beside.run(actions[: 1 + moment % 7])
+    restore(snapshot, other)
+    _compare(beside.run(actions), wanted, "another environment")
+    restore(snapshot, env)
+    restore(snapshot, other)
+    mine: list[Any] = []
+    theirs: list[Any] = []
+    for action in actions:
+        mine += watched.run([action])
+        theirs += beside.run([action])
+        if mine and isinstance(mine[-1], str):
+            break
+    _compare(mine, wanted, "the original beside another one")
+    _compare(theirs, wanted, "another environment beside the original")
+    if held != watched.shared.digest():
+        raise _DiffersError("it changes what its class or its module holds, which all environments share")
+
+
+def _try_closing(env: Any, other: Any) -> None:
+    watched = _Watched(env)
+    watched.reset(7)
+    env.action_space.seed(7)
+    actions = [env.action_space.sample() for _ in range(_STEPS)]
+    snapshot, _ = take(env)
+    wanted = watched.run(actions)
+    restore(snapshot, other)
+    other.close()
+    restore(snapshot, env)
+    _compare(watched.run(actions), wanted, "the original after the other one was closed")
+
+
+def _compare(found: list[Any], wanted: list[Any], what: str) -> None:
+    if len(found) != len(wanted):
+        raise _DiffersError(f"{what} gave {len(found)} results, not {len(wanted)}")
+    for number, (mine, theirs) in enumerate(zip(found, wanted, strict=True)):
+        if not _same(mine, theirs):
+            raise _DiffersError(f"{what} did not go on as the original: its result {number + 1} differs")
+
+
+def _kept(result: Any) -> Any:
+    """Return a copy of what a reset or a step returned."""
+    if isinstance(result, str):
+        return result
+    *parts, info = result
+    # What is left out of an info is of a clock, or of no plain value.
+    return [*(_plain(part) for part in parts), {key: _plain(value) for key, value in _timeless(info).items()}]
+
+
+def _timeless(info: Any) -> dict[Any, Any]:
+    found = dict(info)
+    if isinstance(found.get("episode"), dict):
+        found["episode"] = {key: value for key, value in found["episode"].items() if key != "t"}
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return (
+            value.dtype.str,
+            value.shape,
+            [_plain(item) for item in value.flat] if value.dtype.hasobject else value.tobytes(),
+        )
+    if isinstance(value, np.generic):
+        return (value.dtype.str, value.tobytes())
+    if isinstance(value, float):
+        return ("float", np.float64(value).tobytes())
+    if isinstance(value, dict):
+        return {repr(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (str, bytes, int, bool, type(None))) else None
+
+
+def _same(mine: Any, theirs: Any) -> bool:
+    return bool(mine == theirs)

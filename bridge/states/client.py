@@ -1,0 +1,183 @@
+"""What `env.save_state`, `env.restore_state` and `env.release_states` of every remote environment do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, overload
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from bridge.core.client.envs.env import RemoteEnv
+from bridge.core.client.messages import MessageAnswer, MessageReply, MessageTarget
+from bridge.errors import PeerError, SettingError, shown_url
+from bridge.pb import states_pb2
+from bridge.states.bounds import FORM
+from bridge.states.saved import SavedState
+
+__all__ = ["release_states", "restore_state", "save_state"]
+
+
+@overload
+def save_state(env: RemoteEnv) -> SavedState: ...
+
+
+@overload
+def save_state(env: Any, slots: Sequence[int] | None = None) -> list[SavedState]: ...
+
+
+def save_state(env: Any, slots: Sequence[int] | None = None) -> Any:
+    """Save the state of a remote environment, or of slots of a vector environment; the episode goes on.
+
+    Args:
+        env: What `make_remote` or `make_vec_remote` returns, blocking or not.
+        slots: The slots; None: all. One request for each world.
+
+    Returns:
+        A `SavedState`; of a vector environment a list of them, in the order of `slots`.
+
+    Raises:
+        RefusedError: FAILED_PRECONDITION: no episode runs, or the environment cannot be saved, and why;
+            RESOURCE_EXHAUSTED: a limit of the server's; PERMISSION_DENIED: this client watches; UNIMPLEMENTED: the
+            server, or the kind of world, has no states. Nothing was changed.
+    """
+    if isinstance(env, RemoteEnv):
+        _refuse_slots(slots)
+        request = states_pb2.StatesRequest(save=states_pb2.SaveStates(lanes=[0]))
+        (answer,) = env.send_message(FORM, request.SerializeToString()).answers
+        return _states_of(answer)[0].saved_by(env, release_states)
+    order = _checked(env, slots)
+
+    def write(target: MessageTarget) -> bytes:
+        save = states_pb2.SaveStates(lanes=target.lanes)
+        return states_pb2.StatesRequest(save=save).SerializeToString()
+
+    reply: MessageReply = env.send_message(FORM, write, order)
+    found: dict[int, SavedState] = {}
+    for answer in reply.answers:
+        found.update(zip(answer.target.slots, _states_of(answer), strict=True))
+    return [found[slot].saved_by(env, release_states) for slot in order]
+
+
+def restore_state(
+    env: Any,
+    state: SavedState | Sequence[SavedState],
+    slots: Sequence[int] | None = None,
+    *,
+    seed: int | Sequence[int | None] | None = None,
+) -> tuple[Any, dict[str, Any]]:
+    """Go on from a saved state: in a remote environment, or in slots of a vector environment.
+
+    Args:
+        env: What `make_remote` or `make_vec_remote` returns, blocking or not.
+        state: The state; for slots also one for each, in their order.
+        slots: The slots, each once; None: all. All lanes of a world are one request.
+        seed: Seeds the environments' generators anew, of slot i with `seed + i`, or with its own of a list, so that
+            branches differ. None: they go on as the original's.
+
+    Returns:
+        Observation and info, as they were when the state was saved; of a vector environment what its `reset` returns,
+        for the other slots as they are.
+
+    Raises:
+        RefusedError: NOT_FOUND: the state is gone, or of another server; FAILED_PRECONDITION: it is of another
+            environment, or kept in another world's process. The episode goes on.
+        SettingError: A slot is at another server than the state, or there are more or fewer states than slots.
+    """
+    if isinstance(env, RemoteEnv):
+        _refuse_slots(slots)
+        if not isinstance(state, SavedState):
+            raise SettingError(f"expected a SavedState, as save_state() returns it, got {state!r:.80}")
+        (number,) = _seeds(seed, [0])
+        branch = states_pb2.RestoreStates(branches=[_branch(state, 0, number)])
+        request = states_pb2.StatesRequest(restore=branch)
+        return _began(env.send_message(FORM, request.SerializeToString()), env.url)
+    order = _checked(env, slots)
+    states = [state] * len(order) if isinstance(state, SavedState) else list(state)
+    if len(states) != len(order) or not all(isinstance(one, SavedState) for one in states):
+        raise SettingError(f"expected a SavedState, or one for each of {len(order)} slots, got {len(states)} items")
+    urls = [shown_url(url) for url in env.unwrapped.urls]
+    of_slot = dict(zip(order, states, strict=True))
+    elsewhere = [slot for slot in order if urls[slot] != of_slot[slot].url and of_slot[slot].url in urls]
+    if elsewhere:
+        slot = elsewhere[0]
+        raise SettingError(
+            f"slot {slot} is at {urls[slot]}, and the state is kept at {of_slot[slot].url}: restore it in slots there"
+        )
+    seeds = dict(zip(order, _seeds(seed, order), strict=True))
+
+    def write(target: MessageTarget) -> bytes:
+        branches = [
+            _branch(of_slot[slot], lane, seeds[slot]) for slot, lane in zip(target.slots, target.lanes, strict=True)
+        ]
+        restore = states_pb2.RestoreStates(branches=branches)
+        return states_pb2.StatesRequest(restore=restore).SerializeToString()
+
+    return _began(env.send_message(FORM, write, order), ", ".join(dict.fromkeys(urls)))
+
+
+def release_states(env: Any, states: Iterable[SavedState]) -> None:
+    """Forget states at the server of an environment; those that are gone already are no error.
+
+    Args:
+        env: A remote environment at the server of the states, or a vector of such.
+        states: The states.
+    """
+    identifiers = [state.identifier for state in states]
+    release = states_pb2.StatesRequest(release=states_pb2.ReleaseStates(states=identifiers)).SerializeToString()
+    if isinstance(env, RemoteEnv):
+        env.send_message(FORM, release)
+    else:
+        env.send_message(FORM, release, range(env.num_envs))
+
+
+def _refuse_slots(slots: Any) -> None:
+    if slots is not None:
+        raise SettingError("slots= is for vector environments; this one is single")
+
+
+def _checked(env: Any, slots: Any) -> list[int]:
+    if not hasattr(env, "send_message") or not hasattr(env, "num_envs"):
+        text = f"expected what make_remote or make_vec_remote returns, got {env!r:.80}; unwrap it"
+        raise SettingError(text)
+    order = list(range(env.num_envs)) if slots is None else [int(slot) for slot in np.asarray(slots).reshape(-1)]
+    if not order or len(set(order)) != len(order) or min(order) < 0 or max(order) >= env.num_envs:
+        raise SettingError(f"expected different slots from 0 to {env.num_envs - 1}, got {slots!r:.80}")
+    return order
+
+
+def _seeds(seed: Any, slots: list[int]) -> list[int | None]:
+    if seed is None:
+        return [None] * len(slots)
+    whole = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
+    found = [int(seed) + slot for slot in slots] if whole else list(seed)
+    if len(found) != len(slots) or not all(one is None or 0 <= int(one) < 2**64 for one in found):
+        raise SettingError(
+            f"expected seed to be a number from 0 on, or one for each of {len(slots)} slots, got {seed!r:.80}"
+        )
+    return [None if one is None else int(one) for one in found]
+
+
+def _branch(state: SavedState, lane: int, seed: int | None) -> states_pb2.RestoreStates.Branch:
+    branch = states_pb2.RestoreStates.Branch(state=state.identifier, lane=lane)
+    if seed is not None:
+        branch.seed = seed
+    return branch
+
+
+def _began(reply: MessageReply, url: str) -> tuple[Any, dict[str, Any]]:
+    if reply.began is None:
+        raise PeerError(url, "it restored a state, and told nothing of it")
+    return reply.began
+
+
+def _states_of(answer: MessageAnswer) -> list[SavedState]:
+    url, count = answer.target.url, len(answer.target.lanes)
+    try:
+        states = states_pb2.StatesResponse.FromString(answer.data).states
+    except DecodeError as error:
+        raise PeerError(url, f"its answer to a save cannot be read: {error}") from error
+    if len(states) != count:
+        raise PeerError(url, f"expected {count} states of as many lanes, got {len(states)}")
+    shown = shown_url(url)
+    return [SavedState(one.identifier, shown, one.how, one.bytes, one.environment) for one in states]

@@ -1,0 +1,698 @@
+"""All that an environment is, copied field by field, and put back into an environment of the same kind.
+
+`copy.deepcopy` asks each object how it is to be copied. Every environment of MuJoCo, Box2D and ALE, and many of users'
+own, answer that by `gymnasium.utils.EzPickle`: with a new environment. It takes functions as they are, with what their
+closures hold, and an array that is a part of another one becomes an array of its own. So here the fields are copied, by
+rules for each type, and what has no rule is refused with the place where it was found: a state is right, or there is
+none.
+
+The environment and its wrappers, the *layers*, are not copied: their fields are, and are put back into the layers of a
+living environment. So references to them stay right, and whatever draws stays with whom it draws for.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import hashlib
+import pathlib
+import random
+import re
+import sys
+import types
+import uuid
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from bridge.states.kinds import OwnWay, draws, own_way
+
+__all__ = ["CannotCopyError", "EnvSnapshot", "layers_of", "restore", "take"]
+
+_ATOMS = (
+    type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice,
+    np.dtype, np.generic, enum.Enum, decimal.Decimal, fractions.Fraction, datetime.date, datetime.time,
+    datetime.timedelta, datetime.tzinfo, pathlib.PurePath, uuid.UUID, re.Pattern, EnvSpec, property,
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.CodeType,
+)  # fmt: skip
+"""Types whose objects nothing changes; those of functions are looked at before."""
+_MOST_DEEP = 200
+"""How deep objects may lie in each other: deeper, Python's own stack would end."""
+_PURE: dict[type, str | None] = {}
+"""Why objects of a class cannot be copied field by field; None: they can."""
+
+
+class CannotCopyError(Exception):
+    """What an environment holds cannot be copied, or not put back: the message says what, and where it is."""
+
+
+class _Layer:
+    """Stands for a layer in a snapshot."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class _Kept:
+    """Stands for what stays with the living environment, at the same place there.
+
+    Args:
+        path: The names of the attributes that lead there, from a layer.
+        kind: Its type, which is compared; None: anything may be there, also nothing.
+        digest: What it holds, which is compared; "" : what it holds decides nothing.
+        own: What the object has saved of itself, to be put into the living one.
+    """
+
+    def __init__(
+        self,
+        path: tuple[str, ...],
+        kind: type | None = None,
+        digest: str = "",
+        own: OwnWay | None = None,
+    ) -> None:
+        self.path, self.kind, self.digest, self.own = path, kind, digest, own
+
+
+class EnvSnapshot:
+    """The fields of all layers of an environment.
+
+    Args:
+        kinds: The classes of the layers.
+        fields: The fields of each.
+        size: About how many bytes of memory it takes.
+        how: The ways by which its parts were saved: `copy`, and the environment's own.
+        classes: The classes of the layers, and of all that was copied by its fields.
+    """
+
+    def __init__(
+        self,
+        kinds: list[type],
+        fields: list[dict[str, Any]],
+        size: int,
+        how: tuple[str, ...],
+        classes: frozenset[type] = frozenset(),
+    ) -> None:
+        self.kinds, self.fields, self.size, self.how, self.classes = kinds, fields, size, how, classes
+
+
+def layers_of(env: Any) -> list[Any]:
+    """Return an environment's wrappers, the outermost first, the environment, and those that it holds as attributes."""
+    found: list[Any] = []
+    waiting: deque[Any] = deque([env])
+    while waiting:
+        layer = waiting.popleft()
+        if any(layer is other for other in found):
+            continue
+        found.append(layer)
+        waiting.extend(value for _, value in _fields_of(layer) if isinstance(value, gymnasium.Env))
+    return found
+
+
+def take(env: Any, *more: Any) -> tuple[EnvSnapshot, tuple[Any, ...]]:
+    """Copy all that an environment is.
+
+    Args:
+        env: The environment, with its wrappers.
+        more: What is copied with it, such as its last observation, in which the same objects may be.
+
+    Raises:
+        CannotCopyError: It holds something that cannot be copied.
+    """
+    layers = layers_of(env)
+    copier = _Copier(layers)
+    fields: list[dict[str, Any]] = []
+    for index, layer in enumerate(layers):
+        _refuse_impure(type(layer), (f"{type(layer).__name__}",))
+        own: dict[str, Any] = {}
+        for name, value in _fields_of(layer):
+            own[name] = copier.field(value, (str(index), name))
+        fields.append(own)
+    copied = tuple(copier.copy(value, ("result",)) for value in more)
+    how = ("copy", *sorted(copier.ways))
+    kinds = [type(layer) for layer in layers]
+    return EnvSnapshot(kinds, fields, copier.size, how, frozenset((*kinds, *copier.classes))), copied
+
+
+def restore(snapshot: EnvSnapshot, env: Any, *more: Any, seed: int | None = None) -> tuple[Any, ...]:
+    """Put a snapshot into a living environment; all is looked at before anything is changed.
+
+    Args:
+        snapshot: What `take` returned.
+        env: An environment of the same layers.
+        more: What `take` has copied with it.
+        seed: Seeds the generators; None: they go on.
+
+    Returns:
+        Copies of `more`.
+
+    Raises:
+        CannotCopyError: The layers differ, or what stays with the living environment is not what it was.
+    """
+    layers = layers_of(env)
+    if [type(layer) for layer in layers] != snapshot.kinds:
+        mine, theirs = _titles(map(type, layers)), _titles(snapshot.kinds)
+        raise CannotCopyError(f"the state is of {theirs}, this environment is {mine}")
+    copier = _Restorer(layers, seed)
+    fields = [
+        {name: copier.field(value, (str(index), name)) for name, value in own.items()}
+        for index, own in enumerate(snapshot.fields)
+    ]
+    copied = tuple(copier.copy(value, ("result",)) for value in more)
+    # From here on nothing fails, but for a library that does: and then the environment says so in its next step.
+    for put, living in copier.puts:
+        put(living, seed)
+    for layer, own in zip(layers, fields, strict=True):
+        _set_fields(layer, own)
+    if seed is not None:
+        for layer in layers:
+            if "_np_random_seed" in getattr(layer, "__dict__", {}):
+                layer.__dict__["_np_random_seed"] = seed
+    return copied
+
+
+def _titles(kinds: Any) -> str:
+    return " of ".join(kind.__name__ for kind in kinds)
+
+
+def _slots_of(kind: type) -> Iterator[str]:
+    for owner in kind.__mro__:
+        slots = owner.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            if name not in ("__dict__", "__weakref__"):
+                # Private names of slots are mangled, as those of attributes are in code.
+                mangled = name.startswith("__") and not name.endswith("__")
+                yield f"_{owner.__name__.lstrip('_')}{name}" if mangled else name
+
+
+def _fields_of(value: Any) -> list[tuple[str, Any]]:
+    found = list(getattr(value, "__dict__", {}).items())
+    for name in _slots_of(type(value)):
+        try:
+            found.append((name, object.__getattribute__(value, name)))
+        except AttributeError:  # it has none yet
+            continue
+    return found
+
+
+def _set_fields(value: Any, fields: Mapping[str, Any]) -> None:
+    slots = set(_slots_of(type(value)))
+    own = getattr(value, "__dict__", None)
+    if own is not None:
+        own.clear()
+    for name in slots - fields.keys():
+        if hasattr(value, name):
+            object.__delattr__(value, name)
+    for name, item in fields.items():
+        if name in slots or own is None:
+            object.__setattr__(value, name, item)
+        else:
+            own[name] = item
+
+
+def _place(path: Sequence[str]) -> str:
+    return ".".join(path[1:]) if path and path[0].isdigit() else ".".join(path)
+
+
+class _Copier:
+    """Copies values for a snapshot.
+
+    Args:
+        layers: The layers of the environment.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._layers = layers
+        self._index = {id(layer): index for index, layer in enumerate(layers)}
+        self._memo: dict[int, Any] = {}
+        self._alive: list[Any] = []  # whose ids are in the memo
+        self._deep: dict[int, Any] = {}
+        self._owners: set[int] = set()  # bytes that are the memory of an array
+        self._depth = 0
+        self.size = 0
+        self.ways: set[str] = set()
+        self.classes: set[type] = set()
+
+    def field(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Copy the value of an attribute of a layer."""
+        # What draws may be in a list or dict of its own, as the pictures of a grid are.
+        if _only_draws(value):
+            return _Kept(path)
+        return self.copy(value, path)
+
+    def copy(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Return a copy of a value; of what is found a second time the same copy."""
+        kind = type(value)
+        if kind in _IMMUTABLE:
+            return value
+        known = self._memo.get(id(value), self)
+        if known is not self:
+            return known
+        self._depth += 1
+        if self._depth > _MOST_DEEP:
+            raise CannotCopyError(f"{_place(path)}: objects lie deeper than {_MOST_DEEP} in each other")
+        try:
+            made = self._make(value, kind, path)
+        finally:
+            self._depth -= 1
+        return made
+
+    def _keep(self, value: Any, made: Any) -> Any:
+        self._memo[id(value)] = made
+        self._alive.append(value)
+        return made
+
+    def _make(self, value: Any, kind: type, path: tuple[str, ...]) -> Any:
+        special = self._special(value, path)
+        if special is not None:
+            return self._keep(value, special)
+        if kind is np.ndarray:
+            return self._array(value, path)
+        if kind is list or (isinstance(value, list) and _is_pure(kind)):
+            made: Any = self._keep(value, _new(kind))
+            self.size += sys.getsizeof(value)
+            for index, item in enumerate(list.__iter__(value)):
+                list.append(made, self.copy(item, (*path, str(index))))
+            return self._with_fields(value, made, path)
+        if kind is OrderedDict or kind is defaultdict or kind is dict or (isinstance(value, dict) and _is_pure(kind)):
+            made = self._keep(value, _new(kind))
+            self.size += sys.getsizeof(value)
+            if isinstance(value, defaultdict):
+                made.default_factory = self.copy(value.default_factory, (*path, "default_factory"))
+            # An OrderedDict has an order of its own, which `dict.items` does not know.
+            pairs = OrderedDict.items(value) if isinstance(value, OrderedDict) else dict.items(value)
+            for key, item in list(pairs):
+                own = self.copy(key, (*path, repr(key)[:40]))
+                setitem = OrderedDict.__setitem__ if isinstance(value, OrderedDict) else dict.__setitem__
+                setitem(made, own, self.copy(item, (*path, repr(key)[:40])))
+            return self._with_fields(value, made, path)
+        if kind is tuple or (isinstance(value, tuple) and _is_pure(kind)):
+            items = [self.copy(item, (*path, str(index))) for index, item in enumerate(tuple.__iter__(value))]
+            known = self._memo.get(id(value))  # it may be within itself, by way of a list
+            if known is not None:
+                return known
+            if all(mine is theirs for mine, theirs in zip(items, value, strict=True)) and kind is tuple:
+                return self._keep(value, value)
+            self.size += sys.getsizeof(value)
+            return self._keep(value, tuple.__new__(kind, items))
+        if kind in (set, frozenset):
+            self.size += sys.getsizeof(value)
+            items = [self.copy(item, (*path, "item")) for item in value]
+            if any(mine is not theirs for mine, theirs in zip(items, value, strict=True)):
+                # Their order comes of their hashes, which are those of other objects then.
+                raise CannotCopyError(f"{_place(path)} is a {kind.__name__} of objects that have no fixed order")
+            made = copy.copy(value)  # in the same order, where hashes collide too
+            return self._keep(value, made)
+        if kind is deque:
+            made = self._keep(value, deque(maxlen=value.maxlen))
+            made.extend(self.copy(item, (*path, str(index))) for index, item in enumerate(value))
+            self.size += sys.getsizeof(value)
+            return made
+        if kind is bytearray:
+            if id(value) in self._owners:
+                raise CannotCopyError(f"{_place(path)} is the memory of an array too, and is not copied")
+            self.size += len(value)
+            return self._keep(value, bytearray(value))
+        if isinstance(value, types.MethodType):
+            own = self.copy(value.__self__, (*path, "__self__"))
+            function: Any = value.__func__
+            if not isinstance(function, types.FunctionType) or self._function(function, path) is not function:
+                raise CannotCopyError(f"{_place(path)} is a method that holds more than its object")
+            bound = _Bound(function, own) if isinstance(own, _Layer) else types.MethodType(function, own)
+            return self._keep(value, bound)
+        if kind is functools.partial:
+            parts = self.copy(value.func, path), self.copy(value.args, path), self.copy(value.keywords, path)
+            return self._keep(value, _Partial(*parts))
+        if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random, np.random.BitGenerator)):
+            return self._generator(value, path)
+        if isinstance(value, np.random.SeedSequence):
+            return self._keep(value, copy.deepcopy(value, self._deep))
+        if _is_jax(value):
+            return value
+        why = _impure(kind)
+        if why is not None:
+            raise CannotCopyError(f"{_place(path)} is {why}")
+        made = self._keep(value, object.__new__(kind))
+        self.classes.add(kind)
+        self.size += sys.getsizeof(value)
+        return self._with_fields(value, made, path)
+
+    def _with_fields(self, value: Any, made: Any, path: tuple[str, ...]) -> Any:
+        fields = _fields_of(value)
+        if fields:
+            _set_fields(made, {name: self.copy(item, (*path, name)) for name, item in fields})
+        return made
+
+    def _special(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Return what stands for a value in a snapshot, where it is no copy; None: it is to be copied."""
+        index = self._index.get(id(value))
+        if index is not None:
+            return _Layer(index)
+        if isinstance(value, types.ModuleType):
+            if value in (random, np.random):
+                raise CannotCopyError(f"{_place(path)} is the module {value.__name__}, whose generator all share")
+            return value
+        if isinstance(value, type):
+            return value
+        if isinstance(value, types.FunctionType):
+            return self._function(value, path)
+        if isinstance(value, types.BuiltinMethodType) and not isinstance(
+            value.__self__, (types.ModuleType, type, type(None))
+        ):
+            raise CannotCopyError(
+                f"{_place(path)} is a method of a {type(value.__self__).__name__}, which is not copied"
+            )
+        if isinstance(value, _ATOMS):
+            return value
+        if draws(value):
+            self._refuse_container(path, value)
+            return _Kept(path)
+        try:
+            own = own_way(value)
+        except ValueError as error:
+            raise CannotCopyError(f"{_place(path)} cannot be saved: {error}") from error
+        if own is not None:
+            self._refuse_container(path, value)
+            self.ways.add(own.name)
+            self.size += own.size
+            return _Kept(path, type(value), own=own)
+        return None
+
+    def _refuse_container(self, path: tuple[str, ...], value: Any) -> None:
+        if not path[0].isdigit() or any(not name.isidentifier() for name in path[1:]):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise CannotCopyError(f"{_place(path)} is a {kind} within a list or dict, which is not copied")
+
+    def _function(self, value: types.FunctionType, path: tuple[str, ...]) -> Any:
+        """Return a function, or what stands for one whose closure holds what may differ elsewhere."""
+        held = [cell.cell_contents for cell in value.__closure__ or () if _has_contents(cell)]
+        held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *value.__dict__.values()]
+        if all(_is_constant(item) for item in held):
+            return value
+        self._refuse_container(path, value)
+        # It stays with the living environment, whose own closure holds its own layers; what else it holds is compared.
+        return _Kept(path, types.FunctionType, _digest_function(value, self._index, path))
+
+    def _array(self, value: Any, path: tuple[str, ...]) -> Any:
+        if value.dtype.hasobject:
+            if value.dtype != object or value.base is not None:
+                raise CannotCopyError(f"{_place(path)} is an array of objects within other memory")
+            made = self._keep(value, np.empty(value.shape, object))
+            for place in np.ndindex(value.shape):
+                made[place] = self.copy(value[place], (*path, str(place)))
+            return made
+        root = value
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        foreign = root.base is not None and not isinstance(root.base, bytes)
+        if foreign and (path[0] == "result" or self._owns_pictures(root.base)):
+            # Of a result its values count: they were told.
+            made = value.copy()
+            self.size += value.nbytes
+            return self._keep(value, made)
+        if foreign and self._owns_alone(root, path):
+            foreign = False
+            root = value
+        if foreign:
+            kind = f"{type(root.base).__module__}.{type(root.base).__qualname__}"
+            raise CannotCopyError(f"{_place(path)} is an array in the memory of a {kind}, which is not copied")
+        if root is value or isinstance(root.base, bytes):
+            made = value.copy(order="K")
+            made.flags.writeable = value.flags.writeable
+            self.size += value.nbytes
+            return self._keep(value, made)
+        if type(root) is not np.ndarray:
+            raise CannotCopyError(f"{_place(path)} is a part of a {type(root).__name__}, which is not copied")
+        # A part of another array: it is a part of that one's copy, so that both go on sharing what they hold.
+        whole = self._memo.get(id(root))
+        if whole is None:
+            whole = root.copy(order="K")
+            whole.flags.writeable = True
+            self.size += root.nbytes
+            self._keep(root, whole)
+        offset = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+        if whole.strides != root.strides:
+            raise CannotCopyError(f"{_place(path)} is a part of an array whose memory has gaps")
+        flat = np.ndarray((whole.nbytes,), np.uint8, buffer=whole.data if whole.flags.c_contiguous else whole.T.data)
+        made = np.ndarray(value.shape, value.dtype, flat, offset, value.strides)
+        made.flags.writeable = value.flags.writeable
+        return self._keep(value, made)
+
+    def _owns_alone(self, root: Any, path: tuple[str, ...]) -> bool:
+        """True if an array's memory is that of bytes which nothing else here refers to, as after it was unpickled."""
+        owner = root.base.obj if isinstance(root.base, memoryview) else None
+        if type(owner) not in (bytes, bytearray) or id(owner) in self._memo or id(owner) in self._owners:
+            return False
+        self._owners.add(id(owner))
+        self._alive.append(owner)
+        return True
+
+    def _owns_pictures(self, base: Any) -> bool:
+        """True if memory is a picture that an emulator has given away, and does not write into any more."""
+        gave = isinstance(base, memoryview) and type(base.obj).__module__ == "nanobind"
+        return gave and any(type(layer).__module__.startswith("ale_py.") for layer in self._layers)
+
+    def _generator(self, value: Any, path: tuple[str, ...]) -> Any:
+        if value is np.random.mtrand._rand or value is getattr(random, "_inst", None):  # noqa: SLF001
+            raise CannotCopyError(f"{_place(path)} is the generator of random or numpy.random, which all share")
+        if type(value).__module__.partition(".")[0] not in ("numpy", "random"):
+            raise CannotCopyError(f"{_place(path)} is a generator of a class of its own, {type(value).__qualname__}")
+        self.size += 3000 if isinstance(value, (np.random.RandomState, random.Random)) else 300
+        return self._keep(value, copy.deepcopy(value, self._deep))
+
+
+def _new(kind: Any) -> Any:
+    return kind.__new__(kind)
+
+
+class _Bound:
+    """Stands for a method of a layer."""
+
+    def __init__(self, function: Any, layer: _Layer) -> None:
+        self.function, self.layer = function, layer
+
+
+class _Partial:
+    """Stands for a `functools.partial`."""
+
+    def __init__(self, function: Any, args: Any, keywords: Any) -> None:
+        self.function, self.args, self.keywords = function, args, keywords
+
+
+class _Restorer(_Copier):
+    """Copies the values of a snapshot for a living environment, whose layers take the places of those that it was of.
+
+    Args:
+        layers: The living layers.
+        seed: Seeds the generators; None: they go on.
+    """
+
+    def __init__(self, layers: Sequence[Any], seed: int | None) -> None:
+        super().__init__(layers)
+        self._seed = seed
+        self._generators = 0
+        self.puts: list[tuple[Callable[[Any, int | None], None], Any]] = []
+
+    def field(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Copy the value of an attribute of a layer; what draws stays where it is."""
+        living = self._living(path)
+        if _only_draws(living):
+            return living
+        return self.copy(value, path)
+
+    def _living(self, path: tuple[str, ...]) -> Any:
+        value = self._layers[int(path[0])]
+        for name in path[1:]:
+            value = dict(_fields_of(value)).get(name)
+        return value
+
+    def _special(self, value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, _Layer):
+            return self._layers[value.index]
+        if isinstance(value, _Bound):
+            return types.MethodType(value.function, self._layers[value.layer.index])
+        if isinstance(value, _Partial):
+            parts = [self.copy(part, path) for part in (value.function, value.args, value.keywords)]
+            return functools.partial(parts[0], *parts[1], **parts[2])
+        if isinstance(value, _Kept):
+            return self._kept(value)
+        if isinstance(value, (types.FunctionType, types.ModuleType, type, *_ATOMS)):
+            return value
+        return None
+
+    def _kept(self, kept: _Kept) -> Any:
+        living = self._living(kept.path)
+        if kept.kind is None:
+            # Where nothing was drawn yet there is nothing. Within another object that would be missed.
+            if living is None and len(kept.path) > 2:
+                text = f"{_place(kept.path)} draws, and was saved of an environment that had drawn"
+                raise CannotCopyError(f"{text}; draw with this one first")
+            return _Nothing if living is None else living
+        if type(living) is not kept.kind:
+            raise CannotCopyError(f"{_place(kept.path)} is no {kept.kind.__name__} in this environment")
+        if kept.digest and kept.digest != _digest_function(living, self._index, kept.path):
+            raise CannotCopyError(f"{_place(kept.path)} is a function that holds other values in this environment")
+        if kept.own is not None:
+            if why := kept.own.fits(living):
+                raise CannotCopyError(f"{_place(kept.path)} cannot be restored here: {why}")
+            self.puts.append((kept.own.put, living))
+        return living
+
+    def _keep(self, value: Any, made: Any) -> Any:
+        made = None if made is _Nothing else made
+        return super()._keep(value, made)
+
+    def _generator(self, value: Any, path: tuple[str, ...]) -> Any:
+        if self._seed is None:
+            return self._keep(value, copy.deepcopy(value, self._deep))
+        if isinstance(value, np.random.Generator):
+            # Those that share their bits go on sharing them.
+            return self._keep(value, np.random.Generator(self.copy(value.bit_generator, path)))
+        number, self._generators = self._generators, self._generators + 1
+        # The first gets what a reset with this seed gives it.
+        sequence = np.random.SeedSequence(self._seed) if not number else np.random.SeedSequence([self._seed, number])
+        if isinstance(value, np.random.BitGenerator):
+            return self._keep(value, type(value)(sequence))
+        if isinstance(value, np.random.RandomState):
+            return self._keep(value, np.random.RandomState(np.random.MT19937(sequence)))
+        made = copy.deepcopy(value, self._deep)
+        made.seed(int(sequence.generate_state(2, np.uint64)[0]))
+        return self._keep(value, made)
+
+
+class _Nothing:
+    """In the place of None, which says that a value is to be copied."""
+
+
+_IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes, np.float64, np.float32, np.int64, np.bool_))
+
+
+def _only_draws(value: Any, depth: int = 0) -> bool:
+    """True if a value draws, or is a list or dict of what draws and of nothing else that may change."""
+    if draws(value):
+        return True
+    if depth < 4 and type(value) in (list, tuple, dict):
+        items = list(value.values() if isinstance(value, dict) else value)
+        drawing = [_only_draws(item, depth + 1) for item in items]
+        rest = [item for item, found in zip(items, drawing, strict=True) if not found]
+        return any(drawing) and all(_is_constant(item) for item in rest)
+    return False
+
+
+def _has_contents(cell: types.CellType) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _is_constant(value: Any) -> bool:
+    """True if nothing can change a value, nor what it holds."""
+    if isinstance(value, types.FunctionType):
+        held = [cell.cell_contents for cell in value.__closure__ or () if _has_contents(cell)]
+        held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *value.__dict__.values()]
+        return all(not isinstance(item, types.FunctionType) and _is_constant(item) for item in held)
+    if isinstance(value, types.ModuleType):
+        return value not in (random, np.random)
+    if isinstance(value, types.BuiltinMethodType):
+        return isinstance(value.__self__, (types.ModuleType, type, type(None)))
+    if type(value) in (tuple, frozenset):
+        return all(map(_is_constant, value))
+    return isinstance(value, (type, *_ATOMS)) and not isinstance(value, types.MethodType)
+
+
+def _digest_function(function: Any, layers: Mapping[int, int], path: tuple[str, ...]) -> str:
+    """Return a digest of what a function does and holds: two of the same digest do the same."""
+    parts: list[bytes] = []
+    seen: set[int] = set()
+
+    def add(value: Any, depth: int = 0) -> None:
+        if id(value) in layers:
+            parts.append(f"layer {layers[id(value)]}".encode())
+        elif isinstance(value, types.FunctionType) and depth < 5:
+            parts.append(f"function {value.__module__}.{value.__qualname__}".encode())
+            parts.append(value.__code__.co_code)
+            for cell in value.__closure__ or ():
+                if _has_contents(cell):
+                    add(cell.cell_contents, depth + 1)
+            for item in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *value.__dict__.values()):
+                add(item, depth + 1)
+        elif type(value) is np.ndarray and not value.dtype.hasobject:
+            parts.append(f"array {value.dtype.str} {value.shape}".encode() + value.tobytes())
+        elif _is_constant(value):
+            parts.append(f"{type(value).__qualname__} {value!r}".encode())
+        elif type(value) in (list, tuple) and depth < 5:
+            parts.append(type(value).__name__.encode())
+            for item in value:
+                add(item, depth + 1)
+        elif isinstance(value, gymnasium.Space):
+            # Spaces sample by a generator, which a function that only looks at them does not use.
+            parts.append(repr(value).encode())
+        elif id(value) in seen:
+            return
+        else:
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise CannotCopyError(f"{_place(path)} is a function whose closure holds a {kind}, which is not copied")
+
+    add(function)
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def _is_jax(value: Any) -> bool:
+    return str(getattr(type(value), "__module__", "")).startswith("jaxlib") and type(value).__name__ == "ArrayImpl"
+
+
+def _is_pure(kind: type) -> bool:
+    return _impure(kind) is None
+
+
+def _refuse_impure(kind: type, path: tuple[str, ...]) -> None:
+    why = _impure(kind)
+    if why is not None:
+        raise CannotCopyError(f"{_place(path)} is {why}")
+
+
+_CONTAINERS = (object, list, dict, tuple, OrderedDict, defaultdict)
+
+
+def _impure(kind: type) -> str | None:
+    """Say why the objects of a class cannot be copied by their fields; None: they can."""
+    if kind not in _PURE:
+        _PURE[kind] = _find_impure(kind)
+    return _PURE[kind]
+
+
+def _find_impure(kind: type) -> str | None:
+    title = f"a {getattr(kind, '__module__', '')}.{kind.__qualname__}"
+    for owner in kind.__mro__:
+        if owner in _CONTAINERS or getattr(owner, "__module__", "") in ("typing", "abc", "collections.abc"):
+            continue
+        if not owner.__flags__ & (1 << 9):  # no class of Python's
+            return f"{title}, which is of no class written in Python, and is not copied"
+        slots = set(_slots_of(owner))
+        for name, value in vars(owner).items():
+            # What C has defined shows by its methods and members.
+            made_in_c = isinstance(value, (types.MethodDescriptorType, types.ClassMethodDescriptorType))
+            getter = isinstance(value, types.GetSetDescriptorType) and name not in ("__dict__", "__weakref__")
+            member = isinstance(value, types.MemberDescriptorType) and name not in slots
+            if made_in_c or getter or member:
+                return f"{title}, whose class {owner.__qualname__} is not written in Python, and is not copied"
+        if "__del__" in vars(owner) and not issubclass(kind, gymnasium.Env):
+            return f"{title}, which ends something when it is dropped (__del__), and is not copied"
+    if issubclass(kind, BaseException):
+        return f"{title}, an exception, which is not copied"
+    try:
+        if not issubclass(kind, (list, dict, tuple)):
+            object.__new__(kind)
+    except TypeError:
+        # An abstract class, which has no objects, says so here too; there is none to copy then.
+        return f"{title}, which is not made by Python alone, and is not copied"
+    return None

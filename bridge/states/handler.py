@@ -1,0 +1,323 @@
+"""Whose states there are, within which bounds, and until when; in a server, in its serving thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import secrets
+import subprocess
+import threading
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from bridge.core.encoding import values
+from bridge.core.encoding.properties import NUMBER, TEXT, Property
+from bridge.core.worlds.messages import AskedMessage, MessageHandler
+from bridge.core.worlds.scheduling import PendingResult, Scheduler
+from bridge.errors import Code, RequestError
+from bridge.pb import states_pb2
+from bridge.states.bounds import START_KEY, States
+from bridge.states.check import run_check
+from bridge.states.part import drop, forget
+
+__all__ = ["StatesHandler"]
+
+_MOST_LANES = 4096
+_MOST_KINDS = 1000
+_CLIENTS = 2
+"""How many times the bounds of one client all clients may have together: one alone leaves as much to the others."""
+_LOOK = 0.5
+"""The most seconds between two looks for states whose time is over."""
+
+
+@dataclasses.dataclass
+class _StateEntry:
+    """A state, without what it holds."""
+
+    home: object
+    environment: str
+    size: int
+    owner: object
+    """The client that has saved it, whose share of the bounds it takes."""
+    users: set[object]
+    """The clients that have saved or restored it, and are there."""
+    used: float
+    """When it was used last, in seconds of the scheduler."""
+    abandoned: float | None = None
+    """When the last of them left."""
+
+
+class StatesHandler(MessageHandler):
+    """Answers the message of states.
+
+    Args:
+        limits: The bounds.
+        start: Names this start of the server.
+        scheduler: As of every handler.
+    """
+
+    def __init__(self, limits: States, start: str, scheduler: Scheduler) -> None:
+        super().__init__(scheduler)
+        self._limits = limits
+        self._start = start
+        self._entries: dict[str, _StateEntry] = {}
+        self._verdicts: dict[str, PendingResult[str]] = {}
+        """Why a kind of environment has no states, by what it is; not done while it is checked."""
+        self._dropped: dict[object, list[str]] = {}
+        """States that are gone, and whose memory is to be given back where they are."""
+        self._looks = False
+        self._closed = False
+        self._threads: list[threading.Thread] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        """Those that check kinds of environments, also those that have ended."""
+
+    async def answer(self, request: bytes, asked: AskedMessage) -> bytes:
+        """Save, restore or release."""
+        try:
+            message = states_pb2.StatesRequest.FromString(request)
+        except DecodeError as error:
+            text = f"expected a StatesRequest, got {len(request)} bytes that are none"
+            raise RequestError(Code.INVALID_ARGUMENT, text) from error
+        await self._give_back(asked)
+        kind = message.WhichOneof("kind")
+        if kind == "save":
+            return await self._save(list(message.save.lanes), asked)
+        if kind == "restore":
+            return await self._restore(message.restore.branches, asked)
+        if kind == "release":
+            self._release(message.release.states, asked)
+            await self._give_back(asked)
+            return states_pb2.StatesResponse().SerializeToString()
+        raise RequestError(Code.INVALID_ARGUMENT, "expected to save, restore or release states, got neither")
+
+    async def _ask(self, asked: AskedMessage, name: str, *arguments: object) -> Any:
+        return values.decode(await asked.run(values.encode([name, *arguments])))
+
+    # Save
+
+    async def _save(self, lanes: list[int], asked: AskedMessage) -> bytes:
+        _check_lanes(lanes)
+        # Before the environment is looked at: who has no room left costs nothing.
+        self._check_room(asked.client, len(lanes), 0)
+        environment = await self._checked(asked)
+        identifiers = [f"{self._start}.{secrets.token_urlsafe(24)}" for _ in lanes]
+        # Held while the environment is in the call, in which the deputy may serve another request.
+        entries = [
+            _StateEntry(asked.home, environment, 0, asked.client, {asked.client}, self.scheduler.now()) for _ in lanes
+        ]
+        self._entries.update(zip(identifiers, entries, strict=True))
+        try:
+            found = await self._ask(asked, "save", lanes, identifiers)
+        except BaseException:
+            for identifier in identifiers:
+                self._entries.pop(identifier, None)
+            raise
+        response = states_pb2.StatesResponse()
+        for identifier, entry, (how, size) in zip(identifiers, entries, found, strict=True):
+            entry.size = size
+            response.states.add(identifier=identifier, how=how, bytes=size, environment=_digest(environment))
+        try:
+            self._check_room(asked.client, 0, 0)
+        except RequestError:
+            # How large a state is is known once it is there: it goes again, and nothing else does.
+            self._forget(identifiers)
+            await self._give_back(asked)
+            raise
+        self._look_later()
+        return response.SerializeToString()
+
+    async def _checked(self, asked: AskedMessage) -> str:
+        """Return what the environments are; raises FAILED_PRECONDITION where such have no states."""
+        environment, made, problem = await self._ask(asked, "describe", False)
+        verdict = self._verdicts.get(environment)
+        if verdict is None:
+            environment, made, problem = await self._ask(asked, "describe", True)
+            if len(self._verdicts) >= _MOST_KINDS:
+                self._verdicts.clear()
+            verdict = self._verdicts[environment] = PendingResult()
+            if problem:
+                verdict.set_result(problem)
+            else:
+                arguments = made, verdict
+                thread = threading.Thread(target=self._check, args=arguments, name="bridge-states-check", daemon=True)
+                self._threads = [each for each in self._threads if each.is_alive()]
+                self._threads.append(thread)
+                thread.start()
+        reason = await verdict
+        if reason:
+            text = f"this environment has no state that can be copied: {reason}"
+            raise RequestError(Code.FAILED_PRECONDITION, text)
+        return str(environment)
+
+    def _check(self, made: bytes, verdict: PendingResult[str]) -> None:
+        """Check a kind of environment; in a thread of its own, which waits for the process that does it."""
+        try:
+            reason = run_check(made, self._started)
+        except Exception as error:  # such as a full disk: whoever waits is told
+            reason = f"its kind could not be checked: {error!r}"
+        self.scheduler.call_soon_threadsafe(partial(verdict.set_result, reason))
+
+    def _started(self, process: subprocess.Popen[bytes]) -> None:
+        self._processes.append(process)
+        if self._closed:
+            process.kill()
+
+    def _check_room(self, client: object, states: int, size: int) -> None:
+        """Raise RESOURCE_EXHAUSTED where there is no room for so many more states and bytes."""
+        limits = self._limits
+        own = [entry for entry in self._entries.values() if entry.owner == client]
+        for who, entries, times in (
+            ("this client has", own, 1),
+            ("all clients have", self._entries.values(), _CLIENTS),
+        ):
+            if len(entries) + states > limits.max_states * times:
+                more = f"of at most {times} times max_states={limits.max_states}" if times > 1 else ""
+                raise _full(f"{who} {len(entries)} states {more or f'of at most max_states={limits.max_states}'}")
+            taken = sum(entry.size for entry in entries) + size
+            if taken > limits.max_state_bytes * times:
+                most = f"max_state_bytes={limits.max_state_bytes}"
+                raise _full(f"{who} states of {taken} bytes, of at most {f'{times} times ' if times > 1 else ''}{most}")
+
+    # Restore
+
+    async def _restore(self, branches: Iterable[Any], asked: AskedMessage) -> bytes:
+        plan = [(one.state, one.lane, one.seed if one.HasField("seed") else None) for one in branches]
+        _check_lanes([lane for _, lane, _ in plan])
+        (environment, *_) = await self._ask(asked, "describe", False)
+        for identifier, _, _ in plan:
+            entry = self._entries.get(identifier)
+            if entry is None:
+                raise self._gone(identifier)
+            if entry.home != asked.home:
+                text = "the state is kept in the process of another world: restore it where it was saved"
+                raise RequestError(Code.FAILED_PRECONDITION, text)
+            if entry.environment != environment:
+                text = "the state is of another environment, or of one with other arguments or wrappers"
+                raise RequestError(Code.FAILED_PRECONDITION, text)
+        self._use([identifier for identifier, _, _ in plan], asked)
+        await self._ask(asked, "restore", [list(one) for one in plan])
+        return states_pb2.StatesResponse().SerializeToString()
+
+    def _gone(self, identifier: str) -> RequestError:
+        start = identifier.partition(".")[0]
+        if start != self._start:
+            text = "there is no such state here: it was saved at another server, or before this one was started"
+        else:
+            text = "there is no such state: it was released, or its time is over, or its world's process is gone"
+        return RequestError(Code.NOT_FOUND, text)
+
+    def _use(self, identifiers: Iterable[str], asked: AskedMessage) -> None:
+        for identifier in identifiers:
+            entry = self._entries[identifier]
+            entry.users.add(asked.client)
+            entry.used, entry.abandoned = self.scheduler.now(), None
+
+    # The end of states
+
+    def _release(self, identifiers: Sequence[str], asked: AskedMessage) -> None:
+        # Whoever has an identifier may use the state, and so end it; the home is that of the state.
+        self._forget([identifier for identifier in identifiers if identifier in self._entries])
+
+    def _forget(self, identifiers: Iterable[str]) -> None:
+        for identifier in identifiers:
+            entry = self._entries.pop(identifier, None)
+            if entry is not None:
+                self._dropped.setdefault(entry.home, []).append(identifier)
+
+    async def _give_back(self, asked: AskedMessage) -> None:
+        """Drop what states held that are gone, where they are."""
+        identifiers = self._dropped.pop(asked.home, None)
+        if identifiers:
+            await self._ask(asked, "drop", identifiers)
+
+    def left(self, client: object) -> None:
+        """Let the time of states begin that only this client used."""
+        now = self.scheduler.now()
+        for entry in self._entries.values():
+            entry.users.discard(client)
+            if not entry.users and entry.abandoned is None:
+                entry.abandoned = now
+        self._look_later()
+
+    def ended(self, home: object) -> None:
+        """Forget what a process held."""
+        for identifier in [one for one, entry in self._entries.items() if entry.home == home and home != _here()]:
+            del self._entries[identifier]
+        if home != _here():
+            self._dropped.pop(home, None)
+
+    def _look_later(self) -> None:
+        """Look again for states whose time is over, as long as there are any."""
+        if self._looks or self._closed or not self._entries:
+            return
+        self._looks = True
+        limits = self._limits
+        pause = min(_LOOK, limits.state_timeout / 2, limits.state_abandoned_timeout / 2)
+        self.scheduler.call_later(pause, self._look)
+
+    def _look(self) -> None:
+        self._looks = False
+        now, limits = self.scheduler.now(), self._limits
+        over = [
+            identifier
+            for identifier, entry in self._entries.items()
+            if now - entry.used >= limits.state_timeout
+            or (entry.abandoned is not None and now - entry.abandoned >= limits.state_abandoned_timeout)
+        ]
+        self._forget(over)
+        if _here() in self._dropped:
+            drop(self._start, self._dropped.pop(_here()))
+        self._look_later()
+
+    def properties(self) -> list[Property]:
+        """Return what clients can read of it."""
+        counts = {
+            "states": lambda: len(self._entries),
+            "bytes": lambda: sum(entry.size for entry in self._entries.values()),
+            "max_states": lambda: self._limits.max_states,
+            "max_state_bytes": lambda: self._limits.max_state_bytes,
+        }
+        texts = {
+            "states": "how many states of environments there are",
+            "bytes": "about how many bytes they take",
+            "max_states": "the most states",
+            "max_state_bytes": "the most bytes",
+        }
+        return [
+            Property(START_KEY, TEXT, "names this start of the server, of which its states are", lambda: self._start),
+            *(Property(f"server.messages.states.{name}", NUMBER, texts[name], read) for name, read in counts.items()),
+        ]
+
+    def close(self) -> None:
+        """Drop all states."""
+        self._closed = True
+        for process in self._processes:
+            process.kill()
+        for thread in self._threads:
+            thread.join(_LOOK)
+        self._entries.clear()
+        forget(self._start)
+
+
+def _here() -> object:
+    """Return the home of the environments of this process."""
+    return os.getpid()
+
+
+def _check_lanes(lanes: Sequence[int]) -> None:
+    if not lanes or len(lanes) > _MOST_LANES or len(set(lanes)) != len(lanes):
+        raise RequestError(Code.INVALID_ARGUMENT, f"expected different lanes, one to {_MOST_LANES} of them")
+
+
+def _full(text: str) -> RequestError:
+    remedy = "release() states that are not needed any more, or start the server with larger limits"
+    return RequestError(Code.RESOURCE_EXHAUSTED, f"{text}; {remedy}")
+
+
+def _digest(environment: str) -> str:
+    # Its arguments may be the operator's own.
+    return hashlib.sha256(environment.encode()).hexdigest()[:16]

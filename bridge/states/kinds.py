@@ -1,0 +1,191 @@
+"""What cannot be copied by its fields: what draws, and what saves itself in a way of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bridge.states.atari import AtariState
+
+__all__ = ["OwnWay", "draws", "own_way"]
+
+_DRAWING = {
+    "pygame": (
+        "Surface",
+        "Clock",
+        "Font",
+        "Window",
+        "PixelArray",
+        "Sound",
+        "Channel",
+        "Joystick",
+        "Renderer",
+        "Texture",
+    ),
+    "pygame.surface": ("Surface", "SurfaceType"),
+    "pygame.time": ("Clock",),
+    "pygame.font": ("Font",),
+    "pygame.mixer": ("Sound", "Channel"),
+    "pygame.window": ("Window",),
+}
+"""The classes of a module whose objects draw, or show what was drawn."""
+_DRAWING_MODULES = (
+    "gymnasium.envs.mujoco.mujoco_rendering",
+    "gymnasium.envs.classic_control.rendering",
+    "mujoco.renderer",
+    "mujoco.rendering",
+    "mujoco.viewer",
+    "mujoco.gl_context",
+    "mujoco.egl",
+    "mujoco.glfw",
+    "mujoco.osmesa",
+    "pyglet.",
+    "OpenGL.",
+    "glfw",
+)
+"""Modules all of whose objects draw."""
+
+
+def draws(value: Any) -> bool:
+    """True if an object draws, such as a surface, a window or a renderer: it decides nothing that comes next."""
+    kind = type(value)
+    module = _module_of(kind)
+    return kind.__name__ in _DRAWING.get(module, ()) or module.startswith(_DRAWING_MODULES)
+
+
+def _module_of(kind: type) -> str:
+    # A class of C may have none.
+    module = getattr(kind, "__module__", None)
+    return module if isinstance(module, str) else ""
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnWay:
+    """What an object has saved of itself.
+
+    Args:
+        name: The way, as clients are told.
+        size: About how many bytes it takes.
+        put: Puts it into another object of the class; with a seed, its generator is seeded anew.
+        fits: Says why it cannot be put into another object; "": it can. Asked before anything is changed.
+    """
+
+    name: str
+    size: int
+    put: Callable[[Any, int | None], None]
+    fits: Callable[[Any], str] = lambda living: ""
+
+
+def own_way(value: Any) -> OwnWay | None:
+    """Have an object save itself; None: it is of no class that can."""
+    module, name = _module_of(type(value)), type(value).__name__
+    if name == "ALEInterface" and module.startswith("ale_py"):
+        return _of_ale(value)
+    if module.startswith("mujoco"):
+        if name == "MjData":
+            return _of_mujoco_data(value)
+        if name == "MjModel":
+            return _of_mujoco_model(value)
+    return None
+
+
+# What a copy of MuJoCo's data was measured to take beside the buffers.
+_MUJOCO_BYTES = 1_200_000
+
+
+def _of_ale(ale: Any) -> OwnWay:
+    state = AtariState(ale)
+
+    def fits(living: Any) -> str:
+        # The state of another game would be taken without a word, and be nonsense.
+        same = living.getRAMSize() == ale_facts[0] and list(map(str, living.getMinimalActionSet())) == ale_facts[1]
+        return "" if same else "it is of another game"
+
+    ale_facts = ale.getRAMSize(), list(map(str, ale.getMinimalActionSet()))
+    return OwnWay("ale", state.size, state.put, fits)
+
+
+def _of_mujoco_data(data: Any) -> OwnWay:
+    mujoco = sys.modules["mujoco"]
+    model = data.model
+    saved = mujoco.MjData(model)
+    mujoco.mj_copyData(saved, model, data)
+
+    def fits(living: Any) -> str:
+        return "" if _sizes(living.model) == _sizes(model) else "its model has other sizes"
+
+    def put(living: Any, seed: int | None) -> None:
+        mujoco.mj_copyData(living, living.model, saved)
+
+    # Of its arena, only what is used takes memory.
+    return OwnWay("mujoco", int(saved.nbuffer) + int(data.maxuse_arena) + _MUJOCO_BYTES, put, fits)
+
+
+class _Model:
+    """The bytes of a model, which many states have in common."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+_models: weakref.WeakValueDictionary[bytes, _Model] = weakref.WeakValueDictionary()
+
+
+def _of_mujoco_model(model: Any) -> OwnWay:
+    mujoco = sys.modules["mujoco"]
+    # A model that somebody has changed is a part of the state.
+    data = _bytes_of(mujoco, model)
+    digest = hashlib.sha256(data).digest()
+    saved = _models.get(digest)
+    size = 100 if saved is not None else len(data)
+    if saved is None:
+        saved = _models[digest] = _Model(data)
+
+    def fits(living: Any) -> str:
+        return "" if _sizes(living) == _sizes(model) else "its model has other sizes"
+
+    def put(living: Any, seed: int | None) -> None:
+        if _bytes_of(mujoco, living) == saved.data:
+            return
+        source = mujoco.MjModel.from_binary_path("state.mjb", {"state.mjb": saved.data})
+        for part in ("", "opt", "stat", "vis"):
+            _copy_numbers(getattr(source, part) if part else source, getattr(living, part) if part else living)
+        if _bytes_of(mujoco, living) != saved.data:
+            raise ValueError("the model of the state cannot be put into this environment: something of it is read-only")
+
+    return OwnWay("mujoco", size, put, fits)
+
+
+def _sizes(model: Any) -> tuple[int, ...]:
+    return tuple(int(getattr(model, name)) for name in ("nq", "nv", "nu", "na", "nbody", "ngeom", "nsite", "nbuffer"))
+
+
+def _copy_numbers(source: Any, target: Any) -> None:
+    """Write the numbers of a structure of MuJoCo's into another one of the same sizes."""
+    for name in dir(source):
+        if name.startswith("_"):
+            continue
+        value = getattr(source, name)
+        if isinstance(value, np.ndarray):
+            own = getattr(target, name)
+            if own.shape == value.shape and own.flags.writeable:
+                own[...] = value
+        elif isinstance(value, (int, float)):
+            # Sizes cannot be set, and are equal.
+            with contextlib.suppress(AttributeError):
+                setattr(target, name, value)
+        elif type(value).__module__.startswith("mujoco") and not callable(value):
+            _copy_numbers(value, getattr(target, name))
+
+
+def _bytes_of(mujoco: Any, model: Any) -> bytes:
+    buffer = np.zeros(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, buffer)
+    return buffer.tobytes()

@@ -1,0 +1,197 @@
+"""Programs in processes of their own, forked from one that has imported what most of them import.
+
+A fresh interpreter takes half a second of processor time until it serves; a forked one a tenth of that. The process is
+its own in every way that a server's tests look at: its main thread, its signals, its files, its end.
+
+One process of the tests starts one such parent, with the first program; it ends with the process of the tests.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+AVAILABLE = hasattr(os, "fork") and hasattr(socket, "send_fds")
+"""False where processes cannot be forked: programs are started anew there."""
+MODULES = (
+    "bridge.cli.serve",
+    "bridge.core.client.make",
+    "bridge.facade.serve",
+    "bridge.testing",
+    "gymnasium.envs.classic_control.cartpole",
+    "tests.planned_env",
+    "tests.thread_envs",
+)
+
+
+class Program:
+    """A program that a forked process runs; it has the part of `subprocess.Popen` that tests use.
+
+    Args:
+        arguments: `-c` and a script, or `-m` and a module; then what `sys.argv` has after its first item.
+        pipe: Give it a pipe as its standard input, `stdin`; otherwise it has none.
+        session: Run it in a session of its own.
+        cwd: Its folder; None: that of the tests.
+    """
+
+    def __init__(self, *arguments: str, pipe: bool = False, session: bool = False, cwd: Path | None = None) -> None:
+        self.returncode: int | None = None
+        self._answers, theirs = socket.socketpair()
+        files = [theirs.fileno()]
+        read, written = os.pipe()
+        self.stdout = open(read, encoding="locale")  # noqa: SIM115 - `subprocess.Popen` leaves it open, too
+        self.stdin: io.TextIOWrapper | None = None
+        if pipe:
+            source, sink = os.pipe()
+            self.stdin = open(sink, "w", buffering=1, encoding="locale")  # noqa: SIM115
+        else:
+            source = os.open(os.devnull, os.O_RDONLY)
+        try:
+            socket.send_fds(_parent(), [b"\n"], [*files, source, written, 2])
+        finally:
+            theirs.close()
+            os.close(source)
+            os.close(written)
+        wanted = {"arguments": arguments, "session": session, "cwd": str(cwd or Path.cwd()), "env": dict(os.environ)}
+        self._answers.sendall(f"{json.dumps(wanted)}\n".encode())
+        self.pid = self._read()
+
+    def _read(self) -> int:
+        line = b""
+        while not line.endswith(b"\n"):
+            part = self._answers.recv(1)  # the number of the process, and later its exit code
+            if not part:
+                raise RuntimeError("the parent of forked programs has ended")
+            line += part
+        return int(line)
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; return the exit code, which is negative for a signal."""
+        if self.returncode is None:
+            if not select.select([self._answers], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            self.returncode = self._read()
+            self._answers.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@functools.cache
+def _parent() -> socket.socket:
+    """Start the process that forks; return the socket to it."""
+    mine, theirs = socket.socketpair()
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "tests.preloaded", str(theirs.fileno())],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[theirs.fileno()],
+        cwd=Path(__file__).parent.parent,
+        start_new_session=True,  # Ctrl-C is for the tests, which end their programs
+    )
+    theirs.close()
+
+    def end() -> None:
+        mine.close()
+        process.wait(30)
+
+    atexit.register(end)
+    return mine
+
+
+def _serve(control: socket.socket) -> dict[str, Any] | None:
+    """Fork for each request; return what to run in a forked process, and None at the end of all."""
+    for name in MODULES:
+        with contextlib.suppress(ImportError):  # the core tests have not all packages
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a forked process would copy all of it
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the keepers of programs end by themselves
+    while True:
+        sent, files, _, _ = socket.recv_fds(control, 1, 4)
+        if not sent:
+            return None
+        if os.fork() == 0:
+            control.close()
+            return _keep(*files)
+        for file in files:
+            os.close(file)
+
+
+def _keep(answers: int, *files: int) -> dict[str, Any]:
+    """Fork a program, and say when it has ended; only the program's process returns."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    stream = socket.socket(fileno=answers)
+    with stream.makefile() as lines:
+        wanted: dict[str, Any] = json.loads(lines.readline())
+    pid = os.fork()
+    if pid == 0:
+        stream.close()
+        for standard, file in enumerate(files):
+            os.dup2(file, standard)
+            os.close(file)
+        return wanted
+    for file in files:
+        os.close(file)
+    with contextlib.suppress(OSError):  # nobody waits for it any more
+        stream.sendall(f"{pid}\n".encode())
+        _, status = os.waitpid(pid, 0)
+        stream.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
+
+
+def _run(arguments: list[str], session: bool, cwd: str, env: dict[str, str]) -> None:
+    """Be the program, as a fresh interpreter would."""
+    if session:
+        os.setsid()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    # The streams of before are those of other files.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
+    kind, what, *rest = arguments
+    if kind == "-m":
+        sys.argv = ["-m", *rest]
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        return
+    sys.argv = ["-c", *rest]
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    exec(compile(what, "<string>", "exec"), main.__dict__)
+
+
+if __name__ == "__main__":
+    found = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if found is not None:
+        _run(**found)
