@@ -72,15 +72,17 @@ def command_line() -> str:
 def _entry(path: str, what: Any, wanted: list[str] | None, level: int) -> list[str]:
     """Return the blocks of one entry: its heading, its signature, its docstring, and its public members."""
     found = []
-    if what.is_function and "Unpack[" in _signature(what):
-        return _spelled_out(path, level)
-    if not what.is_module:
+    if "Unpack[" in _signature(what) if what.is_function or what.is_class else False:
+        found = _spelled_out(path, level)
+        if what.is_function:
+            return found
+    elif not what.is_module:
         found += [f'{"#" * level} <a id="{path}"></a>`{path}`']
         found += [f"```py\n{_signature(what)}\n```"] if what.is_class or what.is_function else []
-    sections = _sections(what)
-    if what.is_class and "__init__" in what.members:
-        sections += _sections(what.members["__init__"])
-    found += sections
+    if len(found) < 3:
+        found += _sections(what)
+        if what.is_class and "__init__" in what.members:
+            found += _sections(what.members["__init__"])
     if what.is_class or what.is_module:
         for name, member in what.members.items():
             listed = not name.startswith("_") if wanted is None else name in wanted
@@ -99,18 +101,26 @@ def _entry(path: str, what: Any, wanted: list[str] | None, level: int) -> list[s
 def _spelled_out(path: str, level: int) -> list[str]:
     """Return the blocks of a function or class that shares keywords with others: it has all of them once imported."""
     module, _, name = path.rpartition(".")
-    function = getattr(importlib.import_module(module), name)
-    signature = inspect.signature(function)
-    given = []
+    return [f'{"#" * level} <a id="{path}"></a>`{path}`', *_call_blocks(getattr(importlib.import_module(module), name))]
+
+
+def _call_blocks(function: Any) -> list[str]:
+    """Return how an imported function or class is called, and its docstring."""
+    signature, name = inspect.signature(function), function.__name__
+    given: list[str] = []
     for parameter in signature.parameters.values():
+        if parameter.name == "self" and not given:
+            continue
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in given:
             given.append("*")
         value = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
         given.append(f"{parameter.name}: {parameter.annotation}{value}")
     docstring = griffe.Docstring(inspect.getdoc(function) or "", parser=griffe.Parser.google)
     returned = signature.return_annotation
-    call = _call(name, given, "" if returned in (signature.empty, None) else f" -> {returned}")
-    return [f'{"#" * level} <a id="{path}"></a>`{path}`', f"```py\n{call}\n```", *_blocks(docstring)]
+    # A class has the annotation of its `__init__`.
+    made = inspect.isclass(function) or returned in (signature.empty, None)
+    call = _call(name, given, "" if made else f" -> {returned}")
+    return [f"```py\n{call}\n```", *_blocks(docstring)]
 
 
 def _member(what: Any) -> list[str]:
@@ -118,6 +128,9 @@ def _member(what: Any) -> list[str]:
     if what.is_attribute:
         kind = f": {what.annotation}" if what.annotation is not None else ""
         return [f"**`{what.name}{kind}`**", *_sections(what)]
+    if "Unpack[" in _signature(what):
+        owner = getattr(importlib.import_module(what.parent.parent.path), what.parent.name)
+        return [f"**`{what.name}`**", *_call_blocks(getattr(owner, what.name))]
     return [f"**`{what.name}`**", f"```py\n{_signature(what)}\n```", *_sections(what)]
 
 

@@ -9,7 +9,7 @@ from bridge.cli.program import OK, say
 from bridge.cli.running import server_logging
 from bridge.cli.target import find_policies
 from bridge.core.signals import sigterm_as_interrupt
-from bridge.core.transport.credentials import TLS
+from bridge.core.transport.credentials import add_credential_options, credential_keywords
 
 __all__ = ["register"]
 
@@ -39,14 +39,9 @@ def register(commands: Any) -> None:
         "--max-wait", type=float, default=0.002, metavar="S", help="seconds to wait for company (default: 0.002)"
     )
     parser.add_argument("--max-connections", type=int, default=64, metavar="N", help="most clients (default: 64)")
-    parser.add_argument(
-        "--token", metavar="TEXT", help="what clients have to show; others can see it in the list of processes"
-    )
-    parser.add_argument("--token-file", metavar="FILE", help="a file that holds the token")
-    parser.add_argument("--tls-certificate", metavar="FILE", help="the server's certificate (PEM)")
-    parser.add_argument("--tls-key", metavar="FILE", help="its key")
     parser.add_argument("--insecure", action="store_true", help="beyond loopback: ask for no token")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log more")
+    add_credential_options(parser, listens=True)
     parser.set_defaults(run=run)
 
 
@@ -55,15 +50,14 @@ def run(arguments: argparse.Namespace) -> int:
     from bridge.policies import by_rows, serve_policy  # they need an extra, which `--help` does not
 
     function = find_policies([arguments.function])
-    names = ("host", "port", "chunked", "max_batch", "max_wait", "max_connections", "token", "token_file", "insecure")
-    pem = {"certificate": arguments.tls_certificate, "key": arguments.tls_key}
-    tls = TLS(**pem) if any(pem.values()) else None
-    given = {name: getattr(arguments, name) for name in names}
+    names = ("host", "port", "chunked", "max_batch", "max_wait", "max_connections", "insecure")
+    access = credential_keywords(arguments)
+    given = {**access, **{name: getattr(arguments, name) for name in names}}
     with server_logging(arguments.verbose, False), sigterm_as_interrupt():
         try:
-            with serve_policy(by_rows(function) if arguments.rows else function, tls=tls, **given) as server:
+            with serve_policy(by_rows(function) if arguments.rows else function, **given) as server:
                 say(f"serving the policy {arguments.function} at {server.url}")
-                if server.token is not None and arguments.token is None and arguments.token_file is None:
+                if server.token is not None and not access.keys() & {"token", "token_file"}:
                     say(f"clients need the token {server.token}")
                 say("Ctrl-C stops.")
                 server.wait()

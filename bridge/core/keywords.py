@@ -13,10 +13,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from bridge.errors import ConnectError, RefusedError, RemoteTimeoutError, SettingError, UsageError
 
-__all__ = ["by_name", "check_counts", "flat_names", "group_classes", "grouped", "unknown_keyword", "with_texts"]
+__all__ = ["by_name", "check_counts", "flat_names", "group_classes", "grouped", "grouped_class", "unknown_keyword"]
+__all__ += ["with_texts"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_T = TypeVar("_T")
 _SELF_EXPLANATORY = (UsageError, ConnectError, RefusedError, RemoteTimeoutError)
 """Errors whose message has all that a user needs; the frames of this package that they went through add nothing."""
 
@@ -72,7 +74,7 @@ def group_classes(groups: Mapping[str, type | str]) -> dict[str, type]:
 
 
 def grouped(
-    options: type | None = None, others: Iterable[str] = (), /, **groups: type | str
+    options: type | None = None, others: Iterable[str] | None = (), /, **groups: type | str
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Decorate a function so that it says where the keyword is that somebody looks for.
 
@@ -82,7 +84,7 @@ def grouped(
     Args:
         options: The dataclass that the function makes of its `**keywords`; signature and docstring show the fields in
             their place. None: it has none of these.
-        others: Further keywords that are handed on to what has them.
+        others: Further keywords that are handed on to what has them; None: any, of which the function checks its own.
         groups: The dataclasses that its keywords take, by keyword, as of `group_classes`.
     """
 
@@ -99,8 +101,8 @@ def grouped(
             signature = _with_fields(signature, options)
             function.__doc__ = with_texts(inspect.getdoc(function) or "", options)
         known = signature.parameters
-        further = {*known, *others}
-        takes_more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+        further = {*known, *(others or ())}
+        takes_more = others is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
         title = function.__qualname__.removesuffix(".__init__")
 
         @functools.wraps(function)
@@ -117,6 +119,24 @@ def grouped(
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         return call
+
+    return decorate
+
+
+def grouped_class(options: type, /, **groups: type | str) -> Callable[[type[_T]], type[_T]]:
+    """Decorate a class whose `__init__` makes a dataclass of its `**keywords`, as `grouped` does a function.
+
+    The class's docstring is the one that has its keywords.
+
+    Args:
+        options: The dataclass.
+        groups: As of `grouped`.
+    """
+
+    def decorate(made: type[_T]) -> type[_T]:
+        made.__init__ = grouped(options, **groups)(made.__init__)  # type: ignore[method-assign]
+        made.__doc__ = with_texts(inspect.getdoc(made) or "", options)
+        return made
 
     return decorate
 

@@ -71,6 +71,7 @@ class Dialing:
         if address.websocket and not is_installed("websockets"):
             raise SettingError(f"{address.scheme}:// needs the package websockets: {install_command('web')}")
         self._address = address.with_credentials(credentials)
+        self._address.check_tls()
         self._token = shown_token(self._address)
         # Else a proxy that ends TLS might choose HTTP/2, in which there is no upgrade.
         self._tls = client_context(self._address.credentials, "http/1.1") if address.tls else None

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bridge.core.client.endpoints import Endpoint
@@ -18,17 +17,21 @@ from bridge.core.client.options import TIMEOUT
 from bridge.core.client.wire.dialed import Dialed, listeners
 from bridge.core.finalizers import end_apart
 from bridge.core.forks import forget_in_child
+from bridge.core.keywords import grouped_class
 from bridge.core.logs import LimitedLog, SafeLog
 from bridge.core.server.admission import Admission
-from bridge.core.server.auth import Gate, Security
+from bridge.core.server.auth import Gate, Security, ServerAccess
 from bridge.core.server.connection import Connection, ConnectionProtocol
 from bridge.core.server.connections import Connections
 from bridge.core.server.event_loop import EventLoop
 from bridge.core.server.limits import CoreLimits
 from bridge.core.transport.address import is_loopback
-from bridge.core.transport.credentials import TLS, TokenLike
+from bridge.core.transport.credentials import TLS, AccessKeywords, given_access
 from bridge.dial import handshake
 from bridge.errors import AddressError, Code, ConnectError, RequestError, SettingError, shown_url
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["DialListener", "ListeningVectorEnv", "first_dialed"]
 
@@ -224,32 +227,24 @@ class _DialPort:
         _log.info("%s dialed in from %s", asked.name, connection.peer)
 
 
+@grouped_class(ServerAccess, tls=TLS)
 class DialListener:
     """Waits for servers that dial in; a directory for `make_vec_remote`.
 
-    One that is dropped without `close` gives its port back, too.
+    The servers that dial in are its clients, which show the token. One that is dropped without `close` gives its port
+    back, too.
 
     Args:
         url: `listen://HOST:PORT`; port 0: any free one.
-        token: What servers have to show; None: that of `token_file`, or of the environment variable `BRIDGE_TOKEN`.
-        token_file: A file that holds it.
-        tls: The trainer's certificate and key, `TLS(certificate=…, key=…)`; None: no TLS.
         timeout: Seconds that `endpoints` waits for the first server.
+        keywords: Those of `bridge.core.server.auth.ServerAccess`, which the signature lists.
 
     Raises:
         AddressError: The URL cannot be read.
         SettingError: The port is in use, there is no token beyond loopback, a certificate cannot be used.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: TokenLike | None = None,
-        token_file: str | os.PathLike[str] | None = None,
-        tls: TLS | None = None,
-        timeout: float = TIMEOUT,
-    ) -> None:
+    def __init__(self, url: str, *, timeout: float = TIMEOUT, **keywords: Unpack[AccessKeywords]) -> None:
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port
@@ -257,7 +252,7 @@ class DialListener:
             raise AddressError(url, str(error), _URL) from error
         if parts.scheme != "listen" or not host or port is None or parts.path.strip("/") or parts.query:
             raise AddressError(url, "it has no address to listen on, or more than that", _URL)
-        security = Security.of(token, token_file, tls)
+        security = ServerAccess(**keywords).security()
         if security.for_host(host, insecure=False) is not security:
             raise SettingError(f"{url!r} is open to other machines: give token=, which each server has to show")
         self._timeout, self._url = timeout, shown_url(url)
@@ -304,13 +299,13 @@ class DialListener:
 
 
 @contextlib.contextmanager
-def first_dialed(url: str, timeout: float, **credentials: Any) -> Iterator[str]:
+def first_dialed(url: str, timeout: float, **access: Unpack[AccessKeywords]) -> Iterator[str]:
     """Listen, and give the URL of the first server that dials in, while the context lasts.
 
     Args:
         url: `listen://HOST:PORT`; any other URL is given as it is.
         timeout: Seconds to wait for a server.
-        credentials: `token`, `token_file` and `tls` of `DialListener`.
+        access: Those of `DialListener`.
 
     Raises:
         ConnectError: No server dials in.
@@ -319,7 +314,7 @@ def first_dialed(url: str, timeout: float, **credentials: Any) -> Iterator[str]:
     if not url.strip().startswith("listen://"):
         yield url
         return
-    with contextlib.closing(DialListener(url.strip(), timeout=timeout, **credentials)) as listener:
+    with contextlib.closing(DialListener(url.strip(), timeout=timeout, **access)) as listener:
         listener.wait_for_first(timeout)
         yield listener.endpoints()[0].url
 
@@ -329,22 +324,14 @@ class ListeningVectorEnv(OwningVectorEnv):
 
     Args:
         url: `listen://HOST:PORT`.
-        token: What servers have to show, as of `DialListener`.
-        token_file: A file that holds it.
-        tls: The trainer's certificate and key, as of `DialListener`.
         timeout: Seconds to wait for any answer, and for the first server.
-        keywords: Those of `make_vec_remote`.
+        keywords: Those of `make_vec_remote`, of which `DialListener` gets its own.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        token: TokenLike | None = None,
-        token_file: str | os.PathLike[str] | None = None,
-        tls: TLS | None = None,
-        timeout: float = TIMEOUT,
-        **keywords: Any,
-    ) -> None:
-        listener = DialListener(url, token=token, token_file=token_file, tls=tls, timeout=timeout)
+    def __init__(self, url: str, *, timeout: float = TIMEOUT, **keywords: Any) -> None:
+        # A server that dials in shows the token to this end, so that the slots on it have none to show.
+        access = given_access(keywords)
+        for name in access:
+            del keywords[name]
+        listener = DialListener(url, timeout=timeout, **access)
         super().__init__(listener.close, listener, timeout=timeout, **keywords)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal
 
 from bridge.core.extras import feature, has_feature
-from bridge.core.server.auth import Auth, Security
+from bridge.core.server.auth import Auth, Security, ServingKeywords, ServingOptions
 from bridge.core.server.registry import Overview, WorldSource
 from bridge.core.server.server import Transport
-from bridge.core.transport.credentials import TLS, TokenLike
+from bridge.core.transport.credentials import TLS
 from bridge.core.worlds.isolation import Isolation, start_method
 from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
@@ -51,24 +51,17 @@ _OF_WORLD = dict.fromkeys(("recording", "replay", "match"))
 """Likewise of a world."""
 
 
-class ServerKeywords(TypedDict, total=False):
+class ServerKeywords(ServingKeywords, total=False):
     """The keywords that make `ServerOptions`, for type checkers."""
 
     env_kwargs: Mapping[str, Any] | None
-    host: str
-    port: int
     unix_path: str | None
     fps: float | None
     realtime: RealTime | None
     isolation: Literal["process"] | None
     thread_safe: bool
-    token: TokenLike | None
-    token_file: str | os.PathLike[str] | None
-    tls: TLS | None
-    auth: Auth | None
     limits: Limits | None
     transport: Transport
-    metrics_port: int | None
     record: str | os.PathLike[str] | Recording | None
     web: bool | Web
     protocols: Sequence[PortProtocol | str]
@@ -76,19 +69,14 @@ class ServerKeywords(TypedDict, total=False):
     messages: Sequence[str | SessionMessage]
     message_options: Mapping[str, Mapping[str, Any]] | None
     states: States | Literal[False] | None
-    start: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServerOptions:
+class ServerOptions(ServingOptions):
     """Where and how worlds are served, whatever they are of.
 
     Args:
         env_kwargs: Keyword arguments for the environment's constructor; those that a client sends override them.
-        host: The address to listen on: `0.0.0.0` for every IPv4 address of this machine, `::` for IPv6 too. Beyond
-            loopback, a server that is given neither a token nor `TLS(client_ca=…)` makes a token, which its URL
-            carries.
-        port: The port to listen on; 0: any free port.
         unix_path: Also listen on a Unix socket at this path, for clients on this machine: a little faster than TCP, and
             open to this user only. Its URL is `unix://` followed by the path.
         fps: Frames a second of a real-time world, which runs whether or not `step` is called; None: lock-step, where
@@ -99,16 +87,9 @@ class ServerOptions:
         thread_safe: Run each world in a thread of its own (in real time, each lane), so that a slow environment delays
             no other. False: one thread creates and calls all environments of the server, and only one environment of
             the process runs at a time.
-        token: The secret that each client must send; None: the one in `token_file`, else in the environment variable
-            `BRIDGE_TOKEN`; if there is none, see `host`.
-        token_file: A file that contains the token.
-        tls: The server's certificate and key, with which the port speaks TLS only; None: no TLS.
-        auth: Who else may come in: viewers, or anybody; None: as `Auth` has it.
         limits: Bounds of connections, worlds, bytes and times; None: the defaults of `Limits`.
         transport: The gRPC implementation: `http2`, this package's own, or `grpcio`, the library, for untrusted
             networks and unusual proxies; it is three to five times slower and needs a thread for each connection.
-        metrics_port: Serve metrics for Prometheus at this port, by HTTP without TLS or token; 0: any free port;
-            None: no metrics.
         record: A folder in which every episode is recorded, or `Recording(folder, …)`; None: nothing is recorded.
         web: Also speak WebSocket at the port, for browsers and for clients behind proxies that pass nothing else. The
             environment is made with `render_mode="rgb_array"`, where it has that and `env_kwargs` name no other.
@@ -120,28 +101,19 @@ class ServerOptions:
             `bridge.SessionMessage`. Their code runs in this server, and beside the environments.
         message_options: The keywords that these messages are made with, a dict for each name.
         states: Bounds of the states that clients save; None: the defaults of `States`; False: clients save none.
-        start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
-            is called.
 
     Raises:
         SettingError: A group is something else than its class, or out of its range.
     """
 
     env_kwargs: Mapping[str, Any] | None = None
-    host: str = "127.0.0.1"
-    port: int = 0
     unix_path: str | None = None
     fps: float | None = None
     realtime: RealTime | None = None
     isolation: Literal["process"] | None = None
     thread_safe: bool = False
-    token: TokenLike | None = dataclasses.field(default=None, repr=False)
-    token_file: str | os.PathLike[str] | None = None
-    tls: TLS | None = None
-    auth: Auth | None = None
     limits: Limits | None = None
     transport: Literal["http2", "grpcio"] = "http2"
-    metrics_port: int | None = None
     record: str | os.PathLike[str] | Recording | None = None
     web: bool | Web = False
     protocols: Sequence[PortProtocol | str] = ()
@@ -149,7 +121,6 @@ class ServerOptions:
     messages: Sequence[str | SessionMessage] = ()
     message_options: Mapping[str, Mapping[str, Any]] | None = None
     states: States | Literal[False] | None = None
-    start: bool = True
     bounds: Limits = dataclasses.field(init=False)
     """`limits`, or their defaults."""
     page: Web | None = dataclasses.field(init=False)
@@ -189,10 +160,6 @@ class ServerOptions:
         from bridge.core.adapters.named import ActionNames
 
         return ActionNames.of(self.page.action_names)
-
-    def security(self) -> Security:
-        """Return how the server is protected; raises and warns as `Security.of`."""
-        return Security.of(self.token, self.token_file, self.tls, self.auth, stacklevel=5)
 
     def server(
         self,
@@ -234,7 +201,7 @@ class ServerOptions:
             security=security,
             metrics_port=self.metrics_port,
             transport=self.transport,
-            insecure=self.auth is not None and self.auth.insecure,
+            insecure=self.insecure,
             protocols=(*of_page, *protocols, *named_protocols),
             hosts=hosts,
             overview=Overview(page is not None, _OF_SERVER, _OF_WORLD),

@@ -86,7 +86,7 @@ def serve_gym(
         keywords: Where and how it is served: those of `bridge.facade.options.ServerOptions`, which the signature lists.
 
     Returns:
-        The server: `.url`, `.wait()`, `.stop()`, or a `with` block.
+        The server: `.url`, which carries the token if the server made it, `.wait()`, `.stop()`, or a `with` block.
 
     Raises:
         SettingError: The environment is not registered, a keyword is out of its range, the port is in use.

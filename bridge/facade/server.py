@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from bridge.core.extras import feature
+from bridge.core.keywords import grouped
 from bridge.core.server.server import CoreServer
-from bridge.core.transport.credentials import TLS, ClientCredentials, TokenLike
+from bridge.core.transport.credentials import TLS, AccessKeywords, ClientAccess
 from bridge.errors import SettingError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["Server"]
 
@@ -17,19 +23,18 @@ class Server(CoreServer):
     context manager, which stops it. `serve_gym` and `serve_parallel` return one.
     """
 
-    def dial(
-        self, url: str, *, token: TokenLike | None = None, tls: TLS | None = None, name: str | None = None
-    ) -> None:
+    @grouped(ClientAccess, tls=TLS)
+    def dial(self, url: str, *, name: str | None = None, **keywords: Unpack[AccessKeywords]) -> None:
         """Dial a trainer that waits for servers with `listen://`, again and again, from `start` to `stop`.
 
-        The trainer needs no other token of this server than the connection that was made to it.
+        The trainer expects the token, which may also be in the URL, `?token=…`. It needs none of this server: the
+        connection that was made to it is enough.
 
         Args:
             url: The trainer's: `grpc://HOST:PORT` or, with TLS, `grpcs://HOST:PORT`; where nothing but HTTPS gets out,
                 `wss://HOST:PORT`, or `ws://` without TLS.
-            token: What the trainer expects; None: that of the URL, or of the environment variable `BRIDGE_TOKEN`.
-            tls: What the trainer's certificate is known by, as for `make_remote`.
             name: The name by which the trainer knows this server, the same each time; None: of machine and process.
+            keywords: Those of `ClientAccess`, which the signature lists.
 
         Raises:
             AddressError: The URL cannot be read.
@@ -39,4 +44,4 @@ class Server(CoreServer):
             from bridge.dial.dialing import Dialing
         if not self.takes_sockets:
             raise SettingError("expected transport='http2' with dial, got 'grpcio', which cannot dial")
-        self.attach(Dialing(self, url, ClientCredentials.of(token=token, tls=tls), name))
+        self.attach(Dialing(self, url, ClientAccess(**keywords).credentials, name))

@@ -23,7 +23,6 @@ from bridge.errors import (
     RefusedError,
     RemoteError,
     RemoteTimeoutError,
-    SettingError,
 )
 
 __all__ = ["NOT_SERVING", "SERVING", "check_health", "has_room"]
@@ -72,8 +71,7 @@ def check_health(address: Address, timeout: float, *, verify: bool = True, servi
     """
     deadline = time.monotonic() + timeout
     url = address.url
-    if address.credentials.has_tls and not address.tls:
-        raise SettingError(f"tls= is for URLs with TLS, but {url!r} is without: write grpcs://")
+    address.check_tls()
     try:
         with closing(_connect(address, timeout, verify)) as sock:
             return _ask(sock, address, deadline, service)

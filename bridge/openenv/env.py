@@ -11,7 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 from gymnasium import Space
@@ -21,10 +21,12 @@ from bridge.core.client.world.world_request import MAX_MESSAGE_BYTES
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import needed
+from bridge.core.keywords import grouped_class
 from bridge.core.server_wait import checked_wait, until_up
 from bridge.core.transport.address import Address, parse_address, shown_token
-from bridge.core.transport.credentials import ClientCredentials, TokenLike
+from bridge.core.transport.credentials import TLS, AccessKeywords, ClientAccess
 from bridge.core.transport.http_proxies import ProxyHandler, find_proxy, is_unavailable
+from bridge.core.transport.tls import client_context
 from bridge.errors import (
     AddressError,
     Code,
@@ -42,12 +44,46 @@ from bridge.openenv.json_values import SPACE, expecting, from_json, space_of, to
 with needed("openenv:// needs the package websockets", "web"):
     from bridge.core.transport.message_socket import MessageSocket
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 __all__ = ["OpenEnvEnv"]
 
 _URL = "openenv://HOST:PORT, or openenvs://HOST:PORT with TLS"
 _NO_VALUES = ("done", "reward", "metadata")
 
 
+class _HttpsConnection(http.client.HTTPSConnection):
+    """Speaks HTTPS with the certificates of an address, and checks the name that the server's has to hold."""
+
+    def __init__(self, host: str, *, address: Address, **keywords: Any) -> None:
+        self._context = client_context(address.credentials)
+        super().__init__(host, context=self._context, **keywords)
+        self._name = address.credentials.tls_server_name
+
+    def connect(self) -> None:
+        """Connect, also through a proxy."""
+        if self._name is None:
+            super().connect()
+            return
+        # That of HTTPS would check the URL's host.
+        http.client.HTTPConnection.connect(self)
+        self.sock = self._context.wrap_socket(self.sock, server_hostname=self._name)
+
+
+class _HttpsHandler(urllib.request.HTTPSHandler):
+    """HTTPS for `urllib` with the credentials of an address."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__()
+        self._connect = functools.partial(_HttpsConnection, address=address)
+
+    def https_open(self, req: urllib.request.Request) -> Any:
+        """Send a request."""
+        return self.do_open(self._connect, req)
+
+
+@grouped_class(ClientAccess, tls=TLS)
 class OpenEnvEnv(gymnasium.Env[Any, Any]):
     """One environment of an OpenEnv server.
 
@@ -60,14 +96,14 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
     or it is on this machine.
 
     Args:
-        url: `openenv://HOST:PORT`, or `openenvs://` with TLS.
+        url: `openenv://HOST:PORT`, or `openenvs://` with TLS. Its query may hold the token, `?token=…`, which is sent
+            as Bearer. That of the environment variable is not sent unencrypted to another machine.
         action_space: The actions' space; None: as the schema says.
         observation_space: The observations' space; None: as the schema says.
-        token: What the server expects as Bearer; None: that of the URL's `?token=…`, or of the environment variable
-            `BRIDGE_TOKEN`, which is not sent unencrypted to another machine.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest answer, in bytes.
         wait_for_server: Seconds to wait for a server that is not up yet; in `reset`, if that is longer than `timeout`.
+        keywords: Those of `ClientAccess`, which the signature lists.
 
     Raises:
         AddressError: The URL cannot be read.
@@ -81,10 +117,10 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         *,
         action_space: Space[Any] | None = None,
         observation_space: Space[Any] | None = None,
-        token: TokenLike | None = None,
         timeout: float = TIMEOUT,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         wait_for_server: float = 0.0,
+        **keywords: Unpack[AccessKeywords],
     ) -> None:
         try:
             address = parse_address(f"ws{url.strip().removeprefix('openenv')}")
@@ -93,7 +129,9 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         if address.env_id or address.world is not None or address.settings:
             raise AddressError(url, "OpenEnv has no path and no settings", _URL)
         self.url = shown_url(url)
-        address = address.with_credentials(ClientCredentials.of(token=token))
+        address = address.with_credentials(ClientAccess(**keywords).credentials)
+        address.check_tls(self.url)
+        self._https_handlers = [_HttpsHandler(address)] if address.tls else []
         self._timeout = checked_timeout(timeout)
         self._fail = functools.partial(PeerError, self.url)
         self._patience = max(self._timeout, checked_wait(wait_for_server))
@@ -112,7 +150,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         kind = "https" if address.tls else "http"
         proxy = find_proxy(address.host, address.port, [kind])
         note = "" if proxy is None else proxy.note
-        opener = urllib.request.build_opener(ProxyHandler())
+        opener = urllib.request.build_opener(ProxyHandler(), *self._https_handlers)
         request = urllib.request.Request(f"{kind}://{address.target}/schema")
         if (token := shown_token(address)) is not None:
             # A redirection may lead to another server, which is not to get it.

@@ -22,7 +22,7 @@ from bridge.core.encoding.tensors import Array
 from bridge.core.extras import feature
 from bridge.core.keywords import check_counts
 from bridge.core.provided import provided
-from bridge.core.transport.credentials import ClientCredentials
+from bridge.core.transport.credentials import ClientCredentials, given_access
 from bridge.errors import InvalidActionError, RemoteError, SettingError
 from bridge.policies.remote_policy import RemotePolicy
 from bridge.policies.rows import check_policy, put, take
@@ -400,7 +400,7 @@ def evaluate(
             with feature("web", "web_port="):
                 from bridge.web.gateway import serve_gateway  # it needs an extra, which evaluations do not
 
-            credentials = ClientCredentials.of(**{name: keywords.get(name) for name in ("token", "token_file", "tls")})
+            credentials = ClientCredentials.of(**given_access(keywords))
             shown = [each.url for each in urls.endpoints()] if isinstance(urls, Directory) else urls
             opened.enter_context(serve_gateway(shown, port=web_port, upstream=credentials, note=work.results))
         connected = _connect(opened, urls, num_envs, keywords)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bridge.core.encoding.tensors import Array
-from bridge.core.keywords import check_counts
+from bridge.core.keywords import check_counts, grouped_class
 from bridge.core.server_wait import checked_wait
 from bridge.core.transport.address import Address, parse_address
-from bridge.core.transport.credentials import TLS, ClientCredentials, TokenLike
+from bridge.core.transport.credentials import TLS, AccessKeywords, ClientAccess
 from bridge.core.transport.message_socket import MessageSocket
 from bridge.errors import AddressError, Code, PeerError, RefusedError, SettingError
 from bridge.policies import wire
 from bridge.policies.rows import row_count, take
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["RemotePolicy"]
 
@@ -48,6 +50,7 @@ def _of_query(address: Address, timeout: float, tls: TLS | None) -> tuple[float,
     return timeout, tls
 
 
+@grouped_class(ClientAccess, tls=TLS)
 class RemotePolicy:
     """A policy behind a WebSocket that speaks openpi's wire: `serve_policy`, or a server of openpi.
 
@@ -62,9 +65,7 @@ class RemotePolicy:
         reconnect: Seconds within which a server that is away has to be back; 0: a lost connection is an error.
         wait_for_server: Seconds that the first call waits for a server that is not up yet, if that is longer than
             `reconnect`: while it refuses the connection, nobody knows its name, or it answers UNAVAILABLE.
-        token: The token that the server expects, as for `make_remote`.
-        token_file: A file that holds the token.
-        tls: For `wss://`: the CA of the server's certificate.
+        keywords: Those of `ClientAccess`, which the signature lists.
 
     Raises:
         AddressError: The URL cannot be read.
@@ -79,15 +80,14 @@ class RemotePolicy:
         timeout: float = 10.0,
         reconnect: float = 30.0,
         wait_for_server: float = 0.0,
-        token: TokenLike | None = None,
-        token_file: str | os.PathLike[str] | None = None,
-        tls: TLS | None = None,
+        **keywords: Unpack[AccessKeywords],
     ) -> None:
         if not str(url).startswith(("ws://", "wss://")):
             raise AddressError(url, "a policy is served over WebSocket", "ws://HOST:PORT or wss://HOST:PORT")
         address = parse_address(url)
-        timeout, tls = _of_query(address, timeout, tls)
-        address = address.with_credentials(ClientCredentials.of(token=token, token_file=token_file, tls=tls))
+        timeout, keywords["tls"] = _of_query(address, timeout, keywords.get("tls"))
+        address = address.with_credentials(ClientAccess(**keywords).credentials)
+        address.check_tls()
         if execution_horizon is not None:
             check_counts(execution_horizon=execution_horizon)
         if not 0 < timeout < math.inf:

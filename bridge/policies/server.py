@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from bridge.core.callers import Callers
-from bridge.core.keywords import check_counts
-from bridge.core.server.auth import Gate, Security
+from bridge.core.keywords import check_counts, grouped_class
+from bridge.core.server.auth import Gate, ListenKeywords, ListenOptions
 from bridge.core.server.listeners import listen_tcp
 from bridge.core.signals import wait_or_stop
-from bridge.core.transport.credentials import TLS, TokenLike
+from bridge.core.transport.credentials import TLS
 from bridge.core.transport.sockets import end_if_unreachable
 from bridge.core.transport.websocket import LOGGER, without_ping_timeout
 from bridge.errors import RequestError, SettingError
@@ -32,6 +31,9 @@ from websockets.exceptions import ConnectionClosed  # isort: skip
 from websockets.frames import CloseCode  # isort: skip
 from websockets.http11 import Request as HttpRequest, Response  # isort: skip
 from websockets.sync.server import ServerConnection, serve  # isort: skip
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["PolicyServer", "serve_policy"]
 
@@ -79,6 +81,7 @@ class _Port:
         return sock, address
 
 
+@grouped_class(ListenOptions, tls=TLS)
 class PolicyServer:
     """A policy that is served in the background, for `RemotePolicy` and for clients of openpi.
 
@@ -96,19 +99,14 @@ class PolicyServer:
         function: Takes a batch of observations, `(rows, …)` or a dict of such, where text is an array of strings, and
             returns `(rows, …)` actions.
             `by_rows` makes one of a function of single observations.
-        host: The address to listen on.
-        port: The port; 0: any free one.
         chunked: Whether the function returns chunks, `(rows, horizon, …)`.
         max_batch: The most observations of one call.
         max_wait: Seconds that a request waits for others to share a call with.
         max_connections: How many clients there may be.
         max_message_bytes: The largest request.
-        token: What clients have to show. Without one, a server beyond loopback makes one, `PolicyServer.token`, unless
-            `tls` holds a `client_ca`, which refuses strangers too.
-        token_file: A file that holds it.
-        tls: The server's certificate and key; with `client_ca`, clients need a certificate of that CA.
-        insecure: Beyond loopback, let anybody in.
+        insecure: Beyond loopback, let anybody in. Else `PolicyServer.token` is the token that is made there.
         metadata: What clients are told when they connect.
+        keywords: Those of `bridge.core.server.auth.ListenOptions`, which the signature lists.
 
     Raises:
         SettingError: A keyword is out of its range, or the port is taken.
@@ -118,26 +116,24 @@ class PolicyServer:
         self,
         function: Callable[[Any], Any],
         *,
-        host: str = "127.0.0.1",
-        port: int = 0,
         chunked: bool = False,
         max_batch: int = 64,
         max_wait: float = 0.002,
         max_connections: int = 64,
         max_message_bytes: int = wire.MAX_MESSAGE_BYTES,
-        token: TokenLike | None = None,
-        token_file: str | os.PathLike[str] | None = None,
-        tls: TLS | None = None,
         insecure: bool = False,
         metadata: Mapping[str, Any] | None = None,
+        **keywords: Unpack[ListenKeywords],
     ) -> None:
+        options = ListenOptions(**keywords)
+        host, port = options.host, options.port
         check_policy(function)
         check_counts(max_batch=max_batch, max_connections=max_connections, max_message_bytes=max_message_bytes)
         if not 0 <= max_wait < math.inf:
             raise SettingError(f"expected max_wait to be seconds, got {max_wait!r}")
         if not 0 <= port <= 65535:  # the C library would take the rest of a division for it
             raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
-        security = Security.of(token, token_file, tls).for_host(host, insecure=insecure)
+        security = options.security().for_host(host, insecure=insecure)
         self._function, self._gate, self._chunked = function, Gate(security.token), chunked
         self.token = None if security.token is None else str(security.token.reveal())
         """The token that clients have to show; None: none."""

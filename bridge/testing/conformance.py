@@ -6,19 +6,19 @@ They open their own connections, send valid and invalid requests, and check the 
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
 
 from bridge.core.extras import feature, needed
+from bridge.core.keywords import grouped
 from bridge.core.transport.address import Address, parse_address, shown_token
-from bridge.core.transport.credentials import TLS, ClientCredentials, TokenLike
+from bridge.core.transport.credentials import TLS, AccessKeywords, ClientAccess, ClientCredentials
 from bridge.core.transport.http_proxies import HttpProxy, find_grpc_proxy
 from bridge.core.transport.remedies import remedy
 from bridge.errors import ConnectError, SettingError
@@ -35,6 +35,9 @@ from bridge.testing import (
 from bridge.testing.bench import CHECKS, Bench, Check, CheckedAgent, Failed, Options, Skip
 from bridge.testing.report import CheckResult, Report, Status
 from bridge.testing.wire import NoAnswerError, ProcessStream, StreamEndedError, describe, open_channel
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["REQUIREMENTS", "check_server"]
 
@@ -71,6 +74,7 @@ TEXTS = ("", "a", "0")
 """The texts to try where an action is a text: specs do not say which are allowed."""
 
 
+@grouped(ClientAccess, tls=TLS)
 def check_server(
     url: str,
     *,
@@ -83,15 +87,14 @@ def check_server(
     seed: int = 0,
     strict: bool = False,
     only: Sequence[str] = (),
-    token: TokenLike | None = None,
-    token_file: str | os.PathLike[str] | None = None,
-    tls: TLS | None = None,
+    **keywords: Unpack[AccessKeywords],
 ) -> Report:
     """Check a running dm_env_rpc server against the protocol.
 
     It creates, plays, resets and destroys worlds, and writes properties (their own value back): use a server
     that nobody else is using. At the end every created world is destroyed and every connection closed. A server that
-    does not answer within `timeout` fails the check.
+    does not answer within `timeout` fails the check. A token is sent as `authorization: Bearer …` in the metadata of
+    each connection.
 
     Checks of optional parts of the protocol that the server does not have are skipped, with the reason.
 
@@ -114,11 +117,7 @@ def check_server(
         seed: Seed of the random actions.
         strict: Report notes as failures: what is allowed but could be better, such as an unspecific error code.
         only: Ids of the requirements to check; empty: all.
-        token: Sent as `authorization: Bearer …` in the metadata of each connection; None: that of `token_file`, or else
-            of the environment variable `BRIDGE_TOKEN`.
-        token_file: A file that holds the token.
-        tls: For `grpcs://`: the CA of the server's certificate, or the client's own certificate; None: the system's
-            CAs, and no certificate.
+        keywords: Those of `ClientAccess`, which the signature lists.
 
     Returns:
         The report: `report.ok` is True if nothing failed, `str(report)` is the text for people.
@@ -133,9 +132,9 @@ def check_server(
         with feature("dial", "a URL of listen://"):
             from bridge.dial.listener import first_dialed
 
-        if tls is not None:
+        if keywords.get("tls") is not None:
             raise SettingError("expected listen:// without tls= for a check, got it with TLS")
-        with first_dialed(url, timeout, token=token, token_file=token_file) as dialed:
+        with first_dialed(url, timeout, **keywords) as dialed:
             if not parse_address(dialed).websocket:
                 text = "it dials by gRPC; expected a server that dials by WebSocket, or the URL at which it listens"
                 raise SettingError(f"{url!r}: {text}")
@@ -151,7 +150,7 @@ def check_server(
                 strict=strict,
                 only=only,
             )
-    address = _read_address(url, ClientCredentials.of(token=token, token_file=token_file, tls=tls))
+    address = _read_address(url, ClientAccess(**keywords).credentials)
     if not 0 < timeout <= 1e6 or steps < 1 or seed < 0:
         raise SettingError(
             "expected a timeout of more than 0 s and at most a million, 1 step or more and a seed from 0 on, "
@@ -189,9 +188,7 @@ def _read_address(url: str, given: ClientCredentials) -> Address:
         SettingError: The credentials are of no use there.
     """
     address = parse_address(url).with_credentials(given)
-    if address.credentials.has_tls and not address.tls:
-        remedy = "a Unix socket needs none, leave them out" if address.path else "write grpcs://"
-        raise SettingError(f"tls= is for URLs with TLS, but {address.url!r} is without: {remedy}")
+    address.check_tls()
     return address
 
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias
 
 from bridge.core.client.wire.connect import Transport, checked_transport
 from bridge.core.client.world.world_request import MAX_MESSAGE_BYTES, WorldRequest, pack_factory
 from bridge.core.server_wait import checked_wait
 from bridge.core.transport.address import Address, secret_url
 from bridge.core.transport.compression import Compression, checked_compression
-from bridge.core.transport.credentials import TLS, ClientCredentials, TokenLike
+from bridge.core.transport.credentials import AccessKeywords, ClientAccess
 from bridge.errors import SettingError
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "CONNECT_TIMEOUT",
@@ -41,7 +37,7 @@ Wait: TypeAlias = Literal["now", "next_frame"]
 """Says what a real-time world waits for before it answers."""
 
 
-class RemoteKeywords(TypedDict, total=False):
+class RemoteKeywords(AccessKeywords, total=False):
     """The keywords that make `RemoteOptions`, for type checkers."""
 
     env_kwargs: Mapping[str, Any] | None
@@ -49,9 +45,6 @@ class RemoteKeywords(TypedDict, total=False):
     timeout: float
     max_message_bytes: int
     transport: Transport
-    token: TokenLike | None
-    token_file: str | os.PathLike[str] | None
-    tls: TLS | None
     compression: Compression | None
     wait: Wait | None
     player: str | None
@@ -60,7 +53,7 @@ class RemoteKeywords(TypedDict, total=False):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RemoteOptions:
+class RemoteOptions(ClientAccess):
     """How to make an environment at a server, and how to speak with it.
 
     Args:
@@ -69,9 +62,6 @@ class RemoteOptions:
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
         transport: `http2`, our own, which is faster; or `grpcio`, for proxies and servers that ours does not suit.
-        token: The token that the server expects; None: that of `token_file`, or else of the variable `BRIDGE_TOKEN`.
-        token_file: A file that holds the token.
-        tls: Of `grpcs://` and `wss://`: the server's CA, `TLS(ca="ca.pem")`, and a certificate where it asks for one.
         compression: `zstd` (extra `zstd`, at both ends) or `gzip`, for slow networks: the server compresses its
             answers, without any loss.
         wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns after the next
@@ -91,16 +81,11 @@ class RemoteOptions:
     timeout: float = TIMEOUT
     max_message_bytes: int = MAX_MESSAGE_BYTES
     transport: Transport = "http2"
-    token: TokenLike | None = None
-    token_file: str | os.PathLike[str] | None = None
-    tls: TLS | None = None
     compression: Compression | None = None
     wait: Wait | None = None
     player: str | None = None
     diagnostics: bool = True
     wait_for_server: float = 0.0
-    credentials: ClientCredentials = dataclasses.field(init=False, repr=False)
-    """The credentials of `token`, `token_file` and `tls`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "timeout", checked_timeout(self.timeout))
@@ -108,10 +93,7 @@ class RemoteOptions:
         # All are checked here, before anything is connected: a mistake is reported with the user's own call.
         checked_transport(self.transport)
         checked_compression(self.compression)
-        credentials = ClientCredentials.of(token=self.token, token_file=self.token_file, tls=self.tls)
-        object.__setattr__(self, "credentials", credentials)
-        for name in ("token", "token_file"):  # kept where it does not print
-            object.__setattr__(self, name, None)
+        super().__post_init__()
 
     def request(self, url: str, agent: str | None = None, server_name: str | None = None) -> WorldRequest:
         """Return the request for a world at `url`.

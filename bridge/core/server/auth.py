@@ -9,11 +9,29 @@ import ssl
 
 from bridge.core.logs import LimitedLog
 from bridge.core.transport.address import is_loopback
-from bridge.core.transport.credentials import TLS, Token, TokenLike, checked_tls, read_pem, read_token, warn_of_readers
+from bridge.core.transport.credentials import (
+    Access,
+    AccessKeywords,
+    Token,
+    TokenLike,
+    checked_tls,
+    read_pem,
+    read_token,
+    warn_of_readers,
+)
 from bridge.core.transport.tls import server_context
 from bridge.errors import Code, RequestError, SettingError
 
-__all__ = ["Auth", "Gate", "Security"]
+__all__ = [
+    "Auth",
+    "Gate",
+    "ListenKeywords",
+    "ListenOptions",
+    "Security",
+    "ServerAccess",
+    "ServingKeywords",
+    "ServingOptions",
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,50 +77,6 @@ class Security:
     """True if the server has made the token."""
     shared_control: bool = dataclasses.field(default=False, kw_only=True)
     """True if also who watches, or shares a world, may call methods and set attributes of environments."""
-
-    @classmethod
-    def of(
-        cls,
-        token: TokenLike | None,
-        token_file: str | os.PathLike[str] | None,
-        tls: TLS | None,
-        auth: Auth | None = None,
-        stacklevel: int = 4,
-    ) -> Security:
-        """Read what the keywords of `serve_gym` say; `stacklevel`, as for `warnings.warn`, leads to its caller.
-
-        Raises:
-            SettingError: Something cannot be read, is of no use without what is missing, or is for clients.
-
-        Warns:
-            RuntimeWarning: Other users of this machine can read the token's file.
-        """
-        if not isinstance(auth, (Auth, type(None))):
-            raise SettingError(f"expected auth to be bridge.Auth(…), got a {type(auth).__name__}")
-        given, tls, auth = tls is not None, checked_tls(tls), auth or Auth()
-        if tls.ca is not None or tls.server_name is not None:
-            raise SettingError(
-                "tls=TLS(ca=…) and server_name are for clients, which check the server's certificate; the CA that "
-                "must have signed the clients' certificates is tls=TLS(client_ca=…)"
-            )
-        if given and tls.certificate is None:
-            raise SettingError(
-                "a server speaks TLS with a certificate of its own, and none is given: expected "
-                "tls=TLS(certificate=…, key=…); `bridge cert` makes them"
-            )
-        security = cls(
-            read_token(token, token_file),
-            read_pem("certificate", tls.certificate),
-            read_pem("key", tls.key),
-            read_pem("client_ca", tls.client_ca),
-            watch_token=None
-            if auth.watch_token is None and auth.watch_token_file is None
-            else read_token(auth.watch_token, auth.watch_token_file, name="watch_token"),
-            shared_control=auth.shared_control,
-        )
-        if token_file is not None:
-            warn_of_readers(token_file, stacklevel)
-        return security
 
     @property
     def tls(self) -> bool:
@@ -156,6 +130,110 @@ class Security:
         lacks = [] if self.tls else ["TLS"]
         lacks += [] if self.authenticates else ["token"]
         return " and ".join(lacks)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerAccess(Access):
+    """What a port that listens asks of its clients, and what they know it by.
+
+    Args:
+        tls: The certificate and key of this end, `TLS(certificate=…, key=…)`: its port speaks TLS only. With a
+            `client_ca`, clients need a certificate of that CA. None: no TLS.
+    """
+
+    def security(self) -> Security:
+        """Return what the keywords say, read.
+
+        Raises:
+            SettingError: Something cannot be read, is given twice, is of no use without what is missing, or is for
+                clients.
+
+        Warns:
+            RuntimeWarning: Other users of this machine can read the token's file.
+        """
+        tls = checked_tls(self.tls)
+        if tls.ca is not None or tls.server_name is not None:
+            raise SettingError(
+                "tls=TLS(ca=…) and server_name are for clients, which check the server's certificate; the CA that "
+                "must have signed the clients' certificates is tls=TLS(client_ca=…)"
+            )
+        if self.tls is not None and tls.certificate is None:
+            raise SettingError(
+                "a server speaks TLS with a certificate of its own, and none is given: expected "
+                "tls=TLS(certificate=…, key=…); `bridge cert` makes them"
+            )
+        security = Security(
+            read_token(self.token, self.token_file),
+            read_pem("certificate", tls.certificate),
+            read_pem("key", tls.key),
+            read_pem("client_ca", tls.client_ca),
+        )
+        if self.token_file is not None:
+            warn_of_readers(self.token_file)
+        return security
+
+
+class ListenKeywords(AccessKeywords, total=False):
+    """The keywords that make `ListenOptions`, for type checkers."""
+
+    host: str
+    port: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ListenOptions(ServerAccess):
+    """Where a server listens.
+
+    Args:
+        host: The address to listen on: `0.0.0.0` for every IPv4 address of this machine, `::` for IPv6 too. Beyond
+            loopback, a server that is given neither a token nor `TLS(client_ca=…)` makes a token, which clients need.
+        port: The port to listen on; 0: any free port.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+
+
+class ServingKeywords(ListenKeywords, total=False):
+    """The keywords that make `ServingOptions`, for type checkers."""
+
+    auth: Auth | None
+    metrics_port: int | None
+    start: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServingOptions(ListenOptions):
+    """What a server has, whether its worlds are its own or those of other servers.
+
+    Args:
+        auth: Who else may come in: viewers, or anybody; None: as `Auth` has it.
+        metrics_port: Serve metrics for Prometheus at this port, by HTTP without TLS or token; 0: any free port;
+            None: no metrics.
+        start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
+            is called.
+    """
+
+    auth: Auth | None = None
+    metrics_port: int | None = None
+    start: bool = True
+
+    @property
+    def insecure(self) -> bool:
+        """Whether no token is asked for beyond loopback either."""
+        return self.auth is not None and self.auth.insecure
+
+    def security(self) -> Security:
+        """Return what the keywords say, read; raises and warns as that of `ServerAccess`."""
+        if not isinstance(self.auth, (Auth, type(None))):
+            raise SettingError(f"expected auth to be bridge.Auth(…), got a {type(self.auth).__name__}")
+        security = super().security()
+        if self.auth is None:
+            return security
+        given, file = self.auth.watch_token, self.auth.watch_token_file
+        # The environment's token is not for those who watch.
+        watch_token = None if given is None and file is None else read_token(given, file, name="watch_token")
+        return dataclasses.replace(security, watch_token=watch_token, shared_control=self.auth.shared_control)
 
 
 class Gate:

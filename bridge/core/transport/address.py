@@ -124,6 +124,17 @@ class Address:
         """
         return dataclasses.replace(self, credentials=given.with_token_of(self.credentials, self.url))
 
+    def check_tls(self, url: str | None = None) -> None:
+        """Raise SettingError where the credentials are for TLS, and the URL is without.
+
+        Args:
+            url: As the user has written it; None: it is this address's.
+        """
+        if self.credentials.has_tls and not self.tls:
+            url = url or self.url
+            remedy = "a Unix socket needs none, leave them out" if self.path else f"write {scheme_of(url)}s://"
+            raise SettingError(f"tls= is for URLs with TLS, but {url!r} is without: {remedy}")
+
 
 def scheme_of(url: Any) -> str:
     """Return the scheme of a URL in lower case; `grpc` where it names none, or is no URL."""

@@ -10,14 +10,22 @@ import dataclasses
 import hmac
 import os
 import stat
-import warnings
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
+from bridge.core.keywords import grouped
+from bridge.core.warn import warn
 from bridge.errors import SettingError
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "TLS",
     "TOKEN_VARIABLE",
+    "Access",
+    "AccessKeywords",
+    "ClientAccess",
     "ClientCredentials",
     "Pem",
     "Token",
@@ -25,6 +33,7 @@ __all__ = [
     "add_credential_options",
     "checked_tls",
     "credential_keywords",
+    "given_access",
     "read_pem",
     "read_token",
     "warn_of_readers",
@@ -86,27 +95,25 @@ Pem: TypeAlias = "str | os.PathLike[str] | bytes"
 """A PEM file's path, or what is in it."""
 
 
-def read_token(
-    token: TokenLike | None, token_file: str | os.PathLike[str] | None, *, name: str = "token"
-) -> Token | None:
+def read_token(token: TokenLike | None, file: str | os.PathLike[str] | None, *, name: str = "token") -> Token | None:
     """Return the token of a value, a file, or else of the environment variable `BRIDGE_TOKEN`; None: there is none.
 
     Args:
         token: The token itself.
-        token_file: A file that holds it; blanks and line ends around it do not count.
+        file: A file that holds it; blanks and line ends around it do not count.
         name: What the keyword is called, for messages; that of the file ends in `_file`.
 
     Raises:
         SettingError: Both are given, the file cannot be read, or what is there is no token.
     """
-    if token is not None and token_file is not None:
+    if token is not None and file is not None:
         raise SettingError(f"expected {name} or {name}_file, got both; give one of them")
-    if token_file is not None:
-        text = _read_file(f"{name}_file={os.fspath(token_file)!r}", token_file)
+    if file is not None:
+        text = _read_file(f"{name}_file={os.fspath(file)!r}", file)
         try:
             return Token(text.decode("ascii", errors="replace").strip())
         except SettingError as error:
-            raise SettingError(f"{name}_file={os.fspath(token_file)!r}: {error}") from None
+            raise SettingError(f"{name}_file={os.fspath(file)!r}: {error}") from None
     if token is not None:
         return token if isinstance(token, Token) else Token(token)
     if not (found := os.environ.get(TOKEN_VARIABLE)):
@@ -167,19 +174,14 @@ def write_secret(path: str | os.PathLike[str], data: bytes) -> None:
         raise SettingError(f"cannot write {os.fspath(path)}: {error.strerror}") from None
 
 
-def warn_of_readers(path: str | os.PathLike[str], stacklevel: int) -> None:
-    """Warn where other users of this machine can read a file with a secret; Windows does not say.
-
-    Args:
-        path: The file.
-        stacklevel: As for `warnings.warn`, of the caller.
-    """
+def warn_of_readers(path: str | os.PathLike[str]) -> None:
+    """Warn where other users of this machine can read a file with a secret; Windows does not say."""
     if os.name == "posix" and os.stat(path).st_mode & stat.S_IROTH:
         text = (
             f"other users of this machine can read the token in {os.fspath(path)}: run `chmod 600 {os.fspath(path)}`; "
             "`bridge token --out FILE` makes a file that only you can read"
         )
-        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel + 1)
+        warn(text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,6 +240,72 @@ class TLS:
         return TLS(**pem, server_name=self.server_name)
 
 
+class AccessKeywords(TypedDict, total=False):
+    """The keywords that make `Access`, for type checkers."""
+
+    token: TokenLike | None
+    token_file: str | os.PathLike[str] | None
+    tls: TLS | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Access:
+    """The keywords of everything that connects or listens: what the two ends know each other by.
+
+    Each end says in a class of its own what `tls` is there: `ClientAccess`, and `bridge.core.server.auth.ServerAccess`.
+
+    Args:
+        token: The secret that clients show and the server expects; None: that in `token_file`, else in the environment
+            variable `BRIDGE_TOKEN`.
+        token_file: A file that holds the token.
+    """
+
+    token: TokenLike | None = dataclasses.field(default=None, repr=False)
+    token_file: str | os.PathLike[str] | None = None
+    tls: TLS | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClientAccess(Access):
+    """What a client shows, and what it knows its server by.
+
+    Args:
+        tls: With TLS, as for `grpcs://` and `wss://`: the CA of the server's certificate, `TLS(ca="ca.pem")`, and a
+            certificate where the server asks for one. None: the system's CAs, and no certificate.
+
+    Raises:
+        SettingError: Something cannot be read, is given twice, or is for servers.
+    """
+
+    credentials: ClientCredentials = dataclasses.field(init=False, repr=False)
+    """What the keywords say, read."""
+
+    def __post_init__(self) -> None:
+        tls = checked_tls(self.tls)
+        if tls.client_ca is not None:
+            raise SettingError(
+                "tls=TLS(client_ca=…) is for servers, which ask clients for certificates; the CA of the server's "
+                "certificate is tls=TLS(ca=…)"
+            )
+        credentials = ClientCredentials(
+            read_token(self.token, self.token_file),
+            read_pem("ca", tls.ca),
+            read_pem("certificate", tls.certificate),
+            read_pem("key", tls.key),
+            tls.server_name,
+            self.token is None and self.token_file is None and bool(os.environ.get(TOKEN_VARIABLE)),
+        )
+        object.__setattr__(self, "credentials", credentials)
+        for name in ("token", "token_file"):  # kept where it does not print
+            object.__setattr__(self, name, None)
+
+
+def given_access(keywords: Mapping[str, Any]) -> AccessKeywords:
+    """Return those of a call's keywords that are of `Access`."""
+    given = {name: value for name, value in keywords.items() if name in AccessKeywords.__annotations__}
+    return cast(AccessKeywords, given)
+
+
 @dataclasses.dataclass(frozen=True)
 class ClientCredentials:
     """The secrets that a client shows, and the certificates by which it knows its server."""
@@ -256,32 +324,17 @@ class ClientCredentials:
     """True if the token is that of the environment variable."""
 
     @classmethod
-    def of(
-        cls,
-        *,
-        token: TokenLike | None = None,
-        token_file: str | os.PathLike[str] | None = None,
-        tls: TLS | None = None,
-    ) -> ClientCredentials:
+    @grouped(ClientAccess, tls=TLS)
+    def of(cls, **keywords: Unpack[AccessKeywords]) -> ClientCredentials:
         """Read what the keywords of `make_remote` and `make_vec_remote` say.
 
+        Args:
+            keywords: The fields of `ClientAccess`, which the signature lists.
+
         Raises:
-            SettingError: Something cannot be read, or is for servers.
+            SettingError: Something cannot be read, is given twice, or is for servers.
         """
-        tls = checked_tls(tls)
-        if tls.client_ca is not None:
-            raise SettingError(
-                "tls=TLS(client_ca=…) is for servers, which ask clients for certificates; the CA of the server's "
-                "certificate is tls=TLS(ca=…)"
-            )
-        return cls(
-            read_token(token, token_file),
-            read_pem("ca", tls.ca),
-            read_pem("certificate", tls.certificate),
-            read_pem("key", tls.key),
-            tls.server_name,
-            token is None and token_file is None and bool(os.environ.get(TOKEN_VARIABLE)),
-        )
+        return ClientAccess(**keywords).credentials
 
     def with_token_of(self, other: ClientCredentials, url: str) -> ClientCredentials:
         """Return these credentials with the token of a URL, where it has one.
@@ -329,29 +382,42 @@ def _check_server_name(name: Any) -> None:
         )
 
 
-_OPTIONS = {
+_TOKEN_OPTIONS = {
     "token": (
         "TEXT",
-        "the token that the server requires; other users of this machine can see it in the list of processes",
+        "the token that clients show and the server expects; other users of this machine can see it in the list of "
+        "processes",
     ),
     "token_file": ("FILE", f"a file that holds the token (default: the environment variable {TOKEN_VARIABLE})"),
+}
+_CLIENT_OPTIONS = {
+    **_TOKEN_OPTIONS,
     "tls_ca": ("FILE", "for grpcs://: the CA that signed the server's certificate (default: the system's CAs)"),
     "tls_certificate": ("FILE", "for a server that asks for one: the client's certificate"),
     "tls_key": ("FILE", "the key of --tls-certificate"),
     "tls_server_name": ("NAME", "the name that the server's certificate holds (default: the URL's host)"),
 }
+_SERVER_OPTIONS = {
+    **_TOKEN_OPTIONS,
+    "tls_certificate": ("FILE", "the server's certificate: the port speaks TLS only"),
+    "tls_key": ("FILE", "the key of --tls-certificate"),
+    "tls_client_ca": ("FILE", "the CA that must have signed each client's certificate (default: clients need none)"),
+}
 
 
-def add_credential_options(parser: argparse.ArgumentParser, prefix: str = "", title: str = "credentials") -> None:
-    """Add the options of a command that connects: a token, and the fields of `TLS`.
+def add_credential_options(
+    parser: argparse.ArgumentParser, prefix: str = "", title: str = "credentials", *, listens: bool = False
+) -> None:
+    """Add the options of `Access` and of the fields of `TLS` to a command.
 
     Args:
         parser: The command's.
         prefix: What the options' names begin with, such as `upstream-`; with one, no environment variable counts.
         title: What the help calls them.
+        listens: Whether the command listens; False: it connects.
     """
     group = parser.add_argument_group(f"{title} (certificates and keys are PEM files)")
-    for name, (metavar, text) in _OPTIONS.items():
+    for name, (metavar, text) in (_SERVER_OPTIONS if listens else _CLIENT_OPTIONS).items():
         if prefix:
             text = text.replace("--", f"--{prefix}").partition(f" (default: the environment variable {TOKEN_VARIABLE}")[
                 0
@@ -360,13 +426,14 @@ def add_credential_options(parser: argparse.ArgumentParser, prefix: str = "", ti
 
 
 def credential_keywords(arguments: argparse.Namespace, prefix: str = "") -> dict[str, Any]:
-    """Return what the command line says, as keywords of `ClientCredentials.of`, `make_remote` and `make_vec_remote`.
+    """Return what the command line says, as the keywords of `Access`.
 
     Args:
         arguments: The command line.
         prefix: As for `add_credential_options`.
     """
     before = prefix.replace("-", "_")
-    given = {name: value for name in _OPTIONS if (value := getattr(arguments, f"{before}{name}")) is not None}
+    names = {**_CLIENT_OPTIONS, **_SERVER_OPTIONS}
+    given = {name: value for name in names if (value := getattr(arguments, f"{before}{name}", None)) is not None}
     tls = {name.removeprefix("tls_"): given.pop(name) for name in tuple(given) if name.startswith("tls_")}
     return {**given, "tls": TLS(**tls)} if tls else given

@@ -59,9 +59,7 @@ def connect(
             no Unix sockets.
     """
     local = address.scheme == "unix"
-    if address.credentials.has_tls and not address.tls:
-        remedy = "a Unix socket needs none, leave them out" if local else f"write {address.scheme}s://"
-        raise SettingError(f"tls= is for URLs with TLS, but {address.url!r} is without: {remedy}")
+    address.check_tls()
     if local:
         known_targets(address)  # raises where there are no Unix sockets
     if transport == "grpcio":
