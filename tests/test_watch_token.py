@@ -162,7 +162,7 @@ def test_the_watch_token_may_be_in_a_file_which_the_command_line_names(tmp_path,
     player, watcher = tmp_path / "token", tmp_path / "watch-token"
     write_secret(player, b"for-players\n")
     watcher.write_text("for-watchers\n")
-    assert main(["serve", "--help"]) == 0
+    assert main(["serve", "--help-all"]) == 0
     assert "--watch-token-file" in capsys.readouterr().out
     with serve_gym(Paddle, web=True, fps=30, token_file=player, auth=Auth(watch_token_file=watcher)) as server:
         env = make_remote(f"{server.url}?world=", token="for-watchers", role="spectator")
