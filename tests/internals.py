@@ -107,6 +107,10 @@ HELPERS = {
         "the tables that the pages draw",
         "core.client.world.session_states perlert.lobby perlert.player core.server.session",
     ),
+    "tests/test_access.py": (
+        "the keywords that ways to connect and to listen share, which users give one by one",
+        "core.keywords core.server.auth core.transport.certificates facade.options openenv.env",
+    ),
     "tests/test_deploy.py": ("the list of metrics, which the dashboard shows", "core.server.metrics"),
     "tests/test_protocol_docs.py": ("the end of a stream in the server's table", "core.server.session"),
     "tests/test_dying_clients.py": ("the table of which each state is killed in", "core.server.session"),

@@ -143,7 +143,7 @@ def test_a_close_environment_is_suggested_by_an_id_that_can_be_served(capsys: py
         ("gymnasium:Taxy-v4", "Taxi-v4"),
     ]:
         assert main(["serve", written, "--port", "0"]) == 2
-        assert f"id you mean {meant}?" in capsys.readouterr().err
+        assert f"id you mean {meant}" in capsys.readouterr().err
     assert main(["serve", "CartPole", "Taxi-v4"]) == 2
     assert "no registered environment matches 'CartPole'; did you mean CartPole-v1?" in capsys.readouterr().err
     assert main(["serve", "NothingLikeThis-v0"]) == 2

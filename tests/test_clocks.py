@@ -28,13 +28,14 @@ HOUR = 3600.0
 ZEROS = np.zeros(2, np.int64)
 
 # Where the date itself is meant: what stands in PERLERT's packets and in recordings, what is shown of it, and how long
-# a certificate is valid.
+# a certificate is valid; and dates as values of an environment that is saved.
 MAY_NAME_THE_DATE = {
     "cli/runs.py",
     "cli/top.py",
     "fleet/top.py",
     "perlert/server.py",
     "recording/writer.py",
+    "states/graph.py",
     "core/transport/certificates.py",
     "core/transport/tls.py",
 }

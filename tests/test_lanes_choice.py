@@ -24,7 +24,7 @@ from tests.public_server import EndStream, PublicServer, Refused
 from tests.support import TAXI, keeping, read_property, until
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
-VotingWorld = runpy.run_path(str(EXAMPLES / "voting_world.py"))["VotingWorld"]
+Voting = runpy.run_path(str(EXAMPLES / "voting_world.py"))["Voting"]
 
 
 @contextlib.contextmanager
@@ -74,7 +74,7 @@ class Watching(Observer):
         (0, {"allow_env_factories": True}),
         (0, {"web": True}),
         (0, {"observers": [Watching()]}),
-        (0, {"world": VotingWorld}),
+        (0, {"world": Voting}),
         (256, {"time_action": TimeAction()}),
     ],
     ids=lambda value: ",".join(value) or "plain" if isinstance(value, dict) else None,

@@ -419,7 +419,9 @@ def advantages():
     """The function of examples/ppo.py, which docs/trainers.md quotes."""
     root = Path(__file__).resolve().parent.parent
     page, example = ((root / name).read_text(encoding="utf-8") for name in ("docs/trainers.md", "examples/ppo.py"))
-    assert re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0] in example
+    blocks = [block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "real = infos" in block]
+    assert len(blocks) == 1
+    assert blocks[0] in example
     (function,) = re.findall(r"^def advantages\(.*?^    return \w+$", example, re.DOTALL | re.MULTILINE)
     scope = {"np": np}
     exec(compile(function, "ppo.py", "exec"), scope)

@@ -430,14 +430,14 @@ def test_a_client_is_told_what_an_observer_should_have_returned(method: str) -> 
 @pytest.mark.parametrize("method", ["began", "acting", "stepped"])
 def test_a_listener_stops_an_agent_by_a_request_error(method: str) -> None:
     class Stops(Listener):
-        def _stop(self, *args: Any) -> Any:
+        def refuse(self, *args: Any) -> Any:
             raise RequestError(Code.PERMISSION_DENIED, "not in this world")
 
-        async def _stop_later(self, *args: Any) -> Any:
-            self._stop()
+        async def refuse_later(self, *args: Any) -> Any:
+            self.refuse()
 
     listener = Stops()
-    setattr(listener, method, listener._stop_later if method == "acting" else listener._stop)
+    setattr(listener, method, listener.refuse_later if method == "acting" else listener.refuse)
 
     class Stopping(Observer):
         def made(self, world: Any) -> Listener:

@@ -496,7 +496,7 @@ def parse_client_ok(datagram):
 def test_the_machines_name_no_socket_thread_or_clock():
     folder = Path(bridge.perlert.__file__).parent
     assert [path.name for path in folder.glob("protocol/*.py") if IO.search(path.read_text())] == []
-    for name in ("guard", "lobby", "rollout", "player", "player_run"):
+    for name in ("lobby", "rollout", "player", "player_run"):
         assert not IO.search((folder / f"{name}.py").read_text()), name
     with_sockets = [p.name for p in folder.glob("*.py") if re.search(r"^\s*import socket\b", p.read_text(), re.M)]
     # A gateway's lobby looks names up; its datagrams go through `udp.py`, too.

@@ -177,7 +177,10 @@ def test_settings_that_do_not_fit_a_websocket_are_refused(keywords, server, cert
 
 
 def test_without_web_a_websocket_client_is_told_what_to_do():
-    with serve_gym(long) as server, pytest.raises(errors.ConnectError, match=r"web=True \(--web\).*grpc://"):
+    with (
+        serve_gym(long) as server,
+        pytest.raises(errors.ConnectError, match=r'protocols=\["websocket"\] \(--protocol websocket\).*grpc://'),
+    ):
         make_remote(f"ws://127.0.0.1:{server.port}", timeout=20)
 
 
