@@ -34,10 +34,13 @@ NO_INFO = values.encode_info({}, values.Notes())
 class AgentPacer(Protocol):
     """What an agent hands its requests to: the part of a `Pacer` that agents know."""
 
-    world: PacedWorld
     steps_at_once: bool
     keeps_actions: bool
     can_place: bool
+
+    @property
+    def world(self) -> PacedWorld:
+        """The world."""
 
     def watches(self, agent: EnvAgent) -> bool:
         """True if an agent only looks on."""

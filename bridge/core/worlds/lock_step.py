@@ -167,13 +167,13 @@ class LockStep(Pacer):
 
     async def step(self, agent: EnvAgent, action: object) -> int:
         """Step all lanes with actions of their own. A single environment's agent does it at once."""
-        result = await self.world.env.step(action)
+        result = await agent.world.env.step(action)
         failed = agent.take_failures()
         # Those that ended before: what failed is their reset, and no episode ended by it.
         unbegun = sum(bool(agent.terminated[lane] or agent.truncated[lane]) for lane in failed)
         agent.take_lanes(result)
         ended: Array = agent.terminated | agent.truncated
-        self.world.episodes += int(np.count_nonzero(ended)) - unbegun
+        agent.world.episodes += int(np.count_nonzero(ended)) - unbegun
         agent.answer = None
         await agent.part.stepped(ended)
         return pb.RUNNING

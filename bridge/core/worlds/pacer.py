@@ -8,6 +8,7 @@ pacer of one's own derives from; `ClockPacer` follows a clock, whether or not ag
 from __future__ import annotations
 
 import abc
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 from bridge.core.encoding.properties import PropertyTree
@@ -30,8 +31,6 @@ class Pacer(abc.ABC):
     it is called by the thread that runs the event loop.
     """
 
-    world: PacedWorld
-    """The world, from `bind` on."""
     group: Group
     """Who takes part, from `bind` on."""
     steps_at_once = False
@@ -59,8 +58,15 @@ class Pacer(abc.ABC):
         Raises:
             SettingError: The environment is none that it can step.
         """
-        self.world = world
+        self._world = weakref.ref(world)
         self.group = Group(world.env.facts)
+
+    @property
+    def world(self) -> PacedWorld:
+        """The world, from `bind` on. It owns its pacer, which does not keep it: a closed world is freed at once."""
+        world = self._world()
+        assert world is not None, "a pacer is used no more once its world is gone"
+        return world
 
     # Who is in
 

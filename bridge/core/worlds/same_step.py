@@ -7,6 +7,7 @@ called as if it had asked, so observers and recordings see the same.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -37,7 +38,7 @@ class SameStep:
     """
 
     def __init__(self, agent: EnvAgent) -> None:
-        self._agent = agent
+        self._agent: EnvAgent = weakref.proxy(agent)  # it owns this, and is to be freed at once
         self._on = False
         self._unbegun: Sequence[int] = ()
         """The lanes that the Step before ended, and that failed to begin their next episodes with it."""
