@@ -109,9 +109,8 @@ HELPERS = {
     ),
     "tests/test_access.py": (
         "the keywords that ways to connect and to listen share, which users give one by one",
-        "core.keywords core.server.auth core.transport.certificates facade.options openenv.env",
+        "core.server.auth",
     ),
-    "tests/test_deploy.py": ("the list of metrics, which the dashboard shows", "core.server.metrics"),
     "tests/test_protocol_docs.py": ("the end of a stream in the server's table", "core.server.session"),
     "tests/test_dying_clients.py": ("the table of which each state is killed in", "core.server.session"),
     "tests/test_session_fast.py": ("the codec with which our client writes Steps", "core.encoding.step_codec"),

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import psutil
 import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb2
@@ -131,7 +132,14 @@ def test_every_command_that_serves_until_a_signal_then_exits_with_0_as_its_help_
     assert re.search(r"130 +interrupted by Ctrl-C; .*\b0$", codes, re.MULTILINE), codes
 
 
-def test_a_close_environment_is_suggested_by_an_id_that_can_be_served(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_close_environment_is_suggested_by_an_id_that_can_be_served(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Other tests of this process may have registered environments with names like these.
+    for name in [
+        name for name, spec in gymnasium.registry.items() if not str(spec.entry_point).startswith("gymnasium.")
+    ]:
+        monkeypatch.delitem(gymnasium.registry, name)
     for written, meant in [
         ("CartPole", "CartPole-v1"),
         ("cartpole-v1", "CartPole-v1"),
@@ -143,7 +151,7 @@ def test_a_close_environment_is_suggested_by_an_id_that_can_be_served(capsys: py
         ("gymnasium:Taxy-v4", "Taxi-v4"),
     ]:
         assert main(["serve", written, "--port", "0"]) == 2
-        assert f"id you mean {meant}" in capsys.readouterr().err
+        assert f"id you mean {meant}?" in capsys.readouterr().err
     assert main(["serve", "CartPole", "Taxi-v4"]) == 2
     assert "no registered environment matches 'CartPole'; did you mean CartPole-v1?" in capsys.readouterr().err
     assert main(["serve", "NothingLikeThis-v0"]) == 2

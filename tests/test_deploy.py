@@ -21,7 +21,6 @@ from packaging.requirements import Requirement
 
 from bridge import serve_gym
 from bridge.cli import make_parser
-from bridge.core.server.metrics import METRICS
 from tests.test_packaging import MODULES, source_of
 
 if sys.version_info >= (3, 11):
@@ -267,29 +266,30 @@ def test_the_pinned_versions_are_of_all_dependencies_and_within_their_bounds() -
         assert requirement.specifier.contains(pinned[requirement.name]), text
 
 
-def test_the_list_of_metrics_is_what_a_server_gives() -> None:
+@pytest.fixture(scope="module")
+def scraped() -> str:
+    """What Prometheus gets of a server."""
     with serve_gym("CartPole-v1", metrics_port=0) as server:
         url = f"http://127.0.0.1:{server.metrics_port}/metrics"
         with urllib.request.urlopen(url, timeout=10) as answer:
-            text = answer.read().decode()
-    given = dict(re.findall(r"^# TYPE (bridge_\w+) (\w+)$", text, re.MULTILINE))
-    created = {name for name in given if name.endswith("_created")}  # of the library: when a counter began
-    assert {metric.name: metric.kind for metric in METRICS} == {
-        name: kind for name, kind in given.items() if name not in created
-    }
-    for metric in METRICS:
-        for labels in re.findall(rf"^{metric.name}{{([^}}]*)}} ", text, re.MULTILINE):
-            assert set(re.findall(r"(\w+)=", labels)) == set(metric.labels)
+            return str(answer.read().decode())
 
 
-def test_the_dashboard_is_current_and_has_a_panel_for_every_metric_and_no_other() -> None:
+def kinds_of(scraped: str) -> dict[str, str]:
+    """The kind of each metric, by its name."""
+    kinds = dict(re.findall(r"^# TYPE (bridge_\w+) (\w+)$", scraped, re.MULTILINE))
+    # Of the library: when a counter began.
+    return {name: kind for name, kind in kinds.items() if not name.endswith("_created")}
+
+
+def test_the_dashboard_is_current_and_has_a_panel_for_every_metric_and_no_other(scraped: str) -> None:
     script = ROOT / "deploy" / "grafana.py"
     subprocess.run([sys.executable, script, "--check"], check=True, timeout=60)
     made = json.loads(script.with_suffix(".json").read_text("utf-8"))
     asked = [target["expr"] for panel in made["panels"] for target in panel["targets"]]
     asked += [variable["query"] for variable in made["templating"]["list"]]
     named = {re.sub("_bucket$", "", name) for text in asked for name in re.findall(r"\bbridge_\w+", text)}
-    assert named == {metric.name for metric in METRICS}
+    assert named == set(kinds_of(scraped))
     assert all(text.count(left) == text.count(right) for text in asked for left, right in ("()", "{}", "[]"))
     assert len({panel["id"] for panel in made["panels"]}) == len(made["panels"])
     places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in made["panels"]}
@@ -298,7 +298,13 @@ def test_the_dashboard_is_current_and_has_a_panel_for_every_metric_and_no_other(
     assert "deploy/grafana.py --check" in check
 
 
-def test_the_reference_lists_every_metric() -> None:
+def test_the_reference_lists_every_metric_with_its_labels(scraped: str) -> None:
     page = (ROOT / "docs" / "reference.md").read_text("utf-8")
-    listed = re.findall(r"^\| `(bridge_\w+)[`{]", page, re.MULTILINE)
-    assert listed == [metric.name for metric in METRICS]
+    rows = re.findall(r"^\| `(bridge_\w+)(?:\{(.*?)\})?` \| (.*) \|$", page, re.MULTILINE)
+    assert len({name for name, _, _ in rows}) == len(rows)
+    kinds = {}
+    for name, labels, text in rows:
+        kinds[name] = "counter" if name.endswith("_total") else "histogram" if "(histogram)" in text else "gauge"
+        for given in re.findall(rf"^{name}{{([^}}]*)}} ", scraped, re.MULTILINE):
+            assert set(re.findall(r"(\w+)=", given)) == set(labels.split(", "))
+    assert kinds == kinds_of(scraped)

@@ -207,7 +207,6 @@ def test_pages_name_what_users_need_by_its_public_name() -> None:
     inside = {"bridge.core.server"}
     inside |= {f"bridge.core.client.options.{name}Options" for name in ("Remote", "Env", "Vector")}
     inside |= {f"bridge.core.transport.credentials.{name}" for name in ("Access", "ClientAccess")}
-    inside |= {"bridge.core.server.auth.ServerAccess"}
     pages = [path.read_text("utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
     assert {name for page in pages for name in re.findall(r"bridge\.(?:core|facade)\.[\w.]+\w", page)} == inside
 

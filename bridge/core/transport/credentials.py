@@ -252,7 +252,7 @@ class AccessKeywords(TypedDict, total=False):
 class Access:
     """The keywords of everything that connects or listens: what the two ends know each other by.
 
-    Each end says in a class of its own what `tls` is there: `ClientAccess`, and `bridge.core.server.auth.ServerAccess`.
+    Each end says in a class of its own what `tls` is there.
 
     Args:
         token: The secret that clients show and the server expects; None: that in `token_file`, else in the environment
