@@ -273,6 +273,10 @@ def run(
         play(path)
         wait_until(lambda: process.num_fds() <= first)
         files, threads = process.num_fds(), process.num_threads()
+
+        def is_quiet() -> bool:
+            return process.num_fds() <= files and process.num_threads() <= threads
+
         while count < frames:
             if not grown_from and count >= frames // 10:
                 grown_from = process.memory_info().rss
@@ -284,10 +288,12 @@ def run(
             connections += 1
             ends[end] += 1
             if connections % 100 == 0:
+                wait_until(is_quiet)  # until then, the worlds of ended connections count among those in use
                 play(path)
         seconds = time.perf_counter() - began
+        wait_until(is_quiet)
         play(path)
-        wait_until(lambda: process.num_fds() <= files and process.num_threads() <= threads)
+        wait_until(is_quiet)
         return Report(
             count,
             seconds,

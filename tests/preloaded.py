@@ -177,6 +177,8 @@ def _run(arguments: list[str], session: bool, cwd: str, env: dict[str, str]) -> 
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
+    named = [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    sys.path[1:1] = [folder for folder in named if folder not in sys.path]
     # The streams of before are those of other files.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115

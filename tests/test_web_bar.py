@@ -86,7 +86,9 @@ def test_the_picture_stands_still_while_one_plays_records_and_gives_back(opened,
         page.click("#play")
         says(page, "#badge", "playing")
         shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
-        page.click("#play")  # now there is a world with a picture, which nobody plays
+        # Now there is a world with a picture, which nobody plays. The page says so before the server does.
+        given_back = "() => (document.getElementById('play').click(), document.getElementById('play').textContent)"
+        assert page.evaluate(given_back) == "Play"
         says(page, "#badge", "watching")
         with standing_still(page) as check:
             page.click("#play")

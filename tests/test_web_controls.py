@@ -104,9 +104,9 @@ def test_buttons_and_the_cross_of_a_gamepad_press_keys(opened):  # noqa: F811
         page.evaluate(GAMEPAD)
         for button, action in ((0, 1), (1, 2)):
             page.evaluate("(index) => { window.pad.buttons[index].pressed = true; }", button)
-            until(lambda action=action: Cook.done[-1] == action)
+            until(lambda action=action: Cook.done[-1:] == [action])
             page.evaluate("(index) => { window.pad.buttons[index].pressed = false; }", button)
-            until(lambda: Cook.done[-1] == 0)
+            until(lambda: Cook.done[-1:] == [0])
 
 
 def test_the_stick_that_is_pushed_counts_of_two_gamepads_and_none_once_they_are_gone(opened):  # noqa: F811
@@ -136,10 +136,10 @@ def test_a_key_is_let_go_though_shift_changed_its_name(opened):  # noqa: F811
         page.click("#legend button")
         page.evaluate(KEY, ["keydown", "1", "Digit1"])
         page.evaluate(KEY, ["keydown", "1", "Digit1"])
-        until(lambda: Cook.done[-1] == 1)
+        until(lambda: Cook.done[-1:] == [1])
         page.evaluate(KEY, ["keydown", "Shift", "ShiftLeft"])
         page.evaluate(KEY, ["keyup", "!", "Digit1"])
-        until(lambda: Cook.done[-1] == 0)
+        until(lambda: Cook.done[-1:] == [0])
 
 
 @pytest.mark.parametrize(("key", "code"), [("ы", "KeyS"), ("σ", "KeyS")], ids=["Cyrillic", "Greek"])
@@ -148,9 +148,9 @@ def test_without_latin_letters_the_key_in_their_place_acts(opened, key, code):  
     with serve_gym(Cook, web=Web(play_fps=60)) as server:
         page = seat(opened, server)
         page.evaluate(KEY, ["keydown", key, code])
-        until(lambda: Cook.done[-1] == 1)
+        until(lambda: Cook.done[-1:] == [1])
         page.evaluate(KEY, ["keyup", key, code])
-        until(lambda: Cook.done[-1] == 0)
+        until(lambda: Cook.done[-1:] == [0])
 
 
 def test_the_mouse_is_a_stick_while_its_button_is_down(opened):  # noqa: F811
@@ -176,6 +176,6 @@ def test_a_name_that_is_no_direction_chooses_its_letter_and_labels_its_button(op
         assert page.locator("#pad button").all_text_contents() == ["stir", "serve"], "words, since letters say nothing"
         for key, action in (("s", 1), ("e", 2)):
             page.keyboard.down(key)
-            until(lambda action=action: Cook.done[-1] == action)
+            until(lambda action=action: Cook.done[-1:] == [action])
             page.keyboard.up(key)
-            until(lambda: Cook.done[-1] == 0)
+            until(lambda: Cook.done[-1:] == [0])

@@ -68,6 +68,12 @@ class Pacer(abc.ABC):
         assert world is not None, "a pacer is used no more once its world is gone"
         return world
 
+    @property
+    def over(self) -> bool:
+        """True once the world is over, or gone: what is under way by then finds no world any more."""
+        world = self._world()
+        return world is None or world.over
+
     # Who is in
 
     @abc.abstractmethod

@@ -21,7 +21,7 @@ export function draw() {
   drawLegend();
   drawMosaic();
   recordings.update();
-  match.show(worldOf(state.selected)?.match ?? null, state.playing?.seat ?? null);
+  match.show(worldOf(state.selected)?.match ?? null, state.playing?.inMatch ? state.playing.seat : null);
 }
 
 function drawWords() {

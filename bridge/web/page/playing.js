@@ -142,7 +142,7 @@ export async function play(chosen) {
       await refresh(stream);
     }
     state.joining = null;
-    state.playing = {stream, keyboard, own, name, title: env || home.title, seat: home.match ? seat : null, changed: null, wake: () => {}};
+    state.playing = {stream, keyboard, own, name, title: env || home.title, seat, inMatch: Boolean(home.match), changed: null, wake: () => {}};
     if (own && keyboard.needsKey) state.playing.presses = [];
     recall(keyboard);
     badge(own ? "playing your own world" : home.match ? `you are ${seat}` : seat && given.agent ? `playing ${seat}` : "playing", true);
@@ -242,7 +242,7 @@ async function steps(play, joined, fps) {
     }
     total += running ? read("reward")[0] : 0;
     if (answer.state !== RUNNING) {
-      if (play.seat) return;
+      if (play.inMatch) return;
       episode += 1;
       announce(`Episode ${episode} ended. Return ${total.toFixed(2)}.`, now > quietUntil); // some end several times a second
       if (now > quietUntil) quietUntil = now + QUIET;
@@ -262,14 +262,25 @@ async function steps(play, joined, fps) {
 export function stop() {
   want(null);
   match.left();
-  const {stream, name, own} = state.playing;
+  const {stream, name, own, takesOver, seat} = state.playing;
   state.playing = null;
   stream.leave();
   stopped();
   if (own) {
     state.server.worlds = state.server.worlds.filter((world) => world.name !== name); // it ends with its only player
     selectFirst();
-  } else select(name);
+  } else {
+    if (!takesOver) free(worldOf(name), seat);
+    select(name);
+  }
+}
+
+// Show a seat that was given back as free, before the server says so: who presses Play at once plays, and does not take
+// over from nobody.
+function free(world, seat) {
+  const seats = world?.seats ?? {};
+  const given = seat || Object.keys(seats)[0];
+  if (given in seats) seats[given] = false;
 }
 
 export function stopped() {

@@ -154,7 +154,7 @@ class MatchPacer(JointClock):
         if self._match_timer is not None:
             self._match_timer.cancel()
             self._match_timer = None
-        if self.world.over:
+        if self.over:
             return
         order = self.match.tick(self.now())
         if order is Order.END:
@@ -173,7 +173,7 @@ class MatchPacer(JointClock):
     async def _run_until(self, when: float) -> None:
         """Run every frame that is due by then, and what the match orders then, for a clock that is turned."""
         await super()._run_until(when)
-        while not self.world.over and self.match.wake() <= when:
+        while not self.over and self.match.wake() <= when:
             self._follow_match()
             await super()._run_until(when)
 

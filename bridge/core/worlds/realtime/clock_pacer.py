@@ -653,7 +653,7 @@ class ClockPacer(Pacer):
 
     def start(self) -> None:
         """Start the clock, and with a clock that is turned by hand do at once what waits. Again: nothing."""
-        if self.world.over:
+        if self.over:
             return
         self.loop.start(self.now())
         if self._subscribe is None:
@@ -676,7 +676,7 @@ class ClockPacer(Pacer):
             self._timer.cancel()
         # No frame begins while one is being stepped: calls of a slow environment would pile up. Resets do not count: a
         # lane that takes long to reset holds up no other one (U-6).
-        if self.world.over or self._subscribe is not None or self._stepping:
+        if self.over or self._subscribe is not None or self._stepping:
             return
         # At a low frame rate the next frame is far away; of several agents with `autoreset=False` none is due before
         # the reset.
@@ -686,7 +686,7 @@ class ClockPacer(Pacer):
             self._timer = self._scheduler.call_later(max(0.0, due - self.now()), self._run_frame)
 
     def _run_frame(self) -> None:
-        jobs = [] if self.world.over else self.loop.poll(self.now())
+        jobs = [] if self.over else self.loop.poll(self.now())
         # All of them before the first is started: an environment of this thread is stepped within `start`, and its end
         # would set the timer of the next frame while other lanes wait for this one.
         self._stepping += sum(job.kind == "step" for job in jobs)
@@ -712,7 +712,7 @@ class ClockPacer(Pacer):
         )
         # Not without a limit: where the server has been stopped meanwhile, its loop never calls back.
         while not done.wait(0.2):
-            if self.world.over:
+            if self.over:
                 return
 
     async def _run_until(self, when: float) -> None:
@@ -722,7 +722,7 @@ class ClockPacer(Pacer):
         turning = self._turning = PendingResult()
         try:
             at: float | None = None
-            while not self.world.over:
+            while not self.over:
                 due = self.loop.next_due()
                 again = at is not None  # a frame that ended an episode: the next one begins at that same time
                 if at is None:
@@ -752,7 +752,7 @@ class ClockPacer(Pacer):
         # A frame's result has the frame's own time, so that tests with a virtual clock do not depend on how fast it
         # ran.
         now = self.now() if at is None else at
-        if self.world.over:
+        if self.over:
             # A call that was cut off by the end of the world is no failure of the environment: nothing is counted or
             # tried again.
             self.loop.lanes[job.lane].busy = False
