@@ -36,14 +36,14 @@ TORCH ?= torch==2.13.0
 PEERS ?= .venv-peers
 PEERS_PACKAGES = remote-gym==0.7.3 gymnasium==0.29.1 numpy==1.26.4 "protobuf<5" dm-env-rpc==1.1.6 openpi-client==0.1.2
 
-# OpenEnv, for whose client, server and validator tests/test_openenv_peer.py has an environment of its own.
+# OpenEnv, for whose client, server and validator tests/openenv/test_openenv_peer.py has an environment of its own.
 OPENENV ?= .venv-openenv
 OPENENV_PACKAGES = openenv==0.10.0
 
 # MkDocs and its plugins.
 DOCS ?= .venv-docs
 
-# An older version of this package, which tests/test_old_peer.py plays with: the wheel says which.
+# An older version of this package, which tests/ends/test_old_peer.py plays with: the wheel says which.
 OLD ?= .venv-old
 OLD_WHEEL = $(wildcard tests/old_peer/*.whl)
 
@@ -132,7 +132,7 @@ test-all: $(VENV)/.installed-test $(OLD)/.installed
 	$(PYTEST)
 
 test-old-peer: $(VENV)/.installed-test $(OLD)/.installed
-	$(BIN)/python -m pytest tests/test_old_peer.py
+	$(BIN)/python -m pytest tests/ends/test_old_peer.py
 
 test-core:
 	rm -rf .venv-core && $(PYTHON) -m venv .venv-core
@@ -154,10 +154,10 @@ test-pins: $(VENV)/.installed-test
 	TORCH="$(TORCH)" $(BIN)/python -m tests.pins.environments
 	$(BIN)/python -m pytest tests/pins --write
 
-# STANDALONE names some environments of tests/standalone/environments.py; none: all of them, and the table of tests/standalone/README.md.
+# STANDALONE names some environments of tests/old_pythons/environments.py; none: all of them, and the table of tests/old_pythons/README.md.
 test-standalone: $(VENV)/.installed-test
-	$(BIN)/python -m tests.standalone.environments $(PYTHONS) --only $(STANDALONE)
-	$(PYTEST) tests/standalone --only "$(STANDALONE)" $(if $(STANDALONE),,--write)
+	$(BIN)/python -m tests.old_pythons.environments $(PYTHONS) --only $(STANDALONE)
+	$(PYTEST) tests/old_pythons --only "$(STANDALONE)" $(if $(STANDALONE),,--write)
 
 # The sources of Stable-Baselines3 in its installed version, whose own tests are run too; they are not in its wheel.
 $(TRAINERS)/.archives: $(TRAINERS)/.installed-test,trainers
@@ -173,16 +173,16 @@ $(PEERS)/.installed: FORCE | $(BIN)/pip
 	$(CACHED) $@ -- $(SAY) "Installing other packages into $(PEERS)" $(call install,$(PEERS),$(PEERS_PACKAGES))
 
 test-peers: $(VENV)/.installed-test $(PEERS)/.installed
-	$(BIN)/python -m pytest tests/test_peers.py
+	$(BIN)/python -m pytest tests/ends/test_peers.py
 
 $(OPENENV)/.installed: FORCE | $(BIN)/pip
 	$(CACHED) $@ -- $(SAY) "Installing OpenEnv into $(OPENENV)" $(call install,$(OPENENV),$(OPENENV_PACKAGES))
 
 test-openenv: $(VENV)/.installed-test $(OPENENV)/.installed
-	$(BIN)/python -m pytest tests/test_openenv_peer.py
+	$(BIN)/python -m pytest tests/openenv/test_openenv_peer.py
 
 test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray
-	$(BIN)/python -m pytest tests/fleet
+	$(BIN)/python -m pytest tests/ray
 
 test-network: $(VENV)/.installed-test
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/network
@@ -226,7 +226,7 @@ $(WEB_CHECKS)/.installed: FORCE
 	$(CACHED) $@ tests/web_checks/package.json -- $(SAY) "Installing ESLint, TypeScript and pyright" \
 		npm install --no-audit --no-fund --no-package-lock --prefix tests/web_checks
 
-# grpc-js, a peer of tests/test_proxies.py.
+# grpc-js, a peer of tests/core/server/test_proxies.py.
 tests/grpcjs/node_modules/.installed: FORCE
 	$(CACHED) $@ tests/grpcjs/package.json -- $(SAY) "Installing grpc-js" \
 		npm install --no-audit --no-fund --no-package-lock --prefix tests/grpcjs

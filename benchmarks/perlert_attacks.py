@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.alone import add_busy, measuring
 from bridge.perlert import GuardConfig, PerlertEnv, PerlertServer, serve_perlert
-from tests.test_perlert_attacks import KEY, Recorder, heard, record, rollout_of, sock_of, udp
+from tests.perlert.test_attacks import KEY, Recorder, heard, record, rollout_of, sock_of, udp
 
 WARY = GuardConfig(trusted=())
 

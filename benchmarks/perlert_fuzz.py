@@ -3,7 +3,7 @@
     python -m benchmarks.perlert_fuzz [--datagrams 1000000] [--sequences 100000]
 
 Datagrams go to the ports of a server's host, half of them as random bytes, half as messages of the grammar with faults;
-while a client plays. Sequences are the Hypothesis tests of `tests/test_perlert_simulated.py` with more examples. Prints
+while a client plays. Sequences are the Hypothesis tests of `tests/perlert/test_simulated.py` with more examples. Prints
 how many there were, what was counted, and the growth of the process's memory.
 """
 
@@ -75,7 +75,7 @@ def main() -> None:
             f"counted {dict(simulation.host.counts)}"
         )
         os.environ["PERLERT_EXAMPLES"] = str(arguments.sequences // 2)
-        sequences = importlib.import_module("tests.test_perlert_simulated")
+        sequences = importlib.import_module("tests.perlert.test_simulated")
         for name in (
             "test_no_datagram_raises_out_of_the_server_and_its_promises_hold",
             "test_no_datagram_raises_out_of_the_client_and_done_comes_once_a_run",

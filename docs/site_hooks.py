@@ -31,7 +31,7 @@ PAGES = {
     "attacks.md": "benchmarks/attacks.md",
     "zoo.md": "benchmarks/zoo.md",
     "versions.md": "tests/versions/README.md",
-    "old-pythons.md": "tests/standalone/README.md",
+    "old-pythons.md": "tests/old_pythons/README.md",
 }
 
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")

@@ -169,7 +169,7 @@ def phone(browser: Browser) -> None:
 
 
 def viewports(browser: Browser) -> None:
-    """The screens of tests/test_web_bar.py and others: a person lands on the moon, and is recorded."""
+    """The screens of tests/web/test_bar.py and others: a person lands on the moon, and is recorded."""
     for width, height, scheme in VIEWPORTS:
         recorded = tempfile.TemporaryDirectory()
         with recorded as folder, serve_gym("LunarLander-v3", web=True, fps=50, record=folder) as server:

@@ -81,44 +81,50 @@ HELPERS = {
         "rows of a made-up environment",
         "recording.facts recording.rows recording.tape",
     ),
-    "tests/test_client_session.py": (
+    "tests/core/client/test_client_session.py": (
         "what the session takes and gives: who wants which world, events, extensions",
         "core.client.world.events core.client.world.extensions core.client.world.world_request",
     ),
-    "tests/test_policy.py": (
+    "tests/core/client/test_policy.py": (
         "the tables whose policy it plays on random fleets",
         "core.client.world.remote_record core.client.slots.placement core.client.slots.slot",
     ),
-    "tests/test_pool.py": ("the events that a pool hands out", "core.client.world.events"),
-    "tests/test_http2.py": (
+    "tests/core/client/test_pool.py": ("the events that a pool hands out", "core.client.world.events"),
+    "tests/core/transport/test_http2.py": (
         "a call of gRPC, by which HTTP/2 is used",
         "core.client.wire.grpc_client core.transport.address core.transport.messages",
     ),
-    "tests/test_http2_server.py": ("what reads the messages of a stream", "core.transport.messages"),
-    "tests/test_poller.py": ("a server of HTTP/2 without sockets", "core.transport.http2 core.transport.messages"),
-    "tests/test_health.py": ("the address that the check takes", "core.transport.address"),
-    "tests/test_token.py": ("the address that a token is shown to", "core.transport.address"),
-    "tests/test_perlert_lobby.py": ("the run that a lobby hands its players to", "perlert.rollout"),
-    "tests/test_perlert_draft.py": (
+    "tests/core/transport/test_http2_server.py": ("what reads the messages of a stream", "core.transport.messages"),
+    "tests/core/client/test_poller.py": (
+        "a server of HTTP/2 without sockets",
+        "core.transport.http2 core.transport.messages",
+    ),
+    "tests/fleet/test_health.py": ("the address that the check takes", "core.transport.address"),
+    "tests/core/transport/test_token.py": ("the address that a token is shown to", "core.transport.address"),
+    "tests/perlert/test_lobby.py": ("the run that a lobby hands its players to", "perlert.rollout"),
+    "tests/perlert/test_draft.py": (
         "the draft's example session, played on the machines without input or output",
         "perlert.lobby perlert.player perlert.rollout",
     ),
-    "tests/test_state_charts.py": (
+    "tests/project/test_state_charts.py": (
         "the tables that the pages draw",
         "core.client.world.session_states perlert.lobby perlert.player core.server.session",
     ),
-    "tests/test_access.py": (
+    "tests/core/test_access.py": (
         "the keywords that ways to connect and to listen share, which users give one by one",
         "core.server.auth",
     ),
-    "tests/test_protocol_docs.py": ("the end of a stream in the server's table", "core.server.session"),
-    "tests/test_dying_clients.py": ("the table of which each state is killed in", "core.server.session"),
-    "tests/test_session_fast.py": ("the codec with which our client writes Steps", "core.encoding.step_codec"),
-    "tests/fleet/test_ray.py": (
+    "tests/project/test_protocol_docs.py": ("the end of a stream in the server's table", "core.server.session"),
+    "tests/core/server/test_dying_clients.py": ("the table of which each state is killed in", "core.server.session"),
+    "tests/core/server/test_session_fast.py": (
+        "the codec with which our client writes Steps",
+        "core.encoding.step_codec",
+    ),
+    "tests/ray/test_ray.py": (
         "the names of a fleet's actors, and the table that reads it",
         "fleet.ray_actors fleet.top",
     ),
-    "tests/test_realtime_multi_agent.py": (
+    "tests/ends/test_realtime_multi_agent.py": (
         "what stands in for an agent that does nothing",
         "core.worlds.default_actions",
     ),
@@ -132,10 +138,10 @@ The first six are helpers: each is the one place that knows what many tests need
 THIRD_PARTY = {
     ("tests/peers.py", "_stream"): "dm_env_rpc's connection",
     ("tests/peers.py", "_requests"): "dm_env_rpc's connection",
-    ("tests/test_public_client.py", "_dm_env_rpc_specs"): "dm_env_rpc's adaptor",
-    ("tests/test_readme.py", "_actions"): "argparse's parser",
-    ("tests/test_realtime.py", "_add_info"): "Gymnasium's VectorEnv",
-    ("tests/test_vector_contract.py", "_add_info"): "Gymnasium's VectorEnv",
+    ("tests/ends/test_public_client.py", "_dm_env_rpc_specs"): "dm_env_rpc's adaptor",
+    ("tests/project/test_readme.py", "_actions"): "argparse's parser",
+    ("tests/ends/test_realtime.py", "_add_info"): "Gymnasium's VectorEnv",
+    ("tests/core/client/test_vector_contract.py", "_add_info"): "Gymnasium's VectorEnv",
 }
 """Private attributes of other projects' objects, which no rebuild of ours changes."""
 

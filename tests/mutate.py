@@ -20,9 +20,20 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-# They hold the conformance checks and the public library to the protocol, on servers that are not ours.
-OTHERS = ("test_conformance.py", "test_public_server.py")
+from tests.places import ROOT
+
+OTHERS = (
+    # They hold the conformance checks and the public library to the protocol, on servers that are not ours.
+    "tests/testing/test_conformance.py",
+    "tests/ends/test_public_server.py",
+    # They need environments of their own.
+    "tests/network/",
+    "tests/old_pythons/",
+    "tests/pins/",
+    "tests/ray/",
+    "tests/trainers/",
+    "tests/versions/",
+)
 OUTCOME = re.compile(r"^(tests/\S+?::\w+)(?:\[.*\])? (PASSED|FAILED|ERROR)", re.MULTILINE)
 STARTED = re.compile(r"^(tests/\S+?::\w+)", re.MULTILINE)
 
@@ -53,8 +64,9 @@ def read_mutants(text: str) -> Iterator[Mutant]:
 def tests_by_requirement() -> dict[str, list[str]]:
     """The node ids of the tests that name each requirement; `D-1 to D-5` names five."""
     found = defaultdict(list)
-    for file in sorted(ROOT.glob("tests/test_*.py"), key=lambda file: (file.name != "test_session.py", file.name)):
-        if file.name in OTHERS:
+    files = {file.relative_to(ROOT).as_posix(): file for file in ROOT.glob("tests/**/test_*.py")}
+    for name, file in sorted(files.items(), key=lambda item: (item[1].name != "test_session.py", item[0])):
+        if name.startswith(OTHERS):
             continue
         text = file.read_text()
         for node in ast.parse(text).body:
@@ -64,7 +76,7 @@ def tests_by_requirement() -> dict[str, list[str]]:
                 for first, last in re.findall(r"\bD-(\d+) to D-(\d+)", source):
                     named.update(range(int(first), int(last) + 1))
                 for number in named:
-                    found[f"D-{number}"].append(f"tests/{file.name}::{node.name}")
+                    found[f"D-{number}"].append(f"{name}::{node.name}")
     return found
 
 

@@ -17,7 +17,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.places import ROOT
+
 PLAY = """
 import contextlib
 from bridge import make_remote, make_vec_remote, serve_gym
@@ -110,11 +111,11 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def is_of(name: str, feature: str) -> bool:
-    return f"{name}.".startswith(f"bridge.{feature}.")
+    return f"{name}.".startswith((f"bridge.{feature}.", f"tests.{feature}."))
 
 
 def tests_of(feature: str, clone: Path) -> list[Path]:
-    """Return the test files that import a feature, or another of these files."""
+    """Return the test files that import a feature, or one of the tests in its folder."""
     files = {path: set(imported(path)) for path in (clone / "tests").rglob("test_*.py")}
     return sorted(path for path, names in files.items() if any(is_of(name, feature) for name in names))
 
@@ -123,6 +124,7 @@ def delete(feature: str, clone: Path) -> None:
     """Delete a feature's folder, its tests and its lines in `pyproject.toml`."""
     for path in tests_of(feature, clone):
         path.unlink()
+    shutil.rmtree(clone / "tests" / feature)
     shutil.rmtree(clone / "bridge" / feature)
     settings = clone / "pyproject.toml"
     lines = settings.read_text(encoding="utf-8").splitlines(keepends=True)

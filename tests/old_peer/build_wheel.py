@@ -1,4 +1,4 @@
-"""`python -m tests.old_peer.build_wheel COMMIT`: builds the wheel that `tests/test_old_peer.py` plays with.
+"""`python -m tests.old_peer.build_wheel COMMIT`: builds the wheel that `tests/ends/test_old_peer.py` plays with.
 
 The wheel's version ends in the commit (0.1.0+506376a), so that nobody takes it for a release. With the same version of
 setuptools the same commit gives the same bytes.

@@ -12,7 +12,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tests.standalone.environments import Play
+from tests.old_pythons.environments import Play
 from tests.versions.environments import FOLDER, SIDE_BY_SIDE, Environment, editable_wheel, make
 
 REASON = "could-not-be-installed.txt"

@@ -11,9 +11,9 @@ import pytest
 
 from bridge.testing import ServerProcess
 from tests.installed import versions_of
+from tests.old_pythons.beside import assert_lanes_equal, assert_one_equals
+from tests.old_pythons.environments import Play
 from tests.pins.environments import RLLIB, ZOOS, Pinned
-from tests.standalone.beside import assert_lanes_equal, assert_one_equals
-from tests.standalone.environments import Play
 from tests.standalone_server import ROOT, served
 
 PLAYS = [(zoo, play) for zoo in ZOOS for play in zoo.plays]

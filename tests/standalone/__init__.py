@@ -1,1 +1,1 @@
-"""The standalone server in old Pythons, beside today's client: `make test-standalone` installs and runs them."""
+"""Tests of `bridge.standalone`."""

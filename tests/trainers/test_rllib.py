@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet.cluster import ray_cluster
+from tests.ray.cluster import ray_cluster
 
 EXAMPLE = Path(__file__).resolve().parent.parent.parent / "examples" / "rllib_ppo.py"
 

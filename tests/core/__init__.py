@@ -1,0 +1,1 @@
+"""Tests of the core as a whole, and of its small helpers."""

@@ -1,0 +1,220 @@
+"""A server that drains: it tells its clients, takes no further ones, and ends once the last of them has left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from bridge import Limits, errors, make_remote, serve_gym
+from bridge.testing import CountingEnv, ServerProcess
+from tests.places import ROOT
+from tests.preloaded import Program
+from tests.support import sampled, until
+
+pytestmark = pytest.mark.slow
+
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+TRANSPORTS = pytest.mark.parametrize("transport", ["http2", "grpcio"])
+
+
+def long() -> CountingEnv:
+    return CountingEnv(1_000_000)
+
+
+def is_told(env: Any) -> bool:
+    """True if a client has heard that its server drains; a step takes what has come."""
+    env.step(0)
+    return bool(env.draining)
+
+
+@TRANSPORTS
+def test_a_client_is_told_and_goes_on_and_the_server_ends_once_it_has_left(transport: Any) -> None:
+    with serve_gym(long, limits=Limits(drain_timeout=600.0), transport=transport) as server:
+        env = make_remote(server.url, timeout=20)
+        env.reset()
+        assert not is_told(env)
+        assert not server.draining
+        server.drain()
+        until(lambda: is_told(env))
+        assert server.draining
+        env.reset()  # also a further episode
+        assert env.step(0)[1] == 1.0
+        assert not server.ended
+        env.close()
+        until(lambda: server.ended)
+        server.wait()
+
+
+def test_who_comes_while_it_drains_is_refused_and_may_ask_for_health() -> None:
+    with serve_gym(long, limits=Limits(drain_timeout=600.0)) as server:
+        env = make_remote(server.url, timeout=20)
+        env.reset()
+        server.drain()
+        until(lambda: server.draining)
+        with pytest.raises(errors.ConnectError, match="this server is stopping and takes no new worlds"):
+            make_remote(server.url, timeout=20)
+        with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            assert stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status == NOT_SERVING
+            assert next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)).status == NOT_SERVING
+        env.step(0)
+        env.close()
+        until(lambda: server.ended)
+
+
+@TRANSPORTS
+def test_who_stays_is_cut_off_after_the_timeout(transport: Any) -> None:
+    with serve_gym(long, limits=Limits(drain_timeout=600.0), transport=transport) as server:
+        env = make_remote(server.url, timeout=20)
+        env.reset()
+        server.drain(0.1)
+        with pytest.raises(
+            errors.ConnectionLostError, match=r"the server was stopped. Call reset\(\) to connect again$"
+        ):
+            until(lambda: env.step(0) is None, 20.0)
+        until(lambda: server.ended)
+        env.close()
+
+
+def test_a_shorter_drain_and_a_stop_end_a_longer_one() -> None:
+    for hurry in (lambda server: server.drain(0.0), lambda server: server.stop()):
+        with serve_gym(long) as server:
+            env = make_remote(server.url, timeout=20)
+            env.reset()
+            server.drain(600.0)
+            until(lambda: server.draining)
+            hurry(server)
+            until(lambda: server.ended)
+            server.drain()  # which does nothing any more
+            env.close()
+
+
+def test_a_server_without_clients_ends_at_once() -> None:
+    with (
+        serve_gym(long, limits=Limits(drain_timeout=600.0)) as server,
+        grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel,
+    ):
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=20)
+        next(watch)  # asking for health makes nobody a client
+        waiting = threading.Thread(target=server.wait)
+        waiting.start()
+        server.drain()
+        waiting.join(20)
+        assert not waiting.is_alive()
+        assert [answer.status for answer in watch] in ([NOT_SERVING], [NOT_SERVING, NOT_SERVING])
+
+
+def test_a_server_that_was_never_started_is_stopped() -> None:
+    server = serve_gym(long, start=False)
+    server.drain(600.0)
+    assert "stopped" in repr(server)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals that wake a thread")
+def test_ctrl_c_ends_the_wait_of_stop_and_the_next_stop_ends_the_server(processes: int) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with serve_gym(long, processes=processes) as server, make_remote(server.urls[0], timeout=20) as env:
+            env.reset()
+
+            def interrupt() -> None:
+                until(lambda: is_told(env))
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            with pytest.raises(KeyboardInterrupt):
+                server.stop(grace=600.0)
+            thread.join()
+            env.step(0)  # it still drains
+            server.stop()
+            assert server.ended
+            with pytest.raises(errors.ConnectionLostError):
+                env.step(0)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("seconds", [-1, "2", float("inf"), True])
+def test_a_timeout_that_is_none_is_refused(seconds: Any) -> None:
+    with pytest.raises(errors.SettingError, match="expected drain_timeout to be a number of seconds"):
+        serve_gym(long, limits=Limits(drain_timeout=seconds))
+    with serve_gym(long) as server:
+        with pytest.raises(errors.SettingError, match="expected timeout to be a number"):
+            server.drain(seconds)
+        for method in (server.stop, server.wait):
+            with pytest.raises(errors.SettingError, match="expected grace to be a number"):
+                method(seconds)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+def test_sigterm_drains_bridge_serve_for_as_long_as_it_is_told() -> None:
+    with ServerProcess("CartPole-v1", "--drain-timeout", "600") as server:
+        env = make_remote(server.url, timeout=20)
+        env.reset(seed=0)
+        os.kill(server.pid, signal.SIGTERM)
+        deadline = time.monotonic() + 20.0
+        while not env.draining:
+            assert time.monotonic() < deadline
+            env.reset()
+            env.step(0)
+        env.close()
+        assert server.wait(20) == 0
+
+
+GROUP = """
+import bridge, sys
+server = bridge.serve_gym("CartPole-v1", processes=2, limits=bridge.Limits(drain_timeout=600.0))
+print(*server.urls, flush=True)
+server.wait()
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
+@pytest.mark.parametrize("again", sampled([False, True], 2))
+def test_sigterm_drains_server_processes_and_a_second_one_stops_them(again: bool) -> None:
+    root = ROOT
+    parent = Program("-c", GROUP, cwd=root)
+    assert parent.stdout is not None
+    try:
+        urls = parent.stdout.readline().split()
+        envs = [make_remote(url, timeout=20) for url in urls]
+        for env in envs:
+            env.reset()
+        parent.send_signal(signal.SIGTERM)
+        for env in envs:
+            until(lambda env=env: env.reset() and env.draining, 20.0)
+        envs[0].close()
+        assert parent.poll() is None
+        if again:
+            parent.send_signal(signal.SIGTERM)
+        else:
+            envs[1].close()
+        assert parent.stdout.read() == "ended\n"
+        assert parent.wait(20) == 0
+        envs[1].close()
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+
+
+def test_server_processes_drain_together() -> None:
+    with serve_gym("CartPole-v1", processes=2) as server:
+        env = make_remote(server.urls[1], timeout=20)
+        env.reset()
+        assert not server.draining
+        server.drain(600.0)
+        assert server.draining
+        until(lambda: env.reset() and env.draining)
+        env.close()
+        server.wait()
