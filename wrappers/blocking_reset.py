@@ -112,7 +112,7 @@ class BlockingReset(OwnAttributes, BatchWrapper):
                 )
             slots_of(env).pool.step_timeout = float(step_timeout)
         self._on_lost, self._max_failures, self._step_timeout = on_lost, max_failures, step_timeout
-        self._failures: Array = np.zeros(env.num_envs, np.int64)
+        self._failures: dict[int, int] = {}
         self._observed: Array = np.zeros(env.num_envs, np.bool_)
         self._own_timeout = timeout
         self._timeout = env.timeout if timeout is None else checked_timeout(timeout)
@@ -266,7 +266,7 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         results = self.env.wait_for_all(pending, seconds, same_step=same_step, on_lost=self._on_lost)
         if pending == "step":
             ended = self._finished = results.ended
-            if results.errors or results.failures or self._failures.any():
+            if results.errors or results.failures or self._failures:
                 self._raise_lost(results)
                 self._count_failures(results, ended)
         # Slots that were not reset may have ended, and still need it.
@@ -294,11 +294,13 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         """Raise where a slot's environment does nothing but fail."""
         for slot in np.flatnonzero(ended).tolist():
             error = results.errors.get(slot) or results.failures.get(slot)
-            failed = isinstance(error, EnvironmentFailedError)
-            self._failures[slot] = self._failures[slot] + 1 if failed else 0
-            if error is not None and self._failures[slot] == self._max_failures:
+            failures = self._failures.pop(slot, 0) + 1
+            if not isinstance(error, EnvironmentFailedError):
+                continue
+            self._failures[slot] = failures
+            if failures == self._max_failures:
                 # Who catches the error and goes on has as many failures before it again.
-                self._failures[:] = 0
+                self._failures.clear()
                 text = f"the last {self._max_failures} episodes of slot {slot} ended by failures of the environment: "
                 raise EnvironmentFailedError(error.url, text + error.reason, Code.INTERNAL)
 

@@ -146,25 +146,25 @@ class SB3VecEnv(OwnAttributes, VecEnv):
 
     def step_wait(self) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
         """Return observations, float32 rewards, dones, each `(num_envs,)`, and a list with each slot's info."""
+        # Made while the servers step, which costs nobody time; they are returned where no environment tells more.
+        infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         results = self._envs.wait_for_all("step")
         self._stepping = False
         batch, dones = results.batch, results.ended
-        # As DummyVecEnv says it: where it is True, algorithms bootstrap with the value of the terminal observation.
-        cut_off: list[bool] = (batch.truncations & ~batch.terminations).tolist()
-        infos: list[dict[str, Any]]
         if results.has_infos:
             infos = results.own_infos()
-            for info, cut in zip(infos, cut_off, strict=True):
-                info["TimeLimit.truncated"] = cut
-        else:  # as nearly always
-            infos = [{"TimeLimit.truncated": cut} for cut in cut_off]
+            for info in infos:
+                info["TimeLimit.truncated"] = False
+        ended: list[int] = dones.nonzero()[0].tolist()
+        for slot in ended:
+            # As DummyVecEnv says it: where it is True, algorithms bootstrap with the value of the terminal observation.
+            infos[slot]["TimeLimit.truncated"] = not batch.terminations[slot]
         if results.begun is not None:
-            ended = dones.nonzero()[0].tolist()
             for slot, first in zip(ended, results.begun.own_infos(ended), strict=True):
                 infos[slot]["terminal_observation"] = results.row(slot)
                 self.reset_infos[slot] = first
         else:  # a simulator that has reset its lanes already tells their ends in its infos
-            for slot in np.flatnonzero(dones).tolist():
+            for slot in ended:
                 infos[slot]["terminal_observation"] = infos[slot].pop("final_obs", None)
         return results.batched(), batch.rewards.astype(np.float32), dones, infos
 

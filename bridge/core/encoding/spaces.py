@@ -246,6 +246,9 @@ class Layout:
         self.has_forms = lanes is None and any(leaf.kind == "scalar" or leaf.path for leaf in self.leaves)
         self._encoded = [index for index, leaf in enumerate(self.leaves) if leaf.kind == "encoded"]
         first = self.leaves[0] if self.single else None
+        holds_numbers = first is not None and first.kind in ("array", "scalar")
+        self._batch_dtype: Any = first.space.dtype if first is not None and lanes and holds_numbers else None
+        """The dtype of a batch of lanes that is one array; None: it is none."""
         self.is_array = first is not None and first.kind == "array" and first.spec.dtype == first.space.dtype
         """True if a sample is the very array of its tensor: `unpack` changes nothing."""
 
@@ -412,6 +415,10 @@ class Layout:
                     leaf.check(part)
             sample = parts[0] if self.single else _assemble(self.space, iter(parts))
             return sample if form is None else apply_form(self.space, sample, form)
+        if self._batch_dtype is not None:  # as nearly always: the batch is the very tensor
+            array = arrays[0]
+            if array.dtype == self._batch_dtype and (flags := array.flags).writeable and flags.aligned:
+                return array
         columns = self.columns(self.lanes)
         for index, array in enumerate(arrays):
             self.write(columns, index, 0, array)
@@ -437,7 +444,7 @@ class Layout:
         leaf, column = self.leaves[index], columns[index]
         if isinstance(column, np.ndarray):
             array = _narrow(array, column.dtype)
-            if self.lanes == len(column) and leaf.kind == "array":
+            if self.lanes == len(column):
                 flags = array.flags
                 # An unaligned array, which begins wherever the bytes before it end, would be slower to read each time.
                 if flags.writeable and flags.aligned:  # the memory of a large message, which is read but once
@@ -462,8 +469,10 @@ class Layout:
 
     def row(self, columns: Sequence[Column], slot: int) -> Any:
         """Return the sample of one slot; it shares no memory with the columns."""
+        if self.single:
+            return _row(self.leaves[0], columns[0], slot)
         parts = [_row(leaf, column, slot) for leaf, column in zip(self.leaves, columns, strict=True)]
-        return parts[0] if self.single else _assemble(self.space, iter(parts))
+        return _assemble(self.space, iter(parts))
 
     def rows(self, columns: Sequence[Column], count: int) -> tuple[Any, ...]:
         """Return the samples of `count` slots.

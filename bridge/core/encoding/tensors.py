@@ -444,13 +444,16 @@ class Spec:
 
     def check_range(self, array: Array) -> None:
         """Raise TensorError where an element is below the minimum, above the maximum, or NaN beside a bound."""
-        for bound, holds, side in (
-            (self.minimum, operator.ge, ", which is below the minimum"),
-            (self.maximum, operator.le, ", which is above the maximum"),
+        for bound, holds, extreme, side in (
+            (self.minimum, operator.ge, np.minimum.reduce, ", which is below the minimum"),
+            (self.maximum, operator.le, np.maximum.reduce, ", which is above the maximum"),
         ):
             if bound is not None:
                 # Python compares a number many times faster.
                 if not array.ndim and not bound.ndim and holds(array.item(), bound.item()):
+                    continue
+                # One pass over the elements, and no array of bools. A NaN is the extreme, and holds nothing.
+                if array.size and not bound.ndim and holds(extreme(array, axis=None), bound):
                     continue
                 inside = holds(array, bound)
                 if not inside.all():

@@ -257,7 +257,7 @@ class EnvAgent(Agent):
         with failures_in("reset"):
             self.observation, self.info = result
         for array in (self.reward, self.terminated, self.truncated):
-            array[...] = 0
+            array.fill(0)
         self.beside.clear()
         self.tell_names()
 
@@ -413,7 +413,7 @@ class EnvAgent(Agent):
         """Return how lanes began: their rows of each tensor, as `Value.Begun` holds them, and the info."""
         seen: Any = self.observation
         if self._plain and type(seen) is np.ndarray and (seen.dtype, seen.shape) == self._of_spec:
-            return [seen[lanes].tobytes()], self._encode_info()
+            return [seen.take(lanes, 0).tobytes()], self._encode_info()
         try:
             layout = self._observation_layout
             return [layout.pack_rows(index, seen, lanes) for index in range(len(layout.leaves))], self._encode_info()

@@ -44,7 +44,9 @@ Call: TypeAlias = Coroutine[Any, None, T]
 """A call of an environment, to be awaited."""
 Result: TypeAlias = tuple[Any, ...]
 """The result of `reset` or `step` of the user's environment, followed by the living agents if it has several."""
-IMMUTABLE = frozenset((int, float, bool, str, bytes, np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_))
+IMMUTABLE = frozenset(
+    (int, float, bool, str, bytes, type(None), np.int64, np.int32, np.uint8, np.float32, np.float64, np.bool_)
+)
 """Types of values that need no copy."""
 Spaces: TypeAlias = tuple[Space[object], Space[object]]
 """Observation space and action space."""

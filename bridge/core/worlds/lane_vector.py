@@ -6,6 +6,7 @@ fails, SyncVectorEnv raises, and the episodes of all lanes are over. Here only t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -96,12 +97,11 @@ class LaneVectorEnv(SyncLanes):
         self._holds_objects = any(leaf.kind not in ("array", "scalar") for leaf in self._layout.leaves)
         leaf = self._layout.leaves[0] if self._layout.single else None
         dtype: Any = leaf.space.dtype if leaf is not None and leaf.kind == "array" else None
-        self._array = None if leaf is None or dtype is None else (dtype, leaf.space.shape)
+        shape = (leaf.space.shape or ()) if leaf is not None else ()
+        self._array = None if dtype is None else (dtype, shape)
         """Dtype and shape of observations that are one array; None: they are something else."""
-        # Where observations have a first dimension along which they can be joined: the shape of all lanes' then.
-        shape = () if self._array is None else self._array[1]
-        self._end_to_end = (lanes * shape[0], *shape[1:]) if shape else None
-        self._shapes = {shape}
+        self._joined_array = None if dtype is None else (dtype, (lanes, *shape))
+        """Those of all lanes' observations."""
         # NumPy writes int64 into int8 without a word, whatever is lost. Integers of another dtype are looked at.
         self._integers = dtype if dtype is not None and dtype.kind in "iu" else None
         self._rewards_read = Rewards(reward_space, None)
@@ -179,7 +179,7 @@ class LaneVectorEnv(SyncLanes):
             raise ValueError(f"expected a seed for each of {count} lanes, got {len(seeds)}")
         own = None if options is None else {key: value for key, value in options.items() if key != "reset_mask"}
         mask = (options or {}).get("reset_mask")
-        chosen = range(count) if mask is None else np.flatnonzero(mask).tolist()
+        chosen = range(count) if mask is None else np.asarray(mask).nonzero()[0].tolist()
         self.failed.clear()
         infos: LaneInfos = {}
         for lane in chosen:
@@ -219,51 +219,49 @@ class LaneVectorEnv(SyncLanes):
             self.failed.clear()
         same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
         infos: LaneInfos = {}
-        rewards: list[Any] = []
-        terminations: list[bool] = []
-        truncations: list[bool] = []
+        count = self.num_envs
+        rewards, terminations, truncations = [self._no_reward] * count, [False] * count, [False] * count
         seen, over, looks, integers = self._seen, self._over, self._holds_objects, self._integers
-        plain_reward = self._rewards_read.plain_type
+        checks, plain_reward = looks or integers is not None, self._rewards_read.plain_type
         begun: list[int] = []
         for lane, (env, action) in enumerate(zip(self.envs, self._split(actions), strict=True)):
-            reward, terminated, truncated = self._no_reward, False, False
-            begins = over[lane]
             try:
-                if begins and same_step:
+                if over[lane]:
                     begun.append(lane)
-                    # Between the last observation of an episode and the first one of another there is no transition:
-                    # this step is told as an episode of its own, which was cut off.
-                    truncated, infos[lane] = True, {"error": self._unbegun[lane]}
-                elif begins:
-                    begun.append(lane)
-                    self._begin(lane, infos, checks=looks or integers is not None)
+                    if same_step:
+                        # Between the last observation of an episode and the first one of another there is no
+                        # transition: this step is told as an episode of its own, which was cut off.
+                        truncations[lane], infos[lane] = True, {"error": self._unbegun[lane]}
+                    else:
+                        self._begin(lane, infos, checks=checks)
                 else:
                     observation, reward, terminated, truncated, info = env.step(action)
-                    # Nearly all environments return these types: everything else takes the longer way.
+                    # Nearly all environments return these types and values: everything else takes the longer way.
                     if type(reward) is not plain_reward:
                         reward = self._read_reward(reward)
-                    if type(terminated) is not bool or type(truncated) is not bool:
+                    ends = False
+                    if terminated is not False or truncated is not False:
                         terminated, truncated = bool(terminated), bool(truncated)
-                    ends = terminated or truncated
-                    if looks or (integers is not None and getattr(observation, "dtype", None) is not integers):
-                        observation = self._checked(observation)
-                    elif same_step and ends:
-                        # What the reset returns takes its place in the batch, which is where it would be found wrong.
-                        self._checked(observation)
+                        ends = terminated or truncated
+                    if checks or ends:
+                        if looks or (integers is not None and getattr(observation, "dtype", None) is not integers):
+                            observation = self._checked(observation)
+                        elif same_step and ends:
+                            # What the reset returns takes its place in the batch, where it would be found wrong.
+                            self._checked(observation)
                     if info:
                         infos[lane] = _copied_info(info)
-                    seen[lane], over[lane] = observation, ends
+                    seen[lane], rewards[lane] = observation, reward
+                    if ends:
+                        terminations[lane], truncations[lane], over[lane] = terminated, truncated, True
             except KeyboardInterrupt:
                 raise
             # Whatever it raises, as of a single environment: some libraries have exceptions that are no `Exception`.
             except BaseException as error:
-                self._fail(lane, "reset" if begins else "step", error, infos)
-                reward, terminated, truncated = self._no_reward, False, True
+                self._fail(lane, "reset" if over[lane] else "step", error, infos)
+                truncations[lane] = True
             if same_step and over[lane]:
                 self._begin_at_once(lane, infos)
-            rewards.append(reward)
-            terminations.append(terminated)
-            truncations.append(truncated)
         try:
             observations = self._concatenated()
         except Exception:
@@ -437,13 +435,16 @@ class LaneVectorEnv(SyncLanes):
     def _concatenated(self) -> Any:
         """Return all lanes' newest observations as a batch; raises where one does not fit into it."""
         # All of them, also where few are new: environments may share an array, which each writes into.
-        observations = self._next_batch
-        # As `concatenate` does for arrays that all have the shape of the space: it looks at each of them several times.
-        if self._end_to_end is not None and {getattr(item, "shape", None) for item in self._seen} == self._shapes:
-            np.concatenate(self._seen, out=observations.reshape(self._end_to_end))
-        else:
-            space: Any = self.single_observation_space
-            observations = concatenate(space, self._seen, observations)
+        if self._joined_array is not None:
+            # As `concatenate` does for arrays that are of the space, which takes twice as long: it looks at each of
+            # them several times. Where one is not, NumPy raises, or makes something else of them.
+            with contextlib.suppress(Exception):
+                joined = np.array(self._seen)
+                if (joined.dtype, joined.shape) == self._joined_array:
+                    self._batch = joined
+                    return joined
+        space: Any = self.single_observation_space
+        observations = concatenate(space, self._seen, self._next_batch)
         self._batch, self._next_batch = observations, self._batch
         return observations
 

@@ -65,6 +65,7 @@ class Results:
         reward_space: Of one environment; None: rewards are floats.
         members: Those that are handed out; None: all. A row is a slot then.
         tells: Whether the caller sees the flags. Else episodes that were cut count as told only by later results.
+        batch: An empty batch for all slots, to be filled; None: one is made.
         before: The results of the step at hand, where these are what slots that ended begin with (SAME_STEP).
     """
 
@@ -76,6 +77,7 @@ class Results:
         members: Sequence[Member] | None = None,
         *,
         tells: bool = True,
+        batch: Batch | None = None,
         before: Results | None = None,
     ) -> None:
         self._places: list[tuple[Member, slice]] = []
@@ -92,7 +94,7 @@ class Results:
         columns = None
         if before is not None and self.rows_alone:
             columns = [column.copy() for column in before.batch.columns]
-        self.batch: Batch = Batch.empty(layout, size, reward_space, columns)
+        self.batch: Batch = batch or Batch.empty(layout, size, reward_space, columns)
         """Columns and flags of all rows; the columns of rows that are not `valid` hold nothing."""
         self.valid: Array = np.zeros(size, np.bool_)
         """Which rows have an observation, `(size,)`."""
@@ -118,12 +120,13 @@ class Results:
     def _hand_out(self) -> None:
         """Take the answers that have come."""
         pool, batch, valid, infos = self._pool, self.batch, self.valid, self._infos
-        stacked = self._stack_answers()
-        pool.handing_out = True
+        stacked = {} if self.rows_alone else self._stack_answers()
+        pool.handing_out = complete = True
         for member, rows in self._places:
             answer, start = member.answer, rows.start
             # Its remote is away or not ready, or it was asked for nothing.
             if answer is None:
+                complete = False
                 if member.error is not None:
                     self._cut_off(member, rows, member.error)
                 continue
@@ -143,19 +146,23 @@ class Results:
                 # Only this remote sent what its space cannot hold: the others' answers are here, and are handed out.
                 pool.lose(member, member.remote.give_up(error))
                 self._cut_off(member, rows, error)
+                complete = False
                 continue
             member.handed(ended=member.remote.session.state is ClientState.ENDED)
             self._any_info = self._any_info or bool(info)
             realtime = member.remote.realtime
             resetting = None if realtime is None else realtime.resetting
-            # In real time the server answers for all lanes as soon as one has an observation.
-            valid[rows] = True if resetting is None else ~resetting
+            if resetting is None:
+                valid[rows] = True
+            else:  # in real time the server answers for all lanes as soon as one has an observation
+                valid[rows] = ~resetting
+                complete = complete and bool(valid[rows].all())
             infos.append((member, start, info))
             if answer.reader.failed:
                 self._note_failures(member, start, info, answer.reader.failed)
             if stepped and not member.single and pool.policy.lanes_leave:
                 self._leave(member, rows)
-        self.complete = bool(valid.all())
+        self.complete = complete
 
     def _stack_answers(self) -> dict[int, StepAnswer]:
         """Write all answers of the same template into the batch at once, but for their infos; return them by row."""

@@ -14,6 +14,7 @@ from bridge.core.client.slots.results import Results
 from bridge.core.client.slots.slot import CUT, JOINED, SETTLED, STEPPED, Member, SlotEvent, SlotPhase
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.slots.waiting import OnLost, gather_all
+from bridge.core.client.world.step_reader import Batch
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, pack_tensor
 from bridge.errors import (
@@ -280,8 +281,10 @@ class Stepper:
         """
         results = self._stepped
         if results is None:
+            # Made while the servers step, which costs nobody time.
+            batch = Batch.empty(self._observation_layout, len(self.pool.members.at), self._reward_space)
             gather_all(self.pool, timeout, on_lost)
-            results = self.take_results()
+            results = self.take_results(batch)
             if not self._all_running:
                 results.fill_last()
             if self._unbegun:
@@ -295,15 +298,15 @@ class Stepper:
             # end, whose last observation and info are in `final_obs` and `final_info`. So both results are kept:
             # `results` says how the step went, `results.begun` what the slots that ended begin with. Nobody sets
             # `same_step` for a world that is SAME_STEP by itself: its answer holds both already.
-            if not same_step or not results.ended.any():
+            if not same_step or not np.count_nonzero(ended := results.ended):
                 return results
-            self._begin_next(results.ended)
+            self._begin_next(ended)
             self._stepped = results  # a wait that times out in the second trip goes on there when it is called again
         self.pool.handing_out = False
         # Where lanes have begun in the step itself, nothing is waited for: a look at the sockets costs system calls.
         if self.pool.has_errors or any(member.phase not in SETTLED for member in self.pool.members.filling):
             gather_all(self.pool, timeout, on_lost)
-        begun = self.take_results(results)
+        begun = self.take_results(before=results)
         self._stepped = None
         # A world that was lost during the second trip has told its step already. Its loss must be seen in this step
         # too, or the slot would seem to go on; one that terminated in the step stays terminated, and nothing else.
@@ -313,9 +316,11 @@ class Stepper:
         results.begun, self._unbegun = begun, begun.failures
         return results
 
-    def take_results(self, before: Results | None = None) -> Results:
+    def take_results(self, batch: Batch | None = None, before: Results | None = None) -> Results:
         """Hand out what has come; with `before`, the results of a step that ended episodes: what others begin with."""
-        results = Results(self.pool, self._observation_layout, self._reward_space, tells=self._tells, before=before)
+        results = Results(
+            self.pool, self._observation_layout, self._reward_space, tells=self._tells, batch=batch, before=before
+        )
         self._all_running = results.complete and not results.errors
         return results
 
