@@ -90,7 +90,7 @@ EXCEPTED = {
     ("worlds/realtime/acting_stream.py", "seat"): "the same, and the setting of JoinWorld",
     ("worlds/realtime/clock_pacer.py", "seat"): "the same, and the setting of JoinWorld",
     ("server/metrics.py", "spectators"): "as the wire's role",
-    ("encoding/interventions.py", "takeover"): "`takeover_fps`, a key of an info on the wire, which clients keep to",
+    ("encoding/infos.py", "takeover"): "`takeover_fps`, a key of an info on the wire, which clients keep to",
 }
 """Words of `FEATURE_NAMES` that mean something else here: by the file in the core, or "" for all, with the reason."""
 NAMES_NOT_YET = {

@@ -9,8 +9,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from bridge.core.encoding import values
-from bridge.core.encoding.attribute_names import AttributeNames
-from bridge.core.encoding.names import NAMES
+from bridge.core.encoding.names import NAMES, AttributeNames
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, Spec
@@ -402,7 +401,7 @@ class EnvAgent(Agent):
         """Return one tensor of the environment's observation."""
         observation: Any = self.observation
         if self._plain and type(observation) is np.ndarray and (observation.dtype, observation.shape) == self._of_spec:
-            return cast(Array, observation)
+            return cast("Array", observation)
         try:
             self._observation_layout.note_type(uid - 1, observation, self._notes)
             return self._observation_layout.pack_leaf(uid - 1, observation)

@@ -9,7 +9,7 @@ from typing import Any
 
 import gymnasium
 
-from bridge.core.encoding.attribute_names import AttributeNames
+from bridge.core.encoding.names import AttributeNames
 
 __all__ = ["AttributeList", "named_values"]
 

@@ -23,7 +23,7 @@ from gymnasium.vector.async_vector_env import AsyncState
 from bridge.core.encoding import values
 from bridge.core.encoding.names import NAMES
 from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
-from bridge.core.encoding.random_state import state_of
+from bridge.core.encoding.seeds import state_of
 from bridge.core.encoding.space_json import space_to_json
 from bridge.core.logs import SafeLog
 from bridge.core.worlds import kinds
@@ -100,7 +100,7 @@ class Host(abc.ABC, Generic[E]):
         if options is not None:
             # A copy: an environment may take out what it has read, and other lanes, or the next attempt, get the same.
             given["options"] = dict(options)
-        result = cast(Result, self.env.reset(**given))
+        result = cast("Result", self.env.reset(**given))
         if self.names is not None:
             self.names.renew(kinds.attribute_layers(self.env))
         return result
@@ -496,16 +496,16 @@ class LanesHost(Host[Lanes]):
             # environment.
             self._find(name, [0])
         # In its process an AttributeError would end the lane, and with it the whole vector environment.
-        elif self._is_async and not all(cast(Any, self.env).call("has_wrapper_attr", name)):
+        elif self._is_async and not all(cast("Any", self.env).call("has_wrapper_attr", name)):
             raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
         if not self.facts.resets_lanes:
             results = _look_up(partial(kinds.call_simulator, self.env, name, args, kwargs), name)
         else:
-            results = list(cast(Any, self.env).call(name, *args, **kwargs))
+            results = list(cast("Any", self.env).call(name, *args, **kwargs))
         return [results[lane] for lane in lanes]
 
     def _set(self, name: str, value: list[object]) -> None:
-        cast(Any, self.env).set_attr(name, value)  # Sync and Async have methods that a VectorEnv has not
+        cast("Any", self.env).set_attr(name, value)  # Sync and Async have methods that a VectorEnv has not
 
 
 class ParallelHost(Host[ParallelEnv]):

@@ -28,7 +28,7 @@ from bridge.core.client.slots.stepper import Received
 from bridge.core.client.slots.waiting import OnLost
 from bridge.core.client.world.remote_record import RemoteReport
 from bridge.core.encoding.message_form import MessageForm
-from bridge.core.encoding.random_state import generator_of
+from bridge.core.encoding.seeds import generator_of
 from bridge.core.encoding.tensors import Array
 from bridge.core.finalizers import end_apart
 from bridge.core.keywords import grouped

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from bridge.core.client.attributes import missing_attributes
 from bridge.core.client.conflict import ConflictDetector
 from bridge.core.client.messages import MessageAnswer, MessageTarget, MessageWriter, message_request, read_message
-from bridge.core.client.slots.question import Question
+from bridge.core.client.slots.pool import Question
 from bridge.core.client.slots.slot import CONNECTING, STEPPED, Member
 from bridge.core.client.slots.stepper import Stepper
 from bridge.core.client.slots.vector_pool import VectorPool

@@ -10,8 +10,7 @@ import numpy as np
 
 from bridge.core.client.world.step_reader import SIGNALS, StepMessage, StepReader
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
-from bridge.core.encoding.attribute_names import KnownNames
-from bridge.core.encoding.names import REALTIME_SIGNALS
+from bridge.core.encoding.names import REALTIME_SIGNALS, KnownNames
 from bridge.core.encoding.space_json import plain_space_from_json, space_from_json
 from bridge.core.encoding.space_specs import space_from_specs
 from bridge.core.encoding.spaces import Column, Layout

@@ -22,7 +22,7 @@ from bridge.core.client.world.session import ClientSession
 from bridge.core.client.world.session_states import CONNECTING, ONLINE, ClientState
 from bridge.core.client.world.step_reader import StepMessage
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
-from bridge.core.encoding.attribute_names import KnownNames
+from bridge.core.encoding.names import KnownNames
 from bridge.core.encoding.tensors import pack_tensor
 from bridge.core.forks import leak
 from bridge.errors import ClosedError, ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError

@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium import Space
 
 from bridge.core.encoding import values
-from bridge.core.encoding.attribute_names import AttributeNames, KnownNames
-from bridge.core.encoding.interventions import PACE
+from bridge.core.encoding.infos import PACE
+from bridge.core.encoding.names import AttributeNames, KnownNames
 from bridge.core.encoding.spaces import Column, Layout
 from bridge.core.encoding.step_codec import StepAnswer
 from bridge.core.encoding.tensors import Array, Spec, unpack_tensor
