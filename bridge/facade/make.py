@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from gymnasium.vector import AutoresetMode, VectorEnv
     from typing_extensions import Unpack
 
-    from bridge.core.client.slots.waiting import OnLost
+    from bridge.core.client.slots.stepper import OnLost
 
 __all__ = ["FeatureKeywords", "make_remote", "make_vec_remote"]
 
