@@ -7,7 +7,7 @@ import time
 from contextlib import closing
 from typing import Any
 
-from bridge.core.client.wire.directory import known_targets
+from bridge.core.client.wire.dialer import known_targets
 from bridge.core.extras import install_command
 from bridge.core.transport.address import Address
 from bridge.core.transport.frames import HeadersReceived, Http2Error, StreamEnded, StreamReset

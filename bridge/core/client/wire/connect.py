@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from bridge.core.client.wire.call import ClientCall, Deliver
 from bridge.core.client.wire.connection import connection_to
-from bridge.core.client.wire.directory import known_targets
+from bridge.core.client.wire.dialer import known_targets
 from bridge.core.client.wire.poller import Poller
 from bridge.core.transport.address import Address, is_loopback
 from bridge.errors import SettingError
