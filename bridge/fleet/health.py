@@ -13,8 +13,7 @@ from bridge.core.transport.address import Address
 from bridge.core.transport.frames import HeadersReceived, Http2Error, StreamEnded, StreamReset
 from bridge.core.transport.http2 import Http2
 from bridge.core.transport.messages import MessageReader, pack_prefix
-from bridge.core.transport.remedies import remedy
-from bridge.core.transport.service import ROOM
+from bridge.core.transport.service import ROOM, remedy
 from bridge.core.transport.tls import client_context
 from bridge.errors import (
     Code,

@@ -25,7 +25,7 @@ from bridge.core.extras import needed
 from bridge.core.forks import forget_in_child
 from bridge.core.transport import keepalive
 from bridge.core.transport.address import Address
-from bridge.core.transport.remedies import remedy
+from bridge.core.transport.service import remedy
 from bridge.core.transport.sockets import AT_ONCE, let_receive_wait, send_parts
 from bridge.core.transport.tls import Tls, client_context, explain
 from bridge.errors import ConnectError, ConnectionLostError, PeerError, RemoteError, SettingError

@@ -20,8 +20,7 @@ from bridge.core.transport.messages import (
     TooLarge,
     pack_prefix,
 )
-from bridge.core.transport.remedies import is_absent, remedy
-from bridge.core.transport.service import HELLO, METHOD, SERVICE, code_of_status
+from bridge.core.transport.service import HELLO, METHOD, SERVICE, code_of_status, is_absent, remedy
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
 from bridge.version import __version__
 
