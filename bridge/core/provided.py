@@ -32,7 +32,7 @@ def provided(name: str) -> Any:
     `other_schemes` says for errors which URL schemes there are beside those of servers; `client_methods` is a dict of
     what `added_method` of the client finds; `groups` the dataclasses that
     its keywords take, by keyword; `gateway_schemes` the `bridge.web.gateway.schemes.GatewayScheme` objects of this
-    package; `environment_properties` the `bridge.core.worlds.env_properties.EnvironmentProperty` objects of its
+    package; `environment_properties` the `bridge.core.worlds.environment.EnvironmentProperty` objects of its
     features; `as_policy` the function that returns the policy that a user names by a function, `"random"` or a URL.
 
     Raises:

@@ -9,7 +9,7 @@ change.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,6 +17,7 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from bridge.core.encoding.properties import PropertyTree
+from bridge.core.provided import provided
 from bridge.core.samples import Samples
 from bridge.core.worlds.scheduling import Executor
 from bridge.errors import RequestError
@@ -30,12 +31,14 @@ __all__ = [
     "Call",
     "EnvFacts",
     "Environment",
+    "EnvironmentProperty",
     "EnvironmentProxy",
     "Job",
     "Result",
     "Spaces",
     "StepTimes",
     "Transition",
+    "environment_properties",
     "kept",
 ]
 
@@ -278,3 +281,29 @@ def kept(value: Any) -> Any:
     if type(value) in (tuple, list, set) or (isinstance(value, tuple) and hasattr(value, "_make")):
         return getattr(value, "_make", type(value))(map(kept, value))
     return value
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentProperty:
+    """A text about an environment that its code may be asked for, one for all lanes of a world."""
+
+    name: str
+    """The key below `world`."""
+    description: str
+    """In a sentence."""
+    read: Callable[[Any], str]
+    """Returns the text of a Gymnasium environment, or of a vector of them, in the thread that it belongs to. A feature
+    is imported here, once somebody asks."""
+    read_agent: Callable[[str, Space[Any]], str]
+    """Returns the text for one of several agents, from the environment's name in its metadata and the action space."""
+
+    @property
+    def key(self) -> str:
+        """The dotted path."""
+        return f"world.{self.name}"
+
+
+def environment_properties() -> Sequence[EnvironmentProperty]:
+    """Return those of all features that are installed."""
+    found: Sequence[EnvironmentProperty] = provided("environment_properties")
+    return found

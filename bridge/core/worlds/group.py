@@ -10,8 +10,7 @@ from bridge.core.encoding.properties import ENCODED, TEXT, Property, PropertyTre
 from bridge.core.encoding.space_json import space_to_json
 from bridge.core.worlds.base import failures_in
 from bridge.core.worlds.default_actions import DEFAULT, neutral_action
-from bridge.core.worlds.env_properties import environment_properties
-from bridge.core.worlds.environment import Call, EnvFacts, Environment, Job, Transition
+from bridge.core.worlds.environment import Call, EnvFacts, Environment, Job, Transition, environment_properties
 from bridge.core.worlds.rewards import as_typed
 from bridge.core.worlds.settings import Settings, read_choice
 from bridge.errors import Code, RequestError

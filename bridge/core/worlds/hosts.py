@@ -29,8 +29,7 @@ from bridge.core.logs import SafeLog
 from bridge.core.worlds import kinds
 from bridge.core.worlds.attributes import AttributeList, named_values
 from bridge.core.worlds.base import answer_to, failures_in
-from bridge.core.worlds.env_properties import environment_properties
-from bridge.core.worlds.environment import EnvFacts, Result
+from bridge.core.worlds.environment import EnvFacts, Result, environment_properties
 from bridge.core.worlds.kinds import GymEnv, Known, Lanes, ParallelEnv
 from bridge.core.worlds.lane_infos import FinalInfos, collect_infos, join_infos
 from bridge.core.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours

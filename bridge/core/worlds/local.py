@@ -17,8 +17,14 @@ from typing import Any, TypeVar
 
 from bridge.core.encoding.properties import ENCODED, NUMBER, Property, PropertyTree, encoded, read_encoded
 from bridge.core.worlds.base import answer_to, in_environment
-from bridge.core.worlds.env_properties import environment_properties
-from bridge.core.worlds.environment import Call, Environment, EnvironmentProxy, Result, StepTimes
+from bridge.core.worlds.environment import (
+    Call,
+    Environment,
+    EnvironmentProxy,
+    Result,
+    StepTimes,
+    environment_properties,
+)
 from bridge.core.worlds.hosts import LANE_WRAPPERS, AnyHost, checked_lanes, checked_values, host_of, wrappers_by_lane
 from bridge.core.worlds.kinds import Known
 from bridge.core.worlds.messages import PartOutcome, SessionMessage
