@@ -15,8 +15,8 @@ from bridge.core.keywords import by_name
 from bridge.core.provided import provided
 from bridge.core.rounds import RoundState
 from bridge.core.server.failure_log import FailureLog
-from bridge.core.worlds.default_actions import default_action
 from bridge.core.worlds.environment import Transition
+from bridge.core.worlds.group import default_action
 from bridge.core.worlds.realtime.multi_agent import Frame, JointClock, PolicyPlayer
 from bridge.core.worlds.scheduling import Scheduler, Timer
 from bridge.core.worlds.world import EnvWorld
