@@ -1,4 +1,4 @@
-"""The gRPC service and the metadata that both ends must agree on."""
+"""The gRPC service and the metadata that both ends must agree on; what to do where no service answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Groups: who takes part in a world, by the names that clients know them by, and what each of them gives and gets."""
+"""Groups: who takes part in a world, by the names that clients know them by, and what each of them gives and gets.
+
+Who gives no action in time takes a default one, which the environment allows.
+"""
 
 from __future__ import annotations
 

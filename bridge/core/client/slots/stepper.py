@@ -1,4 +1,4 @@
-"""Sends Resets and Steps to the members of a pool, and gathers their answers."""
+"""Sends Resets and Steps to the members of a pool, and gathers their answers, or waits until every slot has one."""
 
 from __future__ import annotations
 
