@@ -13,11 +13,10 @@ from bridge.core.encoding.names import NAMES, AttributeNames
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, Spec
-from bridge.core.worlds.base import Agent, answer_to, failures_in
+from bridge.core.worlds.base import Agent, PacedWorld, answer_to, failures_in
 from bridge.core.worlds.environment import Result, Spaces
 from bridge.core.worlds.hosts import refuse_private
 from bridge.core.worlds.messages import PartOutcome, SessionMessage
-from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.rewards import HELD_BY_FLOAT64, Rewards, as_number, is_held_by_float64, reward_type
 from bridge.core.worlds.settings import Settings
 from bridge.errors import Code, RequestError, TensorError
