@@ -25,7 +25,7 @@ from bridge.core.client.slots.reports import as_universe, flat_report, remote_re
 from bridge.core.client.slots.results import Results
 from bridge.core.client.slots.slots import Slots
 from bridge.core.client.slots.stepper import OnLost, Received
-from bridge.core.client.world.remote_record import RemoteReport
+from bridge.core.client.world.remote import RemoteReport
 from bridge.core.encoding.message_form import MessageForm
 from bridge.core.encoding.seeds import generator_of
 from bridge.core.encoding.tensors import Array
