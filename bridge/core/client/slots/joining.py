@@ -15,7 +15,7 @@ from bridge.core.client.slots.endpoint import EndpointEvent
 from bridge.core.client.slots.placement import Load, Placement
 from bridge.core.client.slots.slot import CONNECTING, Member, SlotPhase
 from bridge.core.client.slots.vector_pool import VectorPool
-from bridge.core.client.world.lanes_choice import choose_lanes
+from bridge.core.client.world.join_sequence import choose_lanes
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.logs import SafeLog
 from bridge.core.progress import LOOK, tell
