@@ -25,7 +25,7 @@ from tests.support import direct_registry, direct_session, gym_source, layout_of
 def instead_of_calls(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
     """Have remotes get what `call` makes from no connection, a URL and where to deliver, in place of calls."""
     for name, value in (("connection_to", lambda *args, **keywords: None), ("ClientCall", call)):
-        monkeypatch.setattr(f"bridge.core.client.wire.connect.{name}", value)
+        monkeypatch.setattr(f"bridge.core.client.wire.connection.{name}", value)
 
 
 class Network:

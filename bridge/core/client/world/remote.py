@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bridge.core.client.wire.call import Deliver
-from bridge.core.client.wire.connect import AnyCall, connect
+from bridge.core.client.wire.connection import AnyCall, connect
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.core.client.world.joined_world import JoinedWorld
