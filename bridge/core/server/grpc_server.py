@@ -16,17 +16,20 @@ from bridge.core.server.connections import Connections
 from bridge.core.server.grpc_services import MAX_REQUEST, Services, SideCall
 from bridge.core.server.inflation import Inflation
 from bridge.core.server.limits import CoreLimits
-from bridge.core.transport.compression import WORTHWHILE, Compression, compress, encodings
 from bridge.core.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamEnded, StreamReset
 from bridge.core.transport.http2 import Http2
 from bridge.core.transport.http2_sender import SMALL
 from bridge.core.transport.messages import (
     PREFIX,
+    WORTHWHILE,
     CompressedMessage,
+    Compression,
     MalformedMessage,
     MessageReader,
     RefusedMessage,
     TooLarge,
+    compress,
+    encodings,
     pack_prefix,
 )
 from bridge.core.transport.service import HELLO, METHOD, SERVICE

@@ -8,13 +8,13 @@ from urllib.parse import unquote
 
 from bridge.core.transport import keepalive
 from bridge.core.transport.address import Address, shown_token, withheld
-from bridge.core.transport.compression import Inflater
 from bridge.core.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamReset
 from bridge.core.transport.http2 import Http2
 from bridge.core.transport.messages import (
     LARGE,
     PREFIX,
     CompressedMessage,
+    Inflater,
     MalformedMessage,
     MessageReader,
     TooLarge,
