@@ -12,9 +12,8 @@ from google.protobuf.message import DecodeError
 
 from bridge.core.encoding.names import PROPERTY_REQUEST_URL
 from bridge.core.logs import SafeLog
-from bridge.core.server.admission import Admission
 from bridge.core.server.failure_log import FailureLog
-from bridge.core.server.limits import ConnectionCount, CoreLimits
+from bridge.core.server.limits import Admission, ConnectionCount, CoreLimits
 from bridge.core.server.registry import Registry
 from bridge.core.server.serving import MOMENT
 from bridge.core.server.session import Session, error_response

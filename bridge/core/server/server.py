@@ -18,7 +18,6 @@ from urllib.parse import quote
 
 from bridge.core.extras import needed
 from bridge.core.forks import forget_in_child, leak
-from bridge.core.server.admission import Admission
 from bridge.core.server.auth import Gate, Security
 from bridge.core.server.calls import Calls, ServedSession
 from bridge.core.server.connection import Connection, ConnectionProtocol
@@ -27,7 +26,7 @@ from bridge.core.server.event_loop import EventLoop
 from bridge.core.server.grpc_server import GrpcProtocol
 from bridge.core.server.grpc_services import Services
 from bridge.core.server.idle_worlds import IdleWorlds
-from bridge.core.server.limits import ConnectionCount, CoreLimits, check_drain_timeout
+from bridge.core.server.limits import Admission, ConnectionCount, CoreLimits, check_drain_timeout
 from bridge.core.server.memory import MemoryRelease
 from bridge.core.server.messages import ServedMessages
 from bridge.core.server.registry import Overview, Registry, WorldSource
