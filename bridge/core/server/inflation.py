@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from bridge.core.server.helper_thread import HelperThread
+from bridge.core.server.serving import HelperThread
 from bridge.core.transport.messages import CompressedMessage, Inflater, RefusedMessage
 from bridge.errors import Code, RequestError
 
