@@ -1,4 +1,4 @@
-"""The limits of a server."""
+"""The limits of a server, and the count of what it has admitted within them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""The threads of a server: one that serves, and its deputy.
+"""The threads of a server: one that serves, its deputy, and helpers that take jobs from the event loop.
 
 The serving thread runs the event loop, and calls the environments in its midst: an environment is made, reset,
 stepped, rendered and closed by this one thread, as OpenGL contexts, SQLite connections and GUI toolkits need it. While
 such a call lasts longer than a moment, the deputy runs the loop in its place: it answers what needs no environment,
 and queues the calls of environments, which the serving thread makes when it is back.
+
+A helper thread does what takes processor time, or, with `thread_safe=True`, calls the environments of one world.
 """
 
 from __future__ import annotations

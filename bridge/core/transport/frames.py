@@ -1,4 +1,7 @@
-"""HTTP/2's frames, error codes, events and streams (RFC 9113): what both halves of a connection share."""
+"""HTTP/2's frames, error codes, events and streams (RFC 9113), which both halves of a connection share.
+
+The functions check single frames (section 6), whatever the connection's state.
+"""
 
 from __future__ import annotations
 

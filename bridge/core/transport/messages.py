@@ -1,6 +1,7 @@
-"""gRPC's length-prefixed messages in the bytes of an HTTP/2 stream.
+"""gRPC's length-prefixed messages in the bytes of an HTTP/2 stream, and their compression.
 
-Memory is taken, and admitted, for bytes that have come, never for bytes that a prefix announces.
+Memory is taken, and admitted, for bytes that have come, never for bytes that a prefix announces. They are compressed by
+gzip of the standard library, or by zstd (extra `zstd`), which is several times faster.
 """
 
 from __future__ import annotations

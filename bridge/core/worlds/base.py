@@ -1,4 +1,7 @@
-"""The interface of worlds, which agents join, and of agents, which have specs and episodes."""
+"""The interface of worlds, which agents join, and of agents, which have specs and episodes.
+
+A `World` may be anything that is joined; a `PacedWorld` owns an environment.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's sockets: a connection carries one call, or several to the same place.
+"""A client's sockets: a connection carries one call, or several to the same place. `connect` opens one, or by grpcio.
 
 No thread: the owner's poller looks after the socket. A protocol, gRPC or WebSocket, turns requests into bytes, and
 bytes into answers.
