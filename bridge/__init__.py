@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from bridge.core.extras import has_feature, is_installed
-from bridge.core.lazy import lazy_names
-from bridge.core.provided import provide
+from bridge.core.lazy import lazy_names, provide
 from bridge.registration import register_remote
 
 if TYPE_CHECKING:

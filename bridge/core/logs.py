@@ -1,13 +1,19 @@
-"""A log that costs nobody anything where it cannot be written: handlers that raise, disks that are full."""
+"""What a user is told beside results: lines of a log, warnings, and the progress of a call that waits.
+
+A log costs nobody anything where it cannot be written: handlers that raise, disks that are full.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
+import sys
 import time
+import warnings
 from typing import Any
 
-__all__ = ["LimitedLog", "SafeLog"]
+__all__ = ["LOOK", "LimitedLog", "Progress", "SafeLog", "tell", "warn"]
 
 
 class SafeLog(logging.LoggerAdapter):  # type: ignore[type-arg]
@@ -54,3 +60,49 @@ class LimitedLog(SafeLog):
         if self._dropped:
             msg, self._dropped = f"{msg} (and {self._dropped} further lines like it, which are left out)", 0
         super().log(level, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
+
+
+_PASSED_THROUGH = ("bridge", "gymnasium")
+
+
+def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Issue a warning whose place is the nearest caller outside of this package and of Gymnasium.
+
+    A place of ours would show a line that its reader did not write and cannot change.
+    """
+    frame, level = inspect.currentframe(), 1
+    # Counted anew each time: how deep the user's line is depends on the wrappers around the environment.
+    while frame is not None and frame.f_back is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _PASSED_THROUGH:
+            break
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
+
+
+LOOK = 2.0
+"""Seconds of a wait after which a person is told what is still missing."""
+
+_PERIOD = 1.5
+"""Seconds of silence before the first line, and between two: most waits are over by then."""
+
+
+def tell(text: str) -> None:
+    """Write a line to standard error, where that is a terminal."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+        if sys.stderr.isatty():
+            print(f"bridge: {text}", file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Tells what is waited for, once that takes a while, and again where it changes."""
+
+    def __init__(self) -> None:
+        self._due = time.monotonic() + _PERIOD
+        self._said = ""
+
+    def tell(self, text: str) -> None:
+        """Write a line, where it differs from the last one and that is old enough."""
+        now = time.monotonic()
+        if now >= self._due and text != self._said:
+            self._due, self._said = now + _PERIOD, text
+            tell(text)

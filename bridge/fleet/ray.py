@@ -29,8 +29,8 @@ import ray.util
 
 from bridge.core.client.endpoints import Endpoint
 from bridge.core.keywords import check_counts, grouped
-from bridge.core.progress import Progress
-from bridge.core.provided import provided
+from bridge.core.lazy import provided
+from bridge.core.logs import Progress
 from bridge.core.server.auth import Auth
 from bridge.core.server.limits import CoreLimits
 from bridge.core.transport.credentials import Token, checked_tls

@@ -21,7 +21,7 @@ from bridge.core.client.slots.slot import SlotState
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import feature
 from bridge.core.keywords import check_counts
-from bridge.core.provided import provided
+from bridge.core.lazy import provided
 from bridge.core.transport.credentials import ClientCredentials, given_access
 from bridge.errors import InvalidActionError, RemoteError, SettingError
 from bridge.policies.remote_policy import RemotePolicy

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import gymnasium
 from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
+from bridge.core.back_off import until_up
 from bridge.core.client.envs.pool_owner import PoolOwner
 from bridge.core.client.messages import MessageAnswer, MessageReply, MessageTarget, message_request, read_message
 from bridge.core.client.options import EnvOptions
@@ -23,10 +24,9 @@ from bridge.core.client.world.step_reader import Transition
 from bridge.core.client.world.world_request import WorldInfo
 from bridge.core.encoding.message_form import MessageForm
 from bridge.core.keywords import grouped
-from bridge.core.server_wait import until_up
+from bridge.core.logs import warn
 from bridge.core.transport.address import secret_url
 from bridge.core.transport.credentials import TLS
-from bridge.core.warn import warn
 from bridge.errors import (
     AlreadyPendingError,
     BridgeError,

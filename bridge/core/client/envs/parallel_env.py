@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bridge.core.back_off import until_up
 from bridge.core.client.envs.env import remote_metadata
 from bridge.core.client.envs.pool_owner import PoolOwner
 from bridge.core.client.options import RemoteKeywords, RemoteOptions
@@ -22,7 +23,6 @@ from bridge.core.encoding.space_json import space_from_json
 from bridge.core.encoding.tensors import pack_tensor
 from bridge.core.extras import install_command
 from bridge.core.keywords import grouped
-from bridge.core.server_wait import until_up
 from bridge.core.transport.credentials import TLS
 from bridge.errors import (
     Code,

@@ -1,9 +1,10 @@
 """The requests by which a client gets into a world, each made of the answer to the one before.
 
-CreateWorld, JoinWorld and, at a server of this package, one request for each property of the world. Before them, where
-the client would rather have lanes, the questions of `LanesQuestion`: one message steps a world of N lanes, which is
-faster than N worlds. Where whoever steps them waits for all of them anyway, and the server runs its worlds one after the
-other, nothing else tells the two forms apart. `choose_lanes` looks at the call, before anything is connected;
+CreateWorld, JoinWorld and, at a server of this package, one request for each property of the world.
+
+Before them, where the client would rather have lanes, it asks for them. One message steps a world of N lanes, which is
+faster than N worlds. Where whoever steps them waits for all of them anyway, and the server runs its worlds one after
+the other, nothing else tells the two forms apart. `choose_lanes` looks at the call, before anything is connected;
 `LanesQuestion` at the server, before a world is made. A user's `lanes=True` or `lanes=False` decides it without either.
 """
 

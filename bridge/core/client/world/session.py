@@ -26,7 +26,7 @@ from bridge.core.client.world.session_states import ONLINE, TRANSITIONS, ClientS
 from bridge.core.client.world.step_reader import BegunAnswer, StepMessage
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
-from bridge.core.warn import warn
+from bridge.core.logs import warn
 from bridge.errors import UNREADABLE, Code, PeerError, RefusedError, RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 

@@ -16,7 +16,7 @@ from bridge.core.encoding.names import AttributeNames, KnownNames
 from bridge.core.encoding.spaces import Column, Layout
 from bridge.core.encoding.step_codec import StepAnswer
 from bridge.core.encoding.tensors import Array, Spec, unpack_tensor
-from bridge.core.warn import warn
+from bridge.core.logs import warn
 from bridge.errors import UNREADABLE, PeerError, TensorError
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
