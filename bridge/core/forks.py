@@ -7,14 +7,18 @@ server alive and untouched until it exits, and its environments connect anew.
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["forget_in_child", "leak"]
+__all__ = ["end_apart", "forget_in_child", "leak"]
 
 
 class _Inherited(Protocol):
@@ -61,3 +65,18 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+
+
+def end_apart(end: Callable[[], object]) -> None:
+    """Call a function that may wait, in a thread of its own; for `__del__`, which the garbage collector calls anywhere.
+
+    The thread that collects may be the one that is to be waited for, or hold a lock that it needs. At the end of the
+    interpreter nothing is called: what is left ends with the process.
+    """
+    if sys.is_finalizing():
+        return
+    # `Thread.start` takes a lock of `threading` and waits for the new thread, which takes it too. The collection may
+    # have come while the lock is held here, so another thread has to call it.
+    thread = threading.Thread(target=end, name="bridge-end", daemon=True)
+    with contextlib.suppress(RuntimeError):  # no thread is left, or the interpreter begins to end
+        _thread.start_new_thread(thread.start, ())

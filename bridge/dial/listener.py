@@ -15,8 +15,7 @@ from bridge.core.client.endpoints import Endpoint
 from bridge.core.client.envs.vector_env import OwningVectorEnv
 from bridge.core.client.options import TIMEOUT
 from bridge.core.client.wire.dialed import Dialed, listeners
-from bridge.core.finalizers import end_apart
-from bridge.core.forks import forget_in_child
+from bridge.core.forks import end_apart, forget_in_child
 from bridge.core.keywords import grouped_class
 from bridge.core.logs import LimitedLog, SafeLog
 from bridge.core.server.auth import Gate, Security, ServerAccess
