@@ -11,8 +11,8 @@ import pytest
 
 from bridge import RealTime
 from bridge.core.client.wire.poller import Poller
-from bridge.core.client.world.events import Event, Joined
 from bridge.core.client.world.remote import Delivery, Remote
+from bridge.core.client.world.session_states import Event, Joined
 from bridge.core.client.world.step_reader import Batch
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.worlds.world import EnvWorld

@@ -16,10 +16,9 @@ from bridge.core.client.envs.pool_owner import PoolOwner
 from bridge.core.client.messages import MessageAnswer, MessageReply, MessageTarget, message_request, read_message
 from bridge.core.client.options import EnvOptions
 from bridge.core.client.slots.resets import reset_settings
-from bridge.core.client.world.events import StepAnswered
 from bridge.core.client.world.joined_world import JoinedWorld
 from bridge.core.client.world.remote import Remote
-from bridge.core.client.world.session_states import ONLINE, ClientState
+from bridge.core.client.world.session_states import ONLINE, ClientState, StepAnswered
 from bridge.core.client.world.step_reader import Transition
 from bridge.core.client.world.world_request import WorldInfo
 from bridge.core.encoding.message_form import MessageForm

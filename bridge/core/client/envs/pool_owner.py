@@ -10,7 +10,6 @@ from typing import Any
 from bridge.core.client.attributes import RemoteAttributes, missing_attributes
 from bridge.core.client.conflict import ConflictDetector
 from bridge.core.client.slots.pool import Pool
-from bridge.core.client.world.events import Replied
 from bridge.core.client.world.extensions import (
     attribute_write,
     call_request,
@@ -20,6 +19,7 @@ from bridge.core.client.world.extensions import (
     property_value,
 )
 from bridge.core.client.world.remote import Remote
+from bridge.core.client.world.session_states import Replied
 from bridge.core.encoding.names import KnownNames
 from bridge.core.forks import forget_in_child
 from bridge.errors import ClosedError, Code, ConnectionLostError

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 from bridge.core.client.slots.slot import Member
 from bridge.core.client.wire.poller import Poller
-from bridge.core.client.world.events import Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.client.world.remote import Delivery, Remote
+from bridge.core.client.world.session_states import Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.logs import LOOK, tell
 from bridge.core.transport import keepalive
 from bridge.errors import ConnectionLostError, RefusedError, RemoteError, RemoteTimeoutError

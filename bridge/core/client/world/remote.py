@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from bridge.core.client.wire.call import Deliver
 from bridge.core.client.wire.connection import AnyCall, connect
 from bridge.core.client.wire.poller import Poller
-from bridge.core.client.world.events import Event, Joined, Lost, Refused, StepAnswered
 from bridge.core.client.world.joined_world import JoinedWorld
 from bridge.core.client.world.session import ClientSession
-from bridge.core.client.world.session_states import CONNECTING, ONLINE, ClientState
+from bridge.core.client.world.session_states import (
+    CONNECTING,
+    ONLINE,
+    ClientState,
+    Event,
+    Joined,
+    Lost,
+    Refused,
+    StepAnswered,
+)
 from bridge.core.client.world.step_reader import StepMessage
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.names import KnownNames
