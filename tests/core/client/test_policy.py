@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 )
 
 from bridge import Endpoint
-from bridge.core.client.slots.placement import Placement
+from bridge.core.client.slots.endpoint import Placement
 from bridge.core.client.slots.policy import (
     AddSpare,
     Begin,

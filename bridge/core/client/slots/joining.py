@@ -12,8 +12,7 @@ from functools import partial
 from bridge.core.back_off import ServerWait
 from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, EndpointWatch, as_directory
 from bridge.core.client.options import VectorOptions, checked_urls
-from bridge.core.client.slots.endpoint import EndpointEvent
-from bridge.core.client.slots.placement import Load, Placement
+from bridge.core.client.slots.endpoint import EndpointEvent, Load, Placement
 from bridge.core.client.slots.slot import CONNECTING, Member, SlotPhase
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.join_sequence import choose_lanes
