@@ -25,9 +25,8 @@ from bridge.core.server.connections import Connections
 from bridge.core.server.event_loop import EventLoop
 from bridge.core.server.grpc_server import GrpcProtocol
 from bridge.core.server.grpc_services import Services
-from bridge.core.server.idle_worlds import IdleWorlds
 from bridge.core.server.limits import Admission, ConnectionCount, CoreLimits, check_drain_timeout
-from bridge.core.server.memory import MemoryRelease
+from bridge.core.server.memory import IdleWorlds, MemoryRelease
 from bridge.core.server.messages import ServedMessages
 from bridge.core.server.registry import Overview, Registry, WorldSource
 from bridge.core.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
