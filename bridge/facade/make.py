@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from bridge.core.client.endpoints import Directory
 from bridge.core.client.envs.env import RemoteEnv
-from bridge.core.client.envs.servers import CORE_SCHEMES, SERVERS
 from bridge.core.client.envs.vector_env import OwningVectorEnv, RemoteVectorEnv
 from bridge.core.client.options import (
     EnvOptions,
@@ -26,7 +25,7 @@ from bridge.core.keywords import grouped
 from bridge.core.transport.address import scheme_of, secret_url
 from bridge.core.transport.credentials import TLS
 from bridge.errors import SettingError
-from bridge.facade.schemes import find_scheme
+from bridge.facade.schemes import CORE_SCHEMES, SERVERS, find_scheme
 
 if TYPE_CHECKING:
     from gymnasium import Space
