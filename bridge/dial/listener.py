@@ -15,9 +15,9 @@ from bridge.core.client.endpoints import Endpoint
 from bridge.core.client.envs.vector_env import OwningVectorEnv
 from bridge.core.client.options import TIMEOUT
 from bridge.core.client.wire.dialed import Dialed, listeners
-from bridge.core.forks import end_apart, forget_in_child
 from bridge.core.keywords import grouped_class
 from bridge.core.logs import LimitedLog, SafeLog
+from bridge.core.ownership import end_apart, forget_in_child
 from bridge.core.server.auth import Gate, Security, ServerAccess
 from bridge.core.server.connection import Connection, ConnectionProtocol
 from bridge.core.server.connections import Connections

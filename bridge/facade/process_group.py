@@ -22,8 +22,8 @@ from typing import Any
 
 import cloudpickle
 
-from bridge.core.forks import forget_in_child, leak
 from bridge.core.logs import SafeLog
+from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.limits import check_drain_timeout
 from bridge.core.transport.address import parse_address
 from bridge.core.worlds.recipe import EnvLike

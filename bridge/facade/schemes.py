@@ -28,8 +28,6 @@ _FILE = Scheme(names=("file",), description="a file with a URL a line", make_dir
 _DNS = Scheme(names=DNS_SCHEMES, description="every address of a host name", make_directory=open_dns, lanes=True)
 CORE_SCHEMES = {name: scheme for scheme in (SERVERS, _FILE, _DNS) for name in scheme.names}
 """The schemes of the core, by name."""
-
-
 GROUP = "gymnasium_bridge.schemes"
 """The group of entry points of other packages."""
 _OF_BOTH = {"perlert": "perlert", "openenv": "openenv", "openenvs": "openenv"}

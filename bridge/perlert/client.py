@@ -16,7 +16,7 @@ from gymnasium.utils import EzPickle
 
 from bridge.core.back_off import checked_wait, until_up
 from bridge.core.client.conflict import ConflictDetector
-from bridge.core.forks import forget_in_child
+from bridge.core.ownership import forget_in_child
 from bridge.core.worlds.group import neutral_action
 from bridge.errors import (
     ClosedError,

@@ -1,11 +1,11 @@
-"""Gives memory that was freed back to the system: a server that has been large becomes small again.
+"""What a server gives up once nobody uses it: worlds without agents, and memory that was freed.
 
 The C library of Linux (glibc) keeps what is freed between pieces that are still in use. After a peak, such as
 answers of hundreds of megabytes that waited for clients, that is most of the peak, and it would stay so until the
 server ends. Giving it back takes milliseconds, or tens of them where there is much: so it is done a while after large
 memory was freed, and only where the process has grown.
 
-Elsewhere (musl, macOS, Windows) nothing is done here: their libraries give memory back by themselves, or not at all.
+Elsewhere (musl, macOS, Windows) no memory is given back here: their libraries do it by themselves, or not at all.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from urllib.parse import quote
 
 from bridge.core.extras import needed
-from bridge.core.forks import forget_in_child, leak
+from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.auth import Gate, Security
 from bridge.core.server.calls import Calls, ServedSession
 from bridge.core.server.connection import Connection, ConnectionProtocol

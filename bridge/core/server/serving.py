@@ -112,7 +112,6 @@ class WorldThread(HelperThread):
         super().close(patience)
 
 
-T = TypeVar("T")
 _log = SafeLog(__name__)
 MOMENT = 0.04
 """Seconds that an environment's call may hold up the event loop."""

@@ -29,8 +29,8 @@ from bridge.core.client.world.remote import RemoteReport
 from bridge.core.encoding.message_form import MessageForm
 from bridge.core.encoding.seeds import generator_of
 from bridge.core.encoding.tensors import Array
-from bridge.core.forks import end_apart
 from bridge.core.keywords import grouped
+from bridge.core.ownership import end_apart
 from bridge.core.transport.address import secret_url
 from bridge.core.transport.credentials import TLS
 from bridge.errors import Code, RefusedError, SettingError

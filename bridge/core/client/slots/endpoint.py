@@ -1,4 +1,4 @@
-"""The state of an endpoint of a directory, without input or output: one table, and when to try again.
+"""The state of an endpoint of a directory, without input or output: one table, and when to try again; who goes where.
 
 An endpoint is *untried* until an attempt to join a world there has ended. It is *up* once one was joined, and stays so
 while its worlds answer. Four kinds of trouble are told apart, because each ends in another way:

@@ -22,7 +22,7 @@ from bridge.core.client.world.extensions import (
     property_value,
 )
 from bridge.core.encoding.message_form import MessageForm
-from bridge.core.forks import forget_in_child
+from bridge.core.ownership import forget_in_child
 from bridge.errors import (
     AlreadyPendingError,
     BridgeError,

@@ -22,7 +22,7 @@ from bridge.core.client.wire.dialer import Dialer, known_targets
 from bridge.core.client.wire.grpc_client import CallRefused, GrpcClient, Received
 from bridge.core.client.wire.poller import Poller
 from bridge.core.extras import needed
-from bridge.core.forks import forget_in_child
+from bridge.core.ownership import forget_in_child
 from bridge.core.transport import keepalive
 from bridge.core.transport.address import Address, is_loopback
 from bridge.core.transport.service import remedy

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from bridge.core.client.wire.poller import Poller, PollerTimer
-from bridge.core.forks import forget_in_child
+from bridge.core.ownership import forget_in_child
 from bridge.core.transport.address import Address, is_loopback
 from bridge.core.transport.sockets import prepare
 from bridge.errors import SettingError

@@ -28,7 +28,7 @@ from bridge.core.client.world.step_reader import StepMessage
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.names import KnownNames
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.forks import leak
+from bridge.core.ownership import leak
 from bridge.errors import ClosedError, ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
 

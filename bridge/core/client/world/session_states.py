@@ -1,6 +1,7 @@
-"""The states of a client's stream, and what leads from one to the next: one literal table.
+"""The states of a client's stream, and what leads from one to the next: one literal table. Its events, for its driver.
 
-`ClientSession` moves by it and in no other way; what is not in it is an error.
+`ClientSession` moves by the table and in no other way; what is not in it is an error. What a driver has to know of a
+move is an `Event`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Has a forked process forget the connections that it inherits.
+"""What an object owns beyond itself: forgotten in a forked process, ended where the object is dropped without `close`.
 
 Threads do not exist in a forked process, and its sockets are still its parent's: waiting for the former hangs, ending
 what is spoken over the latter breaks the parent's connections. So the child keeps every inherited connection and
 server alive and untouched until it exits, and its environments connect anew.
+
+Listeners, servers, and files that a thread writes are ended apart, in a thread that may wait for them.
 """
 
 from __future__ import annotations
