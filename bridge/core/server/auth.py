@@ -19,7 +19,6 @@ from bridge.core.transport.credentials import (
     read_token,
     warn_of_readers,
 )
-from bridge.core.transport.tls import server_context
 from bridge.errors import Code, RequestError, SettingError
 
 __all__ = [
@@ -94,6 +93,8 @@ class Security:
         """
         if self.tls_certificate is None or self.tls_key is None:
             return None
+        from bridge.core.transport.tls import server_context
+
         return server_context(self.tls_certificate, self.tls_key, self.tls_client_ca, *alpn)
 
     def for_host(self, host: str, *, insecure: bool) -> Security:

@@ -32,7 +32,6 @@ from bridge.core.server.registry import Overview, Registry, WorldSource
 from bridge.core.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
 from bridge.core.server.shutdown import CLOSE_TIMEOUT, Shutdown
 from bridge.core.transport.address import is_loopback
-from bridge.core.transport.tls import Tls
 from bridge.core.worlds.base import start_error
 from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from bridge.core.server.http11 import HostNames
     from bridge.core.server.metrics import Metrics
     from bridge.core.server.port import Port, PortProtocol
+    from bridge.core.transport.tls import Tls
 
 __all__ = ["SWITCH_INTERVAL", "Attachment", "CoreServer", "Sessions", "Transport"]
 

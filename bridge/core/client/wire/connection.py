@@ -27,13 +27,13 @@ from bridge.core.transport import keepalive
 from bridge.core.transport.address import Address, is_loopback
 from bridge.core.transport.service import remedy
 from bridge.core.transport.sockets import AT_ONCE, let_receive_wait, send_parts
-from bridge.core.transport.tls import Tls, client_context, explain
 from bridge.errors import ConnectError, ConnectionLostError, PeerError, RemoteError, SettingError
 
 if TYPE_CHECKING:
     from bridge.core.client.wire.dialed import Dialed, DialedIn
     from bridge.core.client.wire.grpcio_transport import GrpcioCall
     from bridge.core.client.wire.websocket_client import WebSocketClient
+    from bridge.core.transport.tls import Tls
 
 __all__ = ["TRANSPORTS", "AnyCall", "ClientConnection", "Transport", "checked_transport", "connect", "connection_to"]
 
@@ -96,6 +96,8 @@ class ClientConnection:
         self._out: deque[memoryview] = deque()
         self._tls: Tls | None = None
         if address.tls:
+            from bridge.core.transport.tls import Tls, client_context
+
             self._tls = Tls(client_context(address.credentials, self.protocol.ALPN), address.server_name)
             # The handshake begins in `receive`: without a byte it writes the ClientHello, which goes out once the
             # socket connects.
@@ -366,6 +368,8 @@ class ClientConnection:
             error = self._error
         reason = error.strerror or str(error)
         if isinstance(error, ssl.SSLError):
+            from bridge.core.transport.tls import explain
+
             reason = explain(error)
         self._end(self._end_of(f"the connection was lost: {reason}", reason))
 
