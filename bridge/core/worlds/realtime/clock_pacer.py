@@ -27,7 +27,7 @@ from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import OTHER_WORLD, Agent, PacedWorld, WorldCounts, answer_to, failures_in
 from bridge.core.worlds.environment import Job, Transition, kept
 from bridge.core.worlds.group import ONE, neutral_action
-from bridge.core.worlds.lane_infos import join_infos
+from bridge.core.worlds.lane_hosts import join_infos
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.realtime.acting_stream import ActingStreams
 from bridge.core.worlds.realtime.lane_buffer import Ended, Taken
