@@ -24,8 +24,7 @@ from gymnasium import Space, spaces
 from gymnasium.error import CustomSpaceError
 
 from bridge.core.encoding import values
-from bridge.core.encoding.plain_values import from_plain, is_text, to_plain
-from bridge.core.encoding.space_forms import apply_form, form_of
+from bridge.core.encoding.plain_values import apply_form, form_of, from_plain, is_text, to_plain
 from bridge.core.encoding.tensor_space import TensorSpace
 from bridge.core.encoding.tensors import Array, Spec, cast, to_array
 from bridge.errors import InvalidActionError, TensorError
