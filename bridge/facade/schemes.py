@@ -10,7 +10,6 @@ from bridge.core.client.envs.env import RemoteEnv
 from bridge.core.client.envs.vector_env import RemoteVectorEnv
 from bridge.core.client.schemes import Scheme
 from bridge.core.extras import feature, has_feature
-from bridge.core.plugins import found, load, loading, package_of
 from bridge.core.transport.address import SERVER_SCHEMES, parse_address, scheme_of
 from bridge.errors import AddressError, SettingError
 
@@ -46,9 +45,8 @@ def find_scheme(urls: Sequence[str]) -> tuple[str, Scheme]:
         SettingError: The URLs are of several, the installation lacks the feature, or the package cannot be used.
     """
     names = {scheme_of(url): url for url in reversed(urls)}
-    others = {} if names.keys() <= {*CORE_SCHEMES, *FEATURES} else found(GROUP)
     for name, url in names.items():
-        if name not in (*CORE_SCHEMES, *FEATURES, *others):
+        if name not in CORE_SCHEMES and name not in FEATURES and name not in _of_packages():
             parse_address(url)  # which says what there is
             raise AddressError(url, f"there is no scheme {name!r}{other_schemes()}")
     # Before anything is imported. What stands for one feature has one scheme, such as `openenv` and `openenvs`.
@@ -63,13 +61,27 @@ def find_scheme(urls: Sequence[str]) -> tuple[str, Scheme]:
         with feature(FEATURES[first], f"a URL of {first}://"):
             module = importlib.import_module(f"bridge.{FEATURES[first]}.scheme")
         return first, module.SCHEME
-    scheme = load(GROUP, first, "URL scheme")
-    with loading(f"the URL scheme {first}", package_of(others[first])):
-        if not isinstance(scheme, Scheme) or first not in scheme.names:
+    return first, _of_package(first)
+
+
+def _of_packages() -> dict[str, str]:
+    """Return the schemes of other packages, by name, with the packages that have them; imports nothing of them."""
+    from bridge.core.plugins import found, package_of  # it imports `importlib.metadata`, which few calls need
+
+    return {name: package_of(entries) for name, entries in found(GROUP).items()}
+
+
+def _of_package(name: str) -> Scheme:
+    """Import the scheme of another package."""
+    from bridge.core.plugins import load, loading
+
+    scheme = load(GROUP, name, "URL scheme")
+    with loading(f"the URL scheme {name}", _of_packages()[name]):
+        if not isinstance(scheme, Scheme) or name not in scheme.names:
             raise SettingError(
-                f"expected the entry point to name a bridge.Scheme with {first!r} among its names, got {scheme!r:.200}"
+                f"expected the entry point to name a bridge.Scheme with {name!r} among its names, got {scheme!r:.200}"
             )
-    return first, scheme
+    return scheme
 
 
 def other_schemes() -> str:
@@ -79,8 +91,8 @@ def other_schemes() -> str:
     vector += [name for name, folder in _OF_VECTORS.items() if has_feature(folder)]
     of_both = f"make_remote and make_vec_remote also take {_listed(both)}, " if both else ""
     text = f"{of_both}make_vec_remote{'' if both else ' also takes'} {_listed(vector)}"
-    others = {name: entries for name, entries in found(GROUP).items() if name not in (*CORE_SCHEMES, *FEATURES)}
-    packages = [f"{name} of the package {package_of(entries)}" for name, entries in others.items()]
+    others = {name: package for name, package in _of_packages().items() if name not in (*CORE_SCHEMES, *FEATURES)}
+    packages = [f"{name} of the package {package}" for name, package in others.items()]
     installed = f"; installed are also {', '.join(packages)}" if packages else ""
     return f" ({text}{installed})"
 
