@@ -12,7 +12,7 @@ from bridge.core.server.auth import Auth, Security, ServingKeywords, ServingOpti
 from bridge.core.server.registry import Overview, WorldSource
 from bridge.core.server.server import Transport
 from bridge.core.transport.credentials import TLS
-from bridge.core.worlds.isolation import Isolation, start_method
+from bridge.core.worlds.environment import Isolation, start_method
 from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
 from bridge.errors import SettingError

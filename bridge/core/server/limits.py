@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from bridge.core.worlds.isolation import CALL_TIMEOUT
+from bridge.core.worlds.environment import CALL_TIMEOUT
 from bridge.errors import Code, RequestError, SettingError
 
 __all__ = ["Admission", "ConnectionCount", "CoreLimits", "check_drain_timeout", "checked_limits"]

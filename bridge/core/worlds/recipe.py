@@ -17,7 +17,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from bridge.core.worlds.base import answer_to
-from bridge.core.worlds.isolation import start_method
+from bridge.core.worlds.environment import start_method
 from bridge.core.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
 from bridge.core.worlds.settings import SentKwargs, Settings, read_choice, read_kwargs, read_scalar, read_string, wrong
 from bridge.errors import Code, RequestError, SettingError

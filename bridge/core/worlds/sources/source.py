@@ -13,8 +13,7 @@ import cloudpickle
 
 from bridge.core.encoding.spaces import Layout
 from bridge.core.worlds.base import World
-from bridge.core.worlds.environment import Environment
-from bridge.core.worlds.isolation import Isolation
+from bridge.core.worlds.environment import Environment, Isolation
 from bridge.core.worlds.kinds import Known
 from bridge.core.worlds.local import LaneGroup, adopt
 from bridge.core.worlds.lock_step import LockStep
