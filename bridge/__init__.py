@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from bridge.core.extras import has_feature, is_installed
-from bridge.core.lazy import lazy_names, provide
+from bridge.core.extras import has_feature, is_installed, lazy_names, provide
 from bridge.registration import register_remote
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from bridge.core.client.slots.stepper import OnLost, Received
 from bridge.core.client.world.remote import RemoteReport
 from bridge.core.encoding.message_form import MessageForm
 from bridge.core.encoding.tensors import Array
+from bridge.core.extras import provided
 from bridge.core.gymnasium_versions import BatchWrapper
-from bridge.core.lazy import provided
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, ResetNeededError, SettingError
 
 from .transparent import Transparent

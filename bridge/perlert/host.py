@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+from bridge.core.extras import provided
 from bridge.core.keywords import by_name
-from bridge.core.lazy import provided
 from bridge.core.rounds import RoundState
 from bridge.core.server.failure_log import FailureLog
 from bridge.core.worlds.environment import Transition

@@ -24,7 +24,7 @@ import warnings
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
-from bridge.core.lazy import provided
+from bridge.core.extras import provided
 from bridge.core.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token
 from bridge.core.transport.messages import Compression, checked_compression
 from bridge.core.transport.service import HELLO

@@ -18,7 +18,7 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from bridge.core.encoding.properties import PropertyTree
-from bridge.core.lazy import provided
+from bridge.core.extras import provided
 from bridge.core.samples import Samples
 from bridge.core.worlds.scheduling import Executor
 from bridge.errors import RequestError, SettingError
