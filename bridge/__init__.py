@@ -35,11 +35,10 @@ if TYPE_CHECKING:
     from bridge.core.worlds.realtime_options import RealTime
     from bridge.core.worlds.turns import Decision, Turn, TurnPacer
     from bridge.facade.blocking import serve
-    from bridge.facade.limits import Limits
     from bridge.facade.make import make_remote, make_vec_remote
     from bridge.facade.serve import serve_gym
     from bridge.facade.serve_parallel import serve_parallel
-    from bridge.facade.server import Server
+    from bridge.facade.server import Limits, Server
     from bridge.recording.record import Recording
     from bridge.recording.recorder import Recorder
     from bridge.states.bounds import States
@@ -145,7 +144,7 @@ _PLACES = {
     "FileDirectory": "bridge.core.client.endpoints",
     "HttpAnswer": "bridge.core.server.http11",
     "HttpRequest": "bridge.core.server.http11",
-    "Limits": "bridge.facade.limits",
+    "Limits": "bridge.facade.server",
     "Listener": "bridge.core.worlds.observers",
     "SessionMessage": "bridge.core.worlds.messages",
     "MessageForm": "bridge.core.encoding.message_form",

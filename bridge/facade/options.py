@@ -16,8 +16,7 @@ from bridge.core.worlds.environment import Isolation, start_method
 from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
 from bridge.errors import SettingError
-from bridge.facade.limits import Limits, checked_limits
-from bridge.facade.server import Server
+from bridge.facade.server import Limits, Server, checked_limits
 from bridge.facade.watching import watching
 
 if TYPE_CHECKING:

@@ -29,8 +29,7 @@ from bridge.core.transport.address import parse_address
 from bridge.core.worlds.recipe import EnvLike
 from bridge.core.worlds.registered import registered_specs
 from bridge.errors import SettingError, StartError
-from bridge.facade.limits import Limits
-from bridge.facade.server import Server
+from bridge.facade.server import Limits, Server
 
 __all__ = ["ServerGroup"]
 

@@ -8,7 +8,7 @@ from bridge.core.extras import has_feature
 from bridge.core.worlds.base import Agent, World
 from bridge.core.worlds.observers import Background, Observer
 from bridge.core.worlds.settings import Settings
-from bridge.facade.limits import Limits
+from bridge.facade.server import Limits
 
 __all__ = ["watching"]
 
