@@ -16,8 +16,7 @@ from bridge.core.worlds.environment import Isolation, start_method
 from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
 from bridge.errors import SettingError
-from bridge.facade.server import Limits, Server, checked_limits
-from bridge.facade.watching import watching
+from bridge.facade.server import Limits, Server, checked_limits, watching
 
 if TYPE_CHECKING:
     from bridge.core.adapters.named import ActionNames
