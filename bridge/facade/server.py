@@ -1,4 +1,7 @@
-"""`Server`, as users get it: that of the core, with what a feature adds to it."""
+"""`Server` and its `Limits`, as users get them: those of the core, with what features add to them.
+
+What lets clients watch and take over is imported when the first client asks for it, unless it will be soon.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,9 @@
 Where the wire format allows it, numbers are copied from an array's buffer into the message without a Python list:
 packed floats, doubles and bools are their little-endian bytes, int8 and uint8 are `bytes` fields, and integers from 0
 to 127 are varints of one byte. No cast loses anything silently (D-19).
+
+`TensorSpace` is for tensors of third-party servers that no Gymnasium space describes (D-24): numbers with a variable
+dimension that is not the first, text in two dimensions or more, protobuf messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Who may come in: what every transport asks of a client before it serves it."""
+"""Who may come in, and who may change an environment: what every transport asks of a client before it serves it.
+
+An environment is changed by its methods and attributes only by whoever has its world alone. All others read: a request
+to call is served for them as a look, which calls nothing. It gives an attribute's value, or says that the name is a
+method's. So they read by whatever request their client sends.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The interface of environments to worlds: a description, and calls that are awaited.
 
 A world steps an `Environment` and need not know where it lives: `bridge.core.worlds.local` calls one of this process in
-the thread that it belongs to, `bridge.core.worlds.isolated.env` one in a process of its own. Whoever stands between a
-world and its environment (a recording, people who watch) is an `EnvironmentProxy`, which hands on what it does not
-change.
+the thread that it belongs to, `bridge.core.worlds.isolated.env` one in a process of its own, which `Isolation` bounds.
+Whoever stands between a world and its environment (a recording, people who watch) is an `EnvironmentProxy`, which hands
+on what it does not change.
 """
 
 from __future__ import annotations
