@@ -120,7 +120,7 @@ provide(
     server="bridge.facade.server:Server",
     groups="bridge.facade.options:GROUPS",
     make_vec_remote="bridge.facade.make:make_vec_remote",
-    other_schemes="bridge.facade.schemes:other_schemes",
+    other_schemes="bridge.facade.make:other_schemes",
     gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
     environment_properties="bridge.facade.environment_properties:ENVIRONMENT_PROPERTIES",
     as_policy="bridge.facade.policies:as_policy",
