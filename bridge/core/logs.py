@@ -1,6 +1,7 @@
 """What a user is told beside results: lines of a log, warnings, and the progress of a call that waits.
 
-A log costs nobody anything where it cannot be written: handlers that raise, disks that are full.
+A log costs nobody anything where it cannot be written: handlers that raise, disks that are full. That of environments
+that fail has each kind of error in full once, and then a count a minute.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import re
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["LOOK", "LimitedLog", "Progress", "SafeLog", "tell", "warn"]
+__all__ = ["LOOK", "FailureLog", "LimitedLog", "Progress", "SafeLog", "tell", "warn"]
 
 
 class SafeLog(logging.LoggerAdapter):  # type: ignore[type-arg]
@@ -106,3 +109,57 @@ class Progress:
         if now >= self._due and text != self._said:
             self._due, self._said = now + _PERIOD, text
             tell(text)
+
+
+_failures = SafeLog(__name__)
+_INTERVAL = 60.0
+# Kinds of failures that are told apart; all further ones are counted as one.
+_MOST_KINDS = 100
+_FURTHER = "failures of further kinds"
+_KIND = re.compile(r"the environment raised \w+ in [^:\n]*")
+
+
+class FailureLog:
+    """Logs failures without letting an environment that only fails fill the log.
+
+    Args:
+        call_later: Calls a function in some seconds: the counts are told a minute after the first failure that was not
+            logged in full.
+    """
+
+    def __init__(self, call_later: Callable[[float, Callable[[], None]], object]) -> None:
+        self._call_later = call_later
+        self._counts: dict[str, int] = {}
+        """Failures of each kind that was logged, since they were last told."""
+        self._timer: object = None
+        self.total = 0
+        """All failures that were ever noted."""
+
+    def add(self, world: str | None, message: str) -> None:
+        """Note a failure.
+
+        Args:
+            world: The name of the world.
+            message: What its client is told: a line, and the environment's traceback.
+        """
+        self.total += 1
+        found = _KIND.match(message)
+        # Without the exception's text, in which each failure may have a number of its own.
+        kind = found[0] if found is not None else message.partition("\n")[0][:80]
+        if kind not in self._counts:
+            if len(self._counts) < _MOST_KINDS:
+                self._counts[kind] = 0
+                # Further lines are indented: what a client has sent must not look like a line of the log.
+                _failures.error("world=%s %s", world, message.replace("\n", "\n  "))
+                return
+            kind = _FURTHER
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        if self._timer is None:
+            self._timer = self._call_later(_INTERVAL, self._tell)
+
+    def _tell(self) -> None:
+        self._timer = None
+        for kind, count in self._counts.items():
+            if count:
+                _failures.error("%s: %d times more in the last minute", kind, count)
+                self._counts[kind] = 0

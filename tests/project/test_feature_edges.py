@@ -69,7 +69,7 @@ EXCEPTED = {
     ("", "listen"): "what a socket does",
     ("encoding/step_codec.py", "match"): "the method of a pattern of `re`",
     ("encoding/step_codec.py", "matches"): "bytes that have the form of a template",
-    ("server/failure_log.py", "match"): "the method of a pattern of `re`",
+    ("logs.py", "match"): "the method of a pattern of `re`",
     ("keywords.py", "matches"): "difflib's `get_close_matches`",
     ("worlds/recipe.py", "matches"): "an id that is looked for among those that are registered",
     ("transport/service.py", "gateway"): "BAD_GATEWAY and GATEWAY_TIMEOUT, statuses of HTTP",
