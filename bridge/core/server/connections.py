@@ -19,9 +19,8 @@ from bridge.core.server.connection import CHUNK, Connection, ConnectionProtocol
 from bridge.core.server.event_loop import READ, WRITE, EventLoop
 from bridge.core.server.fair_share import FairShare, ProcessorAccount
 from bridge.core.server.limits import Admission, CoreLimits
-from bridge.core.server.listeners import listen_tcp, listen_unix
 from bridge.core.server.serving import HelperThread
-from bridge.core.transport.sockets import has_hung_up, prepare
+from bridge.core.transport.sockets import has_hung_up, listen_tcp, listen_unix, prepare
 from bridge.core.worlds.scheduling import Timer
 from bridge.errors import RequestError
 
