@@ -25,10 +25,9 @@ from bridge.core.server import connection as connection_module
 from bridge.core.server import serving
 from bridge.core.server.auth import Gate
 from bridge.core.server.connection import Connection
-from bridge.core.server.fair_share import FairShare, ProcessorAccount
 from bridge.core.server.grpc_server import GrpcProtocol
 from bridge.core.server.grpc_services import Services
-from bridge.core.server.limits import Admission
+from bridge.core.server.limits import Admission, FairShare, ProcessorAccount
 from bridge.core.transport.address import parse_address
 
 

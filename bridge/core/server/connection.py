@@ -9,8 +9,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from bridge.core.server.event_loop import READ
-from bridge.core.server.fair_share import ProcessorAccount
-from bridge.core.server.limits import Admission
+from bridge.core.server.limits import Admission, ProcessorAccount
 from bridge.core.transport.sockets import PATIENCE, QUIET, send_parts
 from bridge.core.worlds.scheduling import Timer
 from bridge.errors import RequestError

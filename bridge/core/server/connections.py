@@ -17,8 +17,7 @@ from bridge.core.logs import LimitedLog, SafeLog
 from bridge.core.server.calls import Call, Calls
 from bridge.core.server.connection import CHUNK, Connection, ConnectionProtocol
 from bridge.core.server.event_loop import READ, WRITE, EventLoop
-from bridge.core.server.fair_share import FairShare, ProcessorAccount
-from bridge.core.server.limits import Admission, CoreLimits
+from bridge.core.server.limits import Admission, CoreLimits, FairShare, ProcessorAccount
 from bridge.core.server.serving import HelperThread
 from bridge.core.transport.sockets import has_hung_up, listen_tcp, listen_unix, prepare
 from bridge.core.worlds.scheduling import Timer

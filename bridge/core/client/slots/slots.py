@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bridge.core.client.attributes import missing_attributes
-from bridge.core.client.conflict import ConflictDetector
 from bridge.core.client.slots.pool import Question
 from bridge.core.client.slots.slot import CONNECTING, STEPPED, Member
 from bridge.core.client.slots.stepper import Stepper
@@ -21,7 +20,7 @@ from bridge.core.client.world.extensions import (
     property_value,
 )
 from bridge.core.encoding.message_form import MessageForm
-from bridge.core.ownership import forget_in_child
+from bridge.core.ownership import ConflictDetector, forget_in_child
 from bridge.errors import (
     AlreadyPendingError,
     BridgeError,
