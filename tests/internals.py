@@ -71,7 +71,8 @@ HELPERS = {
     ),
     "tests/far_network.py": (
         "the same with the second stream of an agent, and timers",
-        "core.client.world.session_states core.client.wire.poller core.client.world.remote core.client.world.world_request",
+        """core.client.wire.poller core.client.world.remote core.client.world.session_states
+        core.client.world.world_request""",
     ),
     "tests/perlert_simulation.py": (
         "PERLERT's server and its clients joined by a link",
