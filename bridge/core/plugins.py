@@ -66,7 +66,8 @@ def load(group: str, name: str, what: str) -> Any:
     by_name = found(group)
     if name not in by_name:
         known = ", ".join(by_name) or "none"
-        raise SettingError(f"no installed package has a {what} {name!r} (installed: {known})")
+        article = "an" if what[0] in "aeiou" else "a"
+        raise SettingError(f"no installed package has {article} {what} {name!r} (installed: {known})")
     entries = by_name[name]
     package = package_of(entries)
     if _for_a_client.get():

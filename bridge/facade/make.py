@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
+import gymnasium
+from gymnasium.vector import VectorEnv
+
 from bridge.core.client.endpoints import DNS_SCHEMES, Directory, open_dns, open_file
 from bridge.core.client.envs.env import RemoteEnv
 from bridge.core.client.envs.vector_env import OwningVectorEnv, RemoteVectorEnv
@@ -30,7 +33,7 @@ from bridge.errors import AddressError, SettingError
 
 if TYPE_CHECKING:
     from gymnasium import Space
-    from gymnasium.vector import AutoresetMode, VectorEnv
+    from gymnasium.vector import AutoresetMode
     from typing_extensions import Unpack
 
     from bridge.core.client.slots.stepper import OnLost
@@ -216,7 +219,10 @@ def make_remote(
     given = {**given_options(EnvOptions, keywords), **own}
     _check_taken("make_remote", name, scheme.make_env, given)
     # The declared type is that of a server's URL; the scheme's documentation declares this one's.
-    return scheme.make_env(_plain(url), **given)  # type: ignore[return-value]
+    env: Any = scheme.make_env(_plain(url), **given)
+    if not isinstance(env, gymnasium.Env):
+        raise SettingError(f"expected make_env of the scheme {name}:// to return a gymnasium.Env, got {env!r:.80}")
+    return env  # type: ignore[return-value]
 
 
 @overload
@@ -325,7 +331,16 @@ def _vector_maker(
     _check_taken(title, name, scheme.make_vector_env, {**fewer, **own})
     if scheme.lanes and waits_for_all:
         fewer["waits_for_all"] = True
-    return partial(scheme.make_vector_env, plain, **fewer, **own)
+    return partial(_checked_vector, name, partial(scheme.make_vector_env, plain, **fewer, **own))
+
+
+def _checked_vector(name: str, make: Callable[[], Any]) -> VectorEnv[Any, Any, Any]:
+    """Make the vector environment of a scheme, which may be another package's."""
+    envs = make()
+    if not isinstance(envs, VectorEnv):
+        text = f"expected make_vector_env of the scheme {name}:// to return a gymnasium.vector.VectorEnv"
+        raise SettingError(f"{text}, got {envs!r:.80}")
+    return envs
 
 
 def _hosted(

@@ -400,7 +400,7 @@ class Connections:
             if not connection.closed:
                 connection.protocol.refuse(error)
             self._linger(connection)
-        except Exception:
+        except (Exception, SystemExit):  # the protocol may be another package's
             _log.exception("peer=%s cut: a fault of this server", connection.peer)
             self.close(connection)
         # After most requests there is nothing to send yet: their answers are flushed once they are served.

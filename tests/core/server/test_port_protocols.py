@@ -163,7 +163,7 @@ def test_a_protocol_that_nobody_names_is_not_loaded(install: Install) -> None:
         ("import module_that_is_not_there", "of the package broken cannot be loaded: ModuleNotFoundError"),
         ("raise SystemExit(3)", "of the package broken cannot be loaded: SystemExit: 3"),
         ("", "of the package broken cannot be loaded: AttributeError"),
-        ("def THING(): return 7", "of the entry point 'broken', got"),
+        ("def THING(): return 7", "of the package broken cannot be loaded: SettingError: expected a bridge."),
     ],
     ids=["import", "exit", "nothing", "other"],
 )
@@ -190,7 +190,7 @@ def test_an_observer_that_fails_while_it_is_made_is_told_by_its_package(install:
     ("keywords", "told"),
     [
         ({"protocols": ["nothing"]}, "no installed package has a protocol 'nothing' (installed: none)"),
-        ({"observers": ["nothing"]}, "no installed package has a observer 'nothing' (installed: none)"),
+        ({"observers": ["nothing"]}, "no installed package has an observer 'nothing' (installed: none)"),
         ({"protocols": "worlds"}, "expected protocols to be a list of names and bridge.PortProtocol objects"),
         ({"observers": "worlds"}, "expected observers to be a list of names and bridge.Observer objects"),
         ({"protocols": None}, "expected protocols to be a list of names"),

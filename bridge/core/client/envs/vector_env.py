@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -539,8 +540,9 @@ class OwningVectorEnv(RemoteVectorEnv):
         try:
             super().__init__(urls, **keywords)
         except BaseException:
-            # Here nobody gets an object to close.
-            end()
+            # Here nobody gets an object to close. What it raises says less than the error at hand.
+            with contextlib.suppress(Exception):
+                end()
             raise
 
     def close_extras(self, **kwargs: Any) -> None:
