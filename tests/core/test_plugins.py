@@ -74,13 +74,10 @@ def test_two_packages_with_a_plugin_of_one_name_are_both_told_even_where_they_na
 
 def test_nothing_is_imported_because_a_client_names_it(install: Install) -> None:
     install("first", {"a": "plugin_a"}, plugin_a="")
-    before = for_a_client.set(True)
-    try:
-        with pytest.raises(
-            SettingError, match="the thing a of the package first is not imported because a client names"
-        ):
-            load(GROUP, "a", "thing")
-    finally:
-        for_a_client.reset(before)
+    with (
+        for_a_client(),
+        pytest.raises(SettingError, match="the thing a of the package first is not imported because a client names"),
+    ):
+        load(GROUP, "a", "thing")
     assert "plugin_a" not in sys.modules
     load(GROUP, "a", "thing")

@@ -30,7 +30,7 @@ from bridge import (
 )
 from bridge.cli import main
 from bridge.errors import AddressError, RefusedError, SettingError
-from bridge.facade.schemes import FEATURES, GROUP
+from bridge.facade.make import FEATURES, GROUP
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.packages import Install, installer
