@@ -310,7 +310,8 @@ class Calls:
                     self._serve_limited(call, request)
                 else:
                     self._serve(call, request)
-            except Exception:  # none is known; the other connections are not to pay for it
+            # None is known of ours; another package may speak with the client. Other connections are not to pay for it.
+            except (Exception, SystemExit):
                 _log.exception("peer=%s cut: a fault of this server", client.peer)
                 self._cut(client)
             together += 1
