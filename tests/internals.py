@@ -76,7 +76,8 @@ HELPERS = {
     ),
     "tests/perlert_simulation.py": (
         "PERLERT's server and its clients joined by a link",
-        """perlert.protocol.guard perlert.host perlert.player perlert.player_run perlert.server""",
+        """perlert.protocol.guard perlert.host perlert.player perlert.player_run
+        perlert.perlert_server""",
     ),
     "tests/recording_tape.py": (
         "rows of a made-up environment",

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from bridge.core.back_off import pause
 from bridge.core.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, Load, Placement, event_of
 from bridge.core.client.slots.slot import CONNECTING, CUT, JOINED, OFFLINE, SPARE, WAITING, Member, SlotPhase
-from bridge.core.client.world.session import ENDED_CODES
+from bridge.core.client.world.client_session import ENDED_CODES
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.logs import SafeLog
 from bridge.errors import EnvironmentFailedError, RefusedError, RemoteError, shown_url

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from bridge.core.client.wire.call import Deliver
 from bridge.core.client.wire.connection import AnyCall, connect
 from bridge.core.client.wire.poller import Poller
+from bridge.core.client.world.client_session import ClientSession
 from bridge.core.client.world.joined_world import JoinedWorld
-from bridge.core.client.world.session import ClientSession
 from bridge.core.client.world.session_states import (
     CONNECTING,
     ONLINE,
