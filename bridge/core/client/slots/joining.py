@@ -13,7 +13,7 @@ from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, Endp
 from bridge.core.client.options import VectorOptions, checked_urls
 from bridge.core.client.slots.endpoint import EndpointEvent
 from bridge.core.client.slots.placement import Load, Placement
-from bridge.core.client.slots.slot import CONNECTING, Member, SlotPhase
+from bridge.core.client.slots.slot import LinkState, Member
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.lanes_choice import choose_lanes
 from bridge.core.client.world.world_request import WorldRequest
@@ -181,11 +181,11 @@ class _Join:
                 if self._on_silent(member) and member in late:
                     late.remove(member)
             # A list, because the loop takes members out of `missing`.
-            for member in [member for member in missing if member.phase not in CONNECTING]:
+            for member in [member for member in missing if member.link is not LinkState.CONNECTING]:
                 if member not in missing:  # it was dropped, because one that was joined before has more lanes
                     continue
                 del missing[member]
-                if member.phase is SlotPhase.OFFLINE and member.error is not None:
+                if member.link is LinkState.OFFLINE and member.error is not None:
                     self._on_failed(member, member.error)
                 else:
                     self._on_joined(member)

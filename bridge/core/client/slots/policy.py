@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 from bridge.core.back_off import pause
 from bridge.core.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, event_of
 from bridge.core.client.slots.placement import Load, Placement
-from bridge.core.client.slots.slot import CONNECTING, CUT, JOINED, OFFLINE, SPARE, WAITING, Member, SlotPhase
+from bridge.core.client.slots.slot import SPARE, EpisodeState, LinkState, Member
 from bridge.core.client.world.session import ENDED_CODES
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.logs import SafeLog
@@ -173,7 +173,7 @@ class SlotPolicy:
             error = member.refusal
             if not isinstance(error, RefusedError) or error.code in ENDED_CODES:
                 continue  # another world was made since
-            if member.phase in CUT and member.settings is None:
+            if member.episode is EpisodeState.CUT and member.settings is None:
                 continue  # it refused a Step: that is to be told first
             if isinstance(error, EnvironmentFailedError):
                 if not member.fails_every_reset:
@@ -186,7 +186,9 @@ class SlotPolicy:
                     continue  # its next reset is there
             # A caller that catches the error and goes on gets further attempts, without the settings that were refused.
             member.refusal, member.failures, member.settings = None, 0, None
-            if member.phase not in CUT:  # else the next step tells it as the reason why the other lanes were cut
+            if (
+                member.episode is not EpisodeState.CUT
+            ):  # else the next step tells it as the reason why the other lanes were cut
                 member.error = None
             return error
         return None
@@ -201,11 +203,10 @@ class SlotPolicy:
             self.look_at = now + _PERIOD
             yield from self._look_for_moves(now)
         for member in self.members:
-            phase = member.phase
-            # Every phase that is not named here waits for the user's next call.
-            if phase in OFFLINE:
+            # What is not named here waits for the user's next call.
+            if member.link is LinkState.OFFLINE:
                 # Who has an end to tell takes no spare: its next episode begins once that was told.
-                spare = None if phase in CUT else self.ready_spare(member)
+                spare = None if member.episode is EpisodeState.CUT else self.ready_spare(member)
                 if spare is None:
                     yield from self._connect(member, now)
                 else:
@@ -217,19 +218,19 @@ class SlotPolicy:
                     _log.log(level, "%s takes over the slots of %s", spare.remote.url, member.remote.url)
                     yield TakeOver(member, spare)
                     yield Begin(member)
-            elif phase is SlotPhase.IDLE:
+            elif member.ready:
                 if now >= member.retry_at:
                     yield from self._begin(member, now)
-            elif phase in WAITING and self._is_late(member, now):
+            elif member.waits and self._is_late(member, now):
                 yield GiveUp(member)
         # A copy, because the pool takes a dropped one out of the list before the loop goes on.
         for spare in tuple(self.spares):
             # It was connected to one server for the sake of another. The next look chooses again, perhaps a third one.
-            if spare.phase is SlotPhase.OFFLINE and spare.relieves is not None:
+            if spare.link is LinkState.OFFLINE and spare.relieves is not None:
                 yield DropSpare(spare)
-            elif spare.phase is SlotPhase.OFFLINE:
+            elif spare.link is LinkState.OFFLINE:
                 yield from self._connect(spare, now)
-            elif spare.phase in CONNECTING and self._is_late(spare, now):
+            elif spare.link is LinkState.CONNECTING and self._is_late(spare, now):
                 yield GiveUp(spare)
 
     def _begin(self, member: Member, now: float) -> Iterator[Decision]:
@@ -258,7 +259,9 @@ class SlotPolicy:
         """
         mine = member.remote.request
         # A list has no records of endpoints: that a server is well shows in the slots that run there.
-        others = [other.remote.request for other in self.members if other.phase in JOINED and not other.failures]
+        others = [
+            other.remote.request for other in self.members if other.link is LinkState.JOINED and not other.failures
+        ]
         load = Counter(request.address.url for request in others)
         same = (request for request in others if mine.kind is not None and request.kind == mine.kind)
         elsewhere = (request for request in same if request.address.url != mine.address.url)
@@ -279,7 +282,7 @@ class SlotPolicy:
         if now > member.deadline:
             return now > member.deadline + member.remote.allowance
         # A black hole never says anything. A server that has spoken gets all of `timeout`: to make a world may be slow.
-        silent = member.phase in CONNECTING and now > member.silent_until and member.remote.silent
+        silent = member.link is LinkState.CONNECTING and now > member.silent_until and member.remote.silent
         return silent and self.placement is not None and self.placement.any_well(member.kind, member.endpoint)
 
     def _connect(self, member: Member, now: float) -> Iterator[Decision]:
@@ -316,7 +319,7 @@ class SlotPolicy:
             alike = (spare.lanes, spare.single, spare.kind) == (member.lanes, member.single, member.kind)
             # Of a list, a world that a slot is to go back to may be of another kind than that of other slots.
             free = self.placement is not None or spare.relieves in (None, _relieved_by(member))
-            if spare.phase is SlotPhase.IDLE and alike and free and not (elsewhere and self.is_leaving(spare)):
+            if spare.ready and alike and free and not (elsewhere and self.is_leaving(spare)):
                 return spare
         return None
 
@@ -330,13 +333,13 @@ class SlotPolicy:
     def _look_for_moves(self, now: float) -> Iterator[Decision]:
         """Look for servers that drain or always fail, and connect replacements for the worlds there."""
         placement = self.placement
-        leaving = [member for member in self.members if member.phase in JOINED and self.is_leaving(member)]
+        leaving = [member for member in self.members if member.link is LinkState.JOINED and self.is_leaving(member)]
         for member in leaving:
             self.saw(member, EndpointEvent.DRAINS, now)
         # A single environment leaves at the end of its episode. The episodes of lanes have no common end: they leave
         # after a step, in the middle of some.
         self.lanes_leave = any(not member.single for member in leaving)
-        for spare in [spare for spare in self.spares if spare.phase in JOINED and self.is_leaving(spare)]:
+        for spare in [spare for spare in self.spares if spare.link is LinkState.JOINED and self.is_leaving(spare)]:
             # The user asked for this spare, so it stays, and waits for the next server at its URL.
             if placement is None and spare.relieves is None:
                 yield from self._come_back_later(spare, now)
@@ -348,7 +351,7 @@ class SlotPolicy:
         if leaving:
             placement.watch.poll(now, soon=True)
         # Where all others were dark when a slot began to fail, nobody but a replacement for it tries them again.
-        joined = [member for member in self.members if member.phase in JOINED and not self.is_leaving(member)]
+        joined = [member for member in self.members if member.link is LinkState.JOINED and not self.is_leaving(member)]
         leaving += [member for member in joined if member.fails_every_reset]
         if leaving:
             load = Load(self.everybody())
@@ -370,7 +373,7 @@ class SlotPolicy:
         Lanes are never moved for that, because it would cut episodes. Nor is anything while slots are away: they go to
         the emptiest endpoints by themselves.
         """
-        if not all(member.single and member.phase in JOINED for member in self.members):
+        if not all(member.single and member.link is LinkState.JOINED for member in self.members):
             return
         load = Load(self.everybody())
         kinds = {member.endpoint: member.kind for member in self.members}
@@ -426,7 +429,7 @@ class SlotPolicy:
             replacement = self.ready_spare(member, elsewhere=True)
         else:
             place = _relieved_by(member)
-            ready = (spare for spare in self.spares if spare.phase is SlotPhase.IDLE and spare.lanes == member.lanes)
+            ready = (spare for spare in self.spares if spare.ready and spare.lanes == member.lanes)
             replacement = None if place is None else next((spare for spare in ready if spare.relieves == place), None)
         if leaves and replacement is None and self.placement is not None:
             replacement = self._connecting_elsewhere(member, self.placement, now)
@@ -442,7 +445,7 @@ class SlotPolicy:
 
     def after_step(self, member: Member, now: float) -> Iterator[Decision]:
         """Let a world of lanes change over after a step, if it is to leave and a replacement stands ready."""
-        leaves = member.phase in JOINED and self.is_leaving(member)
+        leaves = member.link is LinkState.JOINED and self.is_leaving(member)
         if leaves and (replacement := self.ready_spare(member, elsewhere=True)) is not None:
             member.settings = None
             yield from self._change_over(member, replacement, now)
@@ -453,7 +456,7 @@ class SlotPolicy:
         One that has failed could cost the slot the server that it has, so a replacement there is waited for.
         """
         latest = now + self.timeout - _PATIENCE
-        recent = (spare for spare in self.spares if spare.phase is SlotPhase.CONNECTING and spare.deadline > latest)
+        recent = (spare for spare in self.spares if spare.link is LinkState.CONNECTING and spare.deadline > latest)
         alike = (spare for spare in recent if (spare.lanes, spare.kind) == (member.lanes, member.kind))
         return next((spare for spare in alike if placement.is_well(spare.endpoint)), None)
 
@@ -466,7 +469,7 @@ class SlotPolicy:
             yield from self._come_back_later(replacement, now)
         _log.info("%s moved from %s to %s", member.title, before.url, shown_url(member.remote.url))
         # Where the replacement is still being joined, the episode begins when that is done.
-        if member.phase is SlotPhase.IDLE:
+        if member.ready:
             yield Begin(member)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from bridge.core.client.slots.members import SlotMembers
 from bridge.core.client.slots.results import Results
-from bridge.core.client.slots.slot import SPARE, Member, SlotPhase, SlotState
+from bridge.core.client.slots.slot import SPARE, Member, SlotState
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.remote_record import COUNTS, RemoteReport
 from bridge.core.encoding.tensors import Array
@@ -82,7 +82,7 @@ def remote_reports(members: Sequence[Member]) -> tuple[RemoteReport, ...]:
             now,
             member.remote.url,
             () if member.start == SPARE else tuple(range(member.start, member.start + member.lanes)),
-            "spare" if member.start == SPARE and member.phase is SlotPhase.IDLE else member.state.name.lower(),
+            "spare" if member.start == SPARE and member.ready else member.state.name.lower(),
         )
         for member in members
     )

@@ -54,7 +54,7 @@ def plan_resets(
     for member in members.filling:
         chosen, part = mask[member.slots], seeds[member.slots]
         # The Reset would make the session drop the answer to that step, which the other lanes are to be given.
-        if member.phase in STEPPED and not chosen.all():
+        if member.episode in STEPPED and not chosen.all():
             raise AlreadyPendingError(
                 f"the answer of {member.remote.url} to a step has not come, or was not taken; reset all its slots too",
                 "step",

@@ -10,9 +10,8 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
-from bridge.core.client.slots.slot import CUT, Member, SlotEvent, SlotPhase
+from bridge.core.client.slots.slot import EpisodeEvent, EpisodeState, Member
 from bridge.core.client.slots.vector_pool import VectorPool
-from bridge.core.client.world.session_states import ClientState
 from bridge.core.client.world.step_reader import Batch, BegunAnswer, StepReader
 from bridge.core.encoding import values
 from bridge.core.encoding.infos import as_rows, batch_interventions, joins, lane_info, merge_lanes
@@ -127,9 +126,9 @@ class Results:
                 if member.error is not None:
                     self._cut_off(member, rows, member.error)
                 continue
-            stepped, mine = member.phase is SlotPhase.ANSWERED, stacked.get(start)
+            stepped, mine = member.episode is EpisodeState.ANSWERED, stacked.get(start)
             if mine is not None and mine.info == values.EMPTY_DICT:  # as nearly always
-                member.handed(ended=member.remote.session.state is ClientState.ENDED)
+                member.handed()
                 valid[start] = True
                 continue
             try:
@@ -144,7 +143,7 @@ class Results:
                 pool.lose(member, member.remote.give_up(error))
                 self._cut_off(member, rows, error)
                 continue
-            member.handed(ended=member.remote.session.state is ClientState.ENDED)
+            member.handed()
             self._any_info = self._any_info or bool(info)
             realtime = member.remote.realtime
             resetting = None if realtime is None else realtime.resetting
@@ -232,8 +231,8 @@ class Results:
         """End the episode of a member whose remote failed: truncated once, and then None until it is back."""
         self.errors.update(dict.fromkeys(range(rows.start, rows.stop), error))
         # Once: from then on the row is None, with the reason, until the world is back.
-        if member.phase in CUT and self._tells:
-            member.handle(SlotEvent.TOLD)
+        if member.episode is EpisodeState.CUT and self._tells:
+            member.handle(EpisodeEvent.TOLD)
             member.remote.record.episodes_lost += member.lanes
             self.batch.truncations[rows] = True
             what = "episode" if member.lanes == 1 else "episodes"

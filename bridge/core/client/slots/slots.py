@@ -10,7 +10,7 @@ from bridge.core.client.attributes import missing_attributes
 from bridge.core.client.conflict import ConflictDetector
 from bridge.core.client.messages import MessageAnswer, MessageTarget, MessageWriter, message_request, read_message
 from bridge.core.client.slots.question import Question
-from bridge.core.client.slots.slot import CONNECTING, STEPPED, Member
+from bridge.core.client.slots.slot import STEPPED, LinkState, Member
 from bridge.core.client.slots.stepper import Stepper
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.extensions import (
@@ -228,7 +228,7 @@ class Slots:
         members = self.pool.members
         if form.places:
             chosen = self._lanes_of(range(len(members.at)) if slots is None else slots)
-            if any(member.phase in STEPPED for member in chosen):
+            if any(member.episode in STEPPED for member in chosen):
                 text = f"a message {form.name} while answers to send are outstanding; take them by recv first"
                 raise AlreadyPendingError(text, "recv")
             others = not self.pool.started and sum(map(len, chosen.values())) < len(members.at)
@@ -281,7 +281,7 @@ class Slots:
         # All are checked before one is asked: else some environments would be called, and the caller would not know.
         requests: list[tuple[Member, bytes]] = []
         for member, chosen in lanes.items():
-            if not member.remote.connected or member.phase in CONNECTING:
+            if not member.remote.connected or member.link is LinkState.CONNECTING:
                 raise ConnectionLostError(
                     member.remote.url, f"no {purpose} while it is {member.state.name.lower()}: {member.error}"
                 )

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from bridge.core.client.slots.slot import OFFLINE, SETTLED, Member
+from bridge.core.client.slots.slot import SETTLED, LinkState, Member
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.logs import SafeLog
 from bridge.errors import RemoteTimeoutError
@@ -32,7 +32,7 @@ def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
     def tolerated(member: Member) -> bool:
         """Tell whether nobody waits for a slot that has no observation; raise where its loss is to be raised."""
         # A slot that moves is not `away`, and one that connects again is offline no more: neither raises.
-        gone = on_lost == "raise" and member.away and member.phase in OFFLINE
+        gone = on_lost == "raise" and member.away and member.link is LinkState.OFFLINE
         if gone and member.error is not None and pool.policy.ready_spare(member) is None:
             raise member.error
         # If every slot is away, going on would give nothing but repeated observations: then it waits.
@@ -45,7 +45,7 @@ def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
             pool.raise_permanent_error()
             first = 0
         while first < len(members) and (
-            members[first].phase in SETTLED or (on_lost != "wait" and tolerated(members[first]))
+            members[first].episode in SETTLED or (on_lost != "wait" and tolerated(members[first]))
         ):
             first += 1
         if first < len(members):
@@ -59,7 +59,7 @@ def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
         return first == len(members)
 
     if not pool.gather(enough, began + timeout):
-        late = [member for member in members if not (member.phase in SETTLED or tolerated(member))]
+        late = [member for member in members if not (member.episode in SETTLED or tolerated(member))]
         raise RemoteTimeoutError(
             ", ".join(dict.fromkeys(member.remote.url for member in late)),
             f"no observation within {timeout:g} s: {'; '.join(_describe(late))}",
@@ -68,7 +68,7 @@ def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
 
 def _tell(members: Sequence[Member], waited: float, timeout: float) -> None:
     """Log what is waited for, in a few lines."""
-    lines = _describe([member for member in members if member.phase not in SETTLED])
+    lines = _describe([member for member in members if member.episode not in SETTLED])
     # Of a fleet that is gone nobody reads a line for each of thousands of servers.
     for line in lines[:_MOST_LINES]:
         _log.warning("waiting %.0f s of at most %g s for %s", waited, timeout, line)
