@@ -173,7 +173,7 @@ class _Join:
             now = time.monotonic()
             if self._asks:
                 for member in list(missing):
-                    if now > member.silent_until and member.remote.session.asking:
+                    if now > member.silent_until and member.remote.asking:
                         self._ask_nothing(member)
             # Each world has its own deadline: a server that stands in for a silent one has all of `timeout`, too.
             late = [member for member in missing if now > self._deadline(member)]
@@ -223,7 +223,7 @@ class _Join:
         """Go on without a world, or raise why it cannot be joined."""
         # A server of another package may have ended the stream at the question. One that is not there has not, and one
         # that wants a token wants it without the question, too.
-        unanswered = not isinstance(error, ConnectError) and member.remote.session.asking
+        unanswered = not isinstance(error, ConnectError) and member.remote.asking
         if unanswered and not (isinstance(error, RefusedError) and error.code == Code.UNAUTHENTICATED):
             self._ask_nothing(member)
         else:
@@ -237,7 +237,7 @@ class _Join:
     def _deadline(self, member: Member) -> float:
         """Return the time from which on a world is late, monotonic seconds."""
         # Separate worlds are joined in two turns, the first and then all others: lanes get as much time.
-        return member.deadline + (self._pool.timeout if member.remote.session.agreed_on_lanes else 0.0)
+        return member.deadline + (self._pool.timeout if member.remote.agreed_on_lanes else 0.0)
 
     def _on_silent(self, member: Member) -> bool:
         """Join a world of a server that answers in place of a silent one, where their URLs ask for the same.

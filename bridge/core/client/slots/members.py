@@ -61,9 +61,9 @@ class SlotMembers:
         """Make a remote. What is known of its world is `info`, or what `like` knows of its own world."""
         remote = Remote(request, self._poller, info, shared=self.shared)
         if like is not None:
-            remote.session.know(like.session)
+            remote.know(like)
         if self._waits_for_lanes:
-            remote.session.wait_for_all()
+            remote.wait_for_all()
         return remote
 
     def _new_member(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
@@ -143,4 +143,4 @@ class SlotMembers:
         """Have real-time worlds of lanes answer only when every lane has an observation."""
         self._waits_for_lanes = True
         for remote in self.of:
-            remote.session.wait_for_all()
+            remote.wait_for_all()

@@ -72,7 +72,7 @@ def plan_resets(
         # Without a mask where all lanes begin: a world may then move to another server, as `before_episode` says.
         lane_mask = None if member.single or chosen.all() else chosen
         settings = reset_settings(part[0] if member.single else part, sent, lane_mask)
-        member.remote.session.write_reset(settings)  # raises where it is too large to be sent
+        member.remote.check_reset(settings)  # raises where it is too large to be sent
         plans.append((member, settings, None if seed is None else part))
     return plans
 

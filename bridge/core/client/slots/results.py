@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -152,7 +151,7 @@ class Results:
             infos.append((member, start, info))
             if answer.reader.failed:
                 self._note_failures(member, start, info, answer.reader.failed)
-            if stepped and not member.single and pool.policy.lanes_leave:
+            if stepped and not member.single and pool.lanes_leave:
                 self._leave(member, rows)
         self.complete = bool(valid.all())
 
@@ -189,7 +188,7 @@ class Results:
         The lanes that were in an episode are truncated by it.
         """
         before = member.remote
-        self._pool.execute(self._pool.policy.after_step(member, time.monotonic()))
+        self._pool.move_lanes(member)
         # No replacement stands ready yet: a later step moves it.
         if member.remote is before:
             return

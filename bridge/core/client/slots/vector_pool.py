@@ -139,6 +139,28 @@ class VectorPool(Pool):
         if not self.closed:
             self.execute(self.policy.check(now))
 
+    def has_spare(self, member: Member) -> bool:
+        """Tell whether a spare stands ready to take over a member's slots."""
+        return self.policy.ready_spare(member) is not None
+
+    def everybody(self) -> list[Member]:
+        """Return the members that fill slots, and then the spares."""
+        return self.policy.everybody()
+
+    @property
+    def moves(self) -> bool:
+        """True if slots may move to other servers."""
+        return self.policy.moves
+
+    @property
+    def lanes_leave(self) -> bool:
+        """True if a world of lanes is to change over."""
+        return self.policy.lanes_leave
+
+    def move_lanes(self, member: Member) -> None:
+        """Let a world of lanes that was stepped leave a server that drains, if a replacement stands ready."""
+        self.execute(self.policy.after_step(member, time.monotonic()))
+
     def execute(self, decisions: Iterable[policy.Decision]) -> None:
         """Execute decisions of the policy, one after the other."""
         for decision in decisions:
@@ -296,7 +318,7 @@ class VectorPool(Pool):
             member.handle(EpisodeEvent.FAILED)
             # At the server the episode goes on after a refused Step (D-2). Here it ends: the user is told that it was
             # truncated, so what else was asked of it is dropped.
-            member.remote.session.abandon_episode()
+            member.remote.abandon_episode()
             self.policy.refused(member, event.error, now)
         elif isinstance(event, Replied):
             # Between calls too: it may be the answer to `call_async`.
@@ -376,7 +398,7 @@ class VectorPool(Pool):
         # A process that stood still finds all deadlines over, though the answers may be here already.
         missed, self.polled_at = max(0.0, now - self.polled_at - _POLL_GAP), now
         if missed:
-            for member in self.policy.everybody():
+            for member in self.everybody():
                 member.deadline += missed
         return missed
 

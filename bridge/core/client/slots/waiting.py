@@ -33,7 +33,7 @@ def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
         """Tell whether nobody waits for a slot that has no observation; raise where its loss is to be raised."""
         # A slot that moves is not `away`, and one that connects again is offline no more: neither raises.
         gone = on_lost == "raise" and member.away and member.link is LinkState.OFFLINE
-        if gone and member.error is not None and pool.policy.ready_spare(member) is None:
+        if gone and member.error is not None and not pool.has_spare(member):
             raise member.error
         # If every slot is away, going on would give nothing but repeated observations: then it waits.
         return on_lost == "continue" and member.away and not all(other.away for other in members)
