@@ -40,7 +40,7 @@ from bridge.core.client.slots.policy import (
     SlotPolicy,
     TakeOver,
 )
-from bridge.core.client.slots.slot import SPARE, STEPPED, EpisodeEvent, EpisodeState, LinkEvent, LinkState, Member
+from bridge.core.client.slots.slot import STEPPED, EpisodeEvent, EpisodeState, LinkEvent, LinkState, Member, StandBy
 from bridge.core.client.world.remote_record import RemoteRecord
 from bridge.errors import (
     Code,
@@ -127,10 +127,10 @@ class Fleet:
             server = self.servers[number % servers]
             self.members.append(self.member(server, number))
 
-    def member(self, server: Server, start: int) -> Member:
+    def member(self, server: Server, start: int, stands_by: StandBy | None = None) -> Member:
         remote: Any = Remote(server, RemoteRecord())
         remote.connected = False
-        return Member(remote, start, 1, server.url if self.directory else None)
+        return Member(remote, start, 1, server.url if self.directory else None, stands_by=stands_by)
 
     def list_servers(self) -> None:
         self.watch.endpoints = tuple(Endpoint(server.url) for server in self.servers if server.listed)
@@ -183,7 +183,7 @@ class Fleet:
             self.policy.saw(member, EndpointEvent.JOINED, self.now)
             member.handle_link(LinkEvent.JOINED)
             member.single, member.refusal = True, None
-            if member.start == SPARE:
+            if member.stands_by is not None:
                 member.failures = 0
             elif member.ready:
                 self.begin(member)
@@ -246,9 +246,9 @@ class Fleet:
                     member.handle_link(LinkEvent.LOST)
                     member.refusal = None
                 self.connect(member, request)
-            case AddSpare(request, lanes, _):
+            case AddSpare(request, lanes, stands_by, _):
                 url = request.address.url
-                spare = self.member(next(server for server in self.servers if server.url == url), SPARE)
+                spare = self.member(next(server for server in self.servers if server.url == url), 0, stands_by)
                 assert lanes == 1
                 self.spares.append(spare)
                 self.connect(spare)

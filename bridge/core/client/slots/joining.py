@@ -13,7 +13,7 @@ from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, Endp
 from bridge.core.client.options import VectorOptions, checked_urls
 from bridge.core.client.slots.endpoint import EndpointEvent
 from bridge.core.client.slots.placement import Load, Placement
-from bridge.core.client.slots.slot import LinkState, Member
+from bridge.core.client.slots.slot import LinkState, Member, Reason, StandBy
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.lanes_choice import choose_lanes
 from bridge.core.client.world.world_request import WorldRequest
@@ -81,7 +81,7 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits
                 placement = Placement(EndpointWatch(directory), partial(options.request, server_name=name))
                 _join_directory(pool, placement, num_envs, wait)
             for request in spares:
-                pool.connect(pool.members.add(request, spare=True))
+                pool.connect(pool.members.add(request, stands_by=StandBy(Reason.NAMED)))
     # KeyboardInterrupt too: without an object there is nobody to close the connections.
     except BaseException:
         pool.close_all(0.5)

@@ -25,7 +25,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import EnvironmentFailedError, RemoteError
 
@@ -41,18 +41,17 @@ __all__ = [
     "EPISODES",
     "LINKS",
     "SETTLED",
-    "SPARE",
     "STEPPED",
     "EpisodeEvent",
     "EpisodeState",
     "LinkEvent",
     "LinkState",
     "Member",
+    "Reason",
     "SlotState",
+    "StandBy",
 ]
 
-SPARE = -1
-"""In place of a first slot: a world that stands by."""
 # Resets that fail in a row, after which the environment counts as one that always fails.
 _RESET_ATTEMPTS = 3
 
@@ -231,13 +230,40 @@ _STATE_OF: Mapping[EpisodeState, SlotState] = {
 }
 
 
+class Reason(enum.Enum):
+    """Why a spare stands by."""
+
+    NAMED = "the user named it, in case a slot loses its server"
+    LEAVE = "slots have to leave a server that drains, or where every reset fails"
+    EVEN_OUT = "an endpoint of a directory has more slots than others"
+    GO_BACK = "slots have left their own server of a list, which may be well again"
+
+
+class StandBy(NamedTuple):
+    """What a spare is for: it stands by for the slots of a place, because of a reason."""
+
+    reason: Reason
+    place: str | None = None
+    """As `Member.place_left`: slots of this place alone begin an episode there for its sake; None: any that need it."""
+
+    @property
+    def named(self) -> bool:
+        """True if the user named it: it stays when it is lost, and swaps places with slots that it takes over."""
+        return self.reason is Reason.NAMED
+
+    def serves(self, member: Member) -> bool:
+        """Tell whether it may take over the slots of a member that lost its server."""
+        # A server that slots of a list go back to may have another kind of world than other slots.
+        return self.reason is not Reason.GO_BACK or self.place == member.place_left
+
+
 @dataclasses.dataclass(eq=False)
 class Member:
     """One remote, the slots that it fills, and their state: `link` and `episode`, which only methods of it assign."""
 
     remote: Remote
     start: int
-    """Its first slot; `SPARE`: it stands by."""
+    """Its first slot; of a spare it says nothing."""
     lanes: int
     """The number of its slots."""
     endpoint: str | None = None
@@ -252,9 +278,8 @@ class Member:
     """How far its episode is."""
     slots: slice = dataclasses.field(init=False)
     """Its slots in a batch."""
-    relieves: str | None = None
-    """The place whose slot this spare is for. In a directory, the key of the endpoint that has too many slots; of a
-    list, the URL of the server that the slot goes back to. None: it is for any slot, or this is no spare."""
+    stands_by: StandBy | None = None
+    """What this spare is for; None: it fills slots."""
     home: WorldRequest | None = None
     """The world that the user listed, while this one at another server stands in for it; None: this is it."""
     deadline: float = 0.0
@@ -373,6 +398,19 @@ class Member:
         return self.away_since is not None and self.episode not in SETTLED
 
     @property
+    def relieves(self) -> str | None:
+        """The place whose slots this spare stands by for; None: for any slots, or this is no spare."""
+        return None if self.stands_by is None else self.stands_by.place
+
+    @property
+    def place_left(self) -> str | None:
+        """The place that spares for it stand by for: of a directory the key of its endpoint, which has too many slots;
+        of a list the URL of its own server, if it has left that. None: there is none."""
+        return self.endpoint if self.home is None else self.home.address.url
+
+    @property
     def title(self) -> str:
         """Its slots, as a person calls them."""
+        if self.stands_by is not None:
+            return f"spare {self.remote.url}"
         return f"slot {self.start}" if self.lanes == 1 else f"slots {self.start} to {self.start + self.lanes - 1}"

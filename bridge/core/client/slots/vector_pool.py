@@ -17,7 +17,7 @@ from bridge.core.client.slots.members import SlotMembers
 from bridge.core.client.slots.pool import Pool
 from bridge.core.client.slots.question import Question
 from bridge.core.client.slots.resets import further_seeds, reset_settings
-from bridge.core.client.slots.slot import SPARE, EpisodeEvent, EpisodeState, LinkEvent, LinkState, Member
+from bridge.core.client.slots.slot import EpisodeEvent, EpisodeState, LinkEvent, LinkState, Member
 from bridge.core.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.client.world.remote import Delivery
 from bridge.core.client.world.world_request import WorldRequest
@@ -167,8 +167,8 @@ class VectorPool(Pool):
             match decision:
                 case policy.Connect(member, request, endpoint):
                     self.connect(member, request, endpoint)
-                case policy.AddSpare(request, lanes, endpoint):
-                    self.connect(self.members.add(request, spare=True, lanes=lanes, endpoint=endpoint))
+                case policy.AddSpare(request, lanes, stands_by, endpoint):
+                    self.connect(self.members.add(request, lanes=lanes, endpoint=endpoint, stands_by=stands_by))
                 case policy.DropSpare(spare):
                     self.members.drop(spare)
                 # It is not dropped: the user named it, and it is connected again later.
@@ -189,9 +189,9 @@ class VectorPool(Pool):
         self.members.swap_remotes(member, spare)
         member.deadline = spare.deadline
         member.reseeds = True
-        # What a directory or the policy gave is left for good. A user's spare and the slots swap places: the lost
-        # remote stands by once it is back, as `spares=` says.
-        if self.policy.placement is not None or spare.relieves is not None:
+        # What the policy gave is left for good. A spare that the user named and the slots swap places: the lost remote
+        # stands by once it is back, as `spares=` says.
+        if spare.stands_by is None or not spare.stands_by.named:
             member.remote.record, member.endpoint, member.home = spare.remote.record, spare.endpoint, None
             self.members.drop(spare)
         # A remote that drains still has its connection: `Disconnect` follows, and ends it.
@@ -343,10 +343,10 @@ class VectorPool(Pool):
         self.policy.saw(member, EndpointEvent.JOINED, now)
         member.handle_link(LinkEvent.JOINED)
         member.single, member.refusal = member.remote.known_info().lanes is None, None
-        if member.start == SPARE:
-            # A user's spare says itself how many slots it can fill. Any other one was made for certain slots.
-            if member.endpoint is None and member.relieves is None:
-                member.place(SPARE, member.remote.slots)
+        if member.stands_by is not None:
+            # What the user named says itself how many slots it can fill. Any other one was made for certain slots.
+            if member.stands_by.named:
+                member.place(member.start, member.remote.slots)
             if self._fits(member, "it is no spare"):
                 member.failures = 0
                 member.remote.record.back(now)
@@ -389,7 +389,7 @@ class VectorPool(Pool):
             member.error = event.error
         member.handle_link(LinkEvent.LOST)
         # A slot that moves is not away: it has left one server by itself, and the next did not answer.
-        if member.start != SPARE and event.established and member.away_since is None and member.last is not None:
+        if member.stands_by is None and event.established and member.away_since is None and member.last is not None:
             member.away_since = now
         self.policy.lost(member, event.error, now, established=event.established)
 
