@@ -15,8 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from bridge.core.back_off import pause
 from bridge.core.client.endpoints import Endpoint
-from bridge.core.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, event_of
-from bridge.core.client.slots.placement import Load, Placement
+from bridge.core.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, Load, Placement, event_of
 from bridge.core.client.slots.slot import EpisodeState, LinkState, Member, Reason, StandBy
 from bridge.core.client.world.session import ENDED_CODES
 from bridge.core.client.world.world_request import WorldRequest
