@@ -21,6 +21,8 @@ from bridge.core.client.slots.slot import (
     LinkEvent,
     LinkState,
     Member,
+    Reason,
+    StandBy,
 )
 from bridge.errors import Code, EnvironmentFailedError, RefusedError
 
@@ -229,6 +231,27 @@ def test_an_environment_that_raised_in_three_resets_in_a_row_fails_always() -> N
     assert found == [False, False, False, True, True]
     one.refusal = RefusedError("a:1", "a bad seed", Code.INVALID_ARGUMENT)
     assert not one.fails_every_reset
+
+
+def test_a_spare_serves_any_slot_unless_it_is_for_those_that_go_back_to_their_server() -> None:
+    at_home, away = member(), member()
+    away.home = SimpleNamespace(address=SimpleNamespace(url="grpc://own:1"))
+    in_a_directory = Member(at_home.remote, 0, 1, "crowded")
+    assert [each.place_left for each in (at_home, away, in_a_directory)] == [None, "grpc://own:1", "crowded"]
+    everybody = (at_home, away, in_a_directory)
+    for reason in (Reason.NAMED, Reason.LEAVE):
+        assert all(StandBy(reason).serves(each) for each in everybody), reason
+    assert all(StandBy(Reason.EVEN_OUT, "crowded").serves(each) for each in everybody)
+    assert [StandBy(Reason.GO_BACK, "grpc://own:1").serves(each) for each in everybody] == [False, True, False]
+    assert [reason for reason in Reason if StandBy(reason).named] == [Reason.NAMED]
+
+
+def test_a_spare_tells_by_its_title_and_its_place_what_it_is() -> None:
+    remote = SimpleNamespace(url="grpc://spare:1")
+    spare = Member(remote, 0, 1, stands_by=StandBy(Reason.GO_BACK, "grpc://own:1"))  # type: ignore[arg-type]
+    assert (spare.title, spare.relieves) == ("spare grpc://spare:1", "grpc://own:1")
+    slot = Member(remote, 4, 2)  # type: ignore[arg-type]
+    assert (slot.title, slot.relieves) == ("slots 4 to 5", None)
 
 
 def test_no_other_file_assigns_a_state() -> None:

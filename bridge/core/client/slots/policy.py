@@ -136,6 +136,11 @@ class SlotPolicy:
         """Return the worlds that fill slots, and then the spares."""
         return [*self.members, *self.spares]
 
+    def _read_directory(self, now: float, *, soon: bool = False) -> None:
+        """Have the directory read if it is due, or `soon` because something was lost; of a list there is none."""
+        if self.placement is not None:
+            self.placement.watch.poll(now, soon=soon)
+
     # Events
 
     def saw(self, member: Member, event: EndpointEvent, now: float, why: str = "") -> None:
@@ -152,12 +157,12 @@ class SlotPolicy:
     def lost(self, member: Member, error: RemoteError, now: float, *, established: bool) -> None:
         """Take note that a world was lost, or that an attempt to connect to it failed."""
         member.failures += 1
-        self.saw(member, event_of(error), now, str(error).partition("\n")[0])
-        if self.placement is not None:
-            # A server that was replaced may have another URL by now: the directory is read before its period is over.
-            self.placement.watch.poll(now, soon=True)
+        why = str(error)
+        self.saw(member, event_of(error), now, why.partition("\n")[0])
+        # A server that was replaced may have another URL by now: the directory is read before its period is over.
+        self._read_directory(now, soon=True)
         wait = pause(member.failures)
-        member.retry_at = member.remote.record.lost(now, wait, str(error), established=established)
+        member.retry_at = member.remote.record.lost(now, wait, why, established=established)
 
     def refused(self, member: Member, error: RemoteError, now: float) -> None:
         """Take note that a Reset or Step was refused; the first time it is reset again at once."""
@@ -198,8 +203,7 @@ class SlotPolicy:
 
     def check(self, now: float) -> Iterator[Decision]:
         """Decide what to connect and what to begin, what is late, and who leaves its server."""
-        if self.placement is not None:
-            self.placement.watch.poll(now)
+        self._read_directory(now)
         if now >= self.look_at:
             self.look_at = now + _PERIOD
             yield from self._look_for_moves(now)
@@ -300,7 +304,7 @@ class SlotPolicy:
         endpoint = placement.choose(Load(others), member.lanes, now, self.timeout, member.kind, proven=proven)
         if endpoint is None:
             # Nothing is free: perhaps a server was started since the last reading.
-            placement.watch.poll(now, soon=True)
+            self._read_directory(now, soon=True)
             return
         if endpoint.key != member.endpoint and member.stands_by is None:
             _log.info("%s moves from %s to %s", member.title, member.remote.url, shown_url(endpoint.url))
@@ -364,7 +368,7 @@ class SlotPolicy:
             yield from self._go_back(now)
             return
         if leaving:
-            placement.watch.poll(now, soon=True)
+            self._read_directory(now, soon=True)
         # Where all others were dark when a slot began to fail, nobody but a replacement for it tries them again.
         joined = [member for member in self.members if member.link is LinkState.JOINED and not self.is_leaving(member)]
         leaving += [member for member in joined if member.fails_every_reset]

@@ -248,7 +248,7 @@ class Results:
         if self.begun is None and not (self._any_info or self.errors) and self.moved is None:
             return self.common.copy()  # as nearly always
         infos = {**(self._merged() if self.begun is None else self._same_step_infos(self.begun)), **self.common}
-        if any(info and _acted_for(info) for *_, info in self._infos):
+        if self._infos and any(info and _acted_for(info) for *_, info in self._infos):
             space, owns = self._pool.members.world_info().action_space, self.own_infos()
             if self.begun is not None:  # what was executed in slots that ended is told with their final observation
                 ended = self.ended

@@ -366,7 +366,8 @@ class VectorPool(Pool):
                 raise SettingError(f"expected {member.lanes} environments in its world, got {member.remote.slots}")
         except SettingError as error:
             text = f"{complaint}: {error}"
-            if self.policy.placement is None and text != member.complaint:  # else a change of the endpoint's state
+            # Of a directory the change of the endpoint's state is told.
+            if member.endpoint is None and text != member.complaint:
                 member.complaint = text
                 _log.warning("%s: %s", member.title, text)
             # No loss: it counts as an attempt that failed, and does not open the circuit breaker.
