@@ -30,7 +30,7 @@ AVAILABLE = hasattr(os, "fork") and hasattr(socket, "send_fds")
 """False where processes cannot be forked: programs are started anew there."""
 MODULES = (
     "bridge.cli.serve",
-    "bridge.core.client.make",
+    "bridge.facade.make",
     "bridge.facade.serve",
     "bridge.testing",
     "gymnasium.envs.classic_control.cartpole",

@@ -608,11 +608,11 @@ class Turns(Pacer):
             return False
         try:
             return self.rules.may_begin(turn)
-        except Exception as error:  # a user's own
+        except (Exception, SystemExit) as error:  # a user's own
             self._refuse(error, begins=True)
             return False
 
-    def _refuse(self, error: Exception, *, begins: bool) -> None:
+    def _refuse(self, error: BaseException, *, begins: bool) -> None:
         """Refuse the Steps that wait for a decision, which raised something."""
         answer = environment_failure(f"the pacer {type(self.rules).__name__}", error)
         self.world.report_failure(answer.message)
@@ -670,7 +670,7 @@ class Turns(Pacer):
             if not isinstance(decision, Decision):
                 raise TypeError(f"expected turn.step(…), turn.wait(…) or turn.end() of decide, got {decision!r:.80}")
             job = self._step_job(decision) if decision.kind == "step" else None
-        except Exception as error:  # a user's own
+        except (Exception, SystemExit) as error:  # a user's own
             self._refuse(error, begins=False)
             return False
         if job is not None:

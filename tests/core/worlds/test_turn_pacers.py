@@ -343,10 +343,11 @@ class Broken(TurnPacer):
     ("wrong", "message"),
     [
         (lambda turn: 1 / 0, "the environment raised ZeroDivisionError in the pacer Broken"),
+        (lambda turn: sys.exit(3), "the environment raised SystemExit in the pacer Broken"),
         (lambda turn: None, r"expected turn.step\(…\), turn.wait\(…\) or turn.end\(\) of decide, got None"),
         (lambda turn: turn.wait(until=turn.now), "expected a time to wait until that is after now=100, got 100.0"),
     ],
-    ids=["raises", "decides nothing", "waits for the past"],
+    ids=["raises", "exits", "decides nothing", "waits for the past"],
 )
 def test_a_pacer_that_is_broken_refuses_steps_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, wrong: Any, message: str
