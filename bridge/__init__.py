@@ -7,12 +7,11 @@ from bridge.registration import register_remote
 
 if TYPE_CHECKING:
     from bridge.core.adapters.timed import TimeAction
-    from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, FileDirectory
+    from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, FileDirectory, Scheme
     from bridge.core.client.envs.env import RemoteEnv
     from bridge.core.client.envs.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.core.client.envs.vector_env import RemoteVectorEnv
     from bridge.core.client.messages import MessageReply, MessageTarget
-    from bridge.core.client.schemes import Scheme
     from bridge.core.client.slots.slot import SlotState
     from bridge.core.encoding.message_form import MessageForm
     from bridge.core.encoding.properties import Property
@@ -180,7 +179,7 @@ _PLACES = {
     "RemoteVectorEnv": "bridge.core.client.envs.vector_env",
     "Route": "bridge.core.server.port",
     "Scheduler": "bridge.core.worlds.scheduling",
-    "Scheme": "bridge.core.client.schemes",
+    "Scheme": "bridge.core.client.endpoints",
     "ServedSession": "bridge.core.server.calls",
     "Server": "bridge.facade.server",
     "SessionRoute": "bridge.core.server.port",
