@@ -1,4 +1,4 @@
-"""HTTP/2 without input or output (RFC 9113): either end of a connection, and its streams.
+"""HTTP/2 without input or output (RFC 9113): either end of a connection, and its streams. `http2_sender.py` sends.
 
 What is needed here are streams that are opened once and then carry bytes both ways: no priorities, no push. A frame
 costs either end a fraction of what it does through the general library (docs/performance.md). Bytes go in and events
