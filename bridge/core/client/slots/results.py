@@ -1,4 +1,4 @@
-"""The results of one `reset` or `step`, in the forms that callers want: rows and infos, where the slots are, what was lost."""
+"""The results of one `reset` or `step`, in the forms that callers want: rows, infos, where slots are, what was lost."""
 
 from __future__ import annotations
 
