@@ -2,7 +2,7 @@
 
 A world is an environment, its group (who takes part: `bridge.core.worlds.group`) and a pacer. `LockStep` steps one
 environment, or all lanes, by each Step of one agent; `TurnPacer` collects what several agents hand in, and is what a
-pacer of one's own derives from; `ClockPacer` follows a clock, whether or not agents act.
+pacer of one's own derives from; a `FramePacer` follows a clock, whether or not agents act.
 """
 
 from __future__ import annotations
