@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridge.core.encoding.properties import Property
-from bridge.core.worlds.default_actions import DEFAULT, default_action
 from bridge.core.worlds.environment import Spaces, Transition
+from bridge.core.worlds.group import DEFAULT, default_action
 from bridge.core.worlds.participants import Participant, WaitingStep
 from bridge.errors import SettingError
 
@@ -116,7 +116,8 @@ class Turn:
 
         Args:
             action: Its action; of an environment of several agents a mapping by name, in which those that are missing
-                do the default action. Left out: the default action, of all.
+                do the default action. One agent alone may have its action by name too, unless its action space is a
+                Dict. Left out: the default action, of all.
             by: Whose Steps are answered with what came of it; None: of all who have acted, of several agents of those
                 in `action`. The Steps of others wait on.
         """

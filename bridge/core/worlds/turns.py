@@ -15,13 +15,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gymnasium import spaces
+
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import OTHER_WORLD, Agent, answer_to, environment_failure, in_environment
-from bridge.core.worlds.default_actions import DEFAULT
+from bridge.core.worlds.base import OTHER_WORLD, Agent, PacedWorld, answer_to, environment_failure, in_environment
 from bridge.core.worlds.environment import Job, Transition
-from bridge.core.worlds.group import Group
-from bridge.core.worlds.paced import PacedWorld
+from bridge.core.worlds.group import DEFAULT, Group
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.participants import Participant, WaitingStep
 from bridge.core.worlds.scheduling import PendingResult, Timer
@@ -416,8 +416,19 @@ class Turns(Pacer):
             action = {name: given.get(name, DEFAULT) for name in self.turn.alive}
             self._acted = frozenset(given if acted is None else acted)
         else:
+            if isinstance(action, Mapping) and not isinstance(self.group.spaces[self._names[0]][1], spaces.Dict):
+                action = self._only_action(action)
             self._acted = frozenset(self.turn.handed_in if acted is None else acted)
         return Job(0, self.turn.sequence, "step", action)
+
+    def _only_action(self, by_name: Mapping[str, object]) -> object:
+        """Return the action of an environment of one agent, which was given by its name."""
+        if self.group.shared or not by_name.keys() <= set(self._names):
+            raise TypeError(
+                f"expected one action for the environment of turn.step(…), which {', '.join(self._names)} have "
+                f"together, got a dict by name: {by_name!r:.80}"
+            )
+        return by_name.get(self._names[0], DEFAULT)
 
     def _late(self, missing: list[str]) -> RequestError:
         return RequestError(

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bridge.core.worlds.base import OTHER_WORLD
-from bridge.core.worlds.default_actions import neutral_action
+from bridge.core.worlds.base import OTHER_WORLD, PacedWorld
 from bridge.core.worlds.environment import Job
-from bridge.core.worlds.group import ONE
-from bridge.core.worlds.paced import PacedWorld
+from bridge.core.worlds.group import ONE, neutral_action
 from bridge.core.worlds.realtime.frame_pacer import FramePacer, Outcome
 from bridge.core.worlds.realtime.loop import RealtimeLoop
 from bridge.core.worlds.realtime.loop_lane import LoopAgent, Phase

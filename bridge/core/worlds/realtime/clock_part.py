@@ -14,9 +14,9 @@ from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, Spec
 from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import failures_in
-from bridge.core.worlds.default_actions import neutral_action
 from bridge.core.worlds.environment import EnvFacts, Spaces
-from bridge.core.worlds.lane_infos import join_infos
+from bridge.core.worlds.group import neutral_action
+from bridge.core.worlds.lane_hosts import join_infos
 from bridge.core.worlds.realtime.frame_loop import FrameLoop
 from bridge.core.worlds.realtime.lane_buffer import Ended, Taken
 from bridge.core.worlds.realtime.loop_lane import LoopAgent

@@ -22,9 +22,8 @@ from bridge.core.encoding.properties import ENCODED, TEXT, Property, PropertyTre
 from bridge.core.encoding.tensors import Array
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import Agent, WorldCounts, answer_to
+from bridge.core.worlds.base import Agent, PacedWorld, WorldCounts, answer_to
 from bridge.core.worlds.environment import Job, Transition, kept
-from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.realtime.acting_stream import ActingStreams
 from bridge.core.worlds.realtime.clock_part import RESETTING, TIMES, WAITS, ClockPart

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bridge.core.encoding.interventions import split_intervention
+from bridge.core.encoding.infos import split_intervention
 from bridge.core.worlds.environment import Transition
 from bridge.core.worlds.realtime.lane_buffer import Ended, LaneBuffer
 
