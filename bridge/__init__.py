@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from bridge.core.worlds.observers import Background, Episode, Episodes, Listener, Observer
     from bridge.core.worlds.realtime_options import RealTime
     from bridge.core.worlds.scheduling import Scheduler
-    from bridge.core.worlds.turns import Decision, Turn, TurnPacer
+    from bridge.core.worlds.turn_pacer import Decision, Turn, TurnPacer
     from bridge.facade.blocking import serve
     from bridge.facade.make import make_remote, make_vec_remote
     from bridge.facade.serve import serve_gym
@@ -144,7 +144,7 @@ _PLACES = {
     "ClientCredentials": "bridge.core.transport.credentials",
     "ConnectionHandler": "bridge.core.server.port",
     "Conversation": "bridge.core.server.port",
-    "Decision": "bridge.core.worlds.turns",
+    "Decision": "bridge.core.worlds.turn_pacer",
     "Directory": "bridge.core.client.endpoints",
     "DnsDirectory": "bridge.core.client.endpoints",
     "Endpoint": "bridge.core.client.endpoints",
@@ -169,8 +169,8 @@ _PLACES = {
     "Property": "bridge.core.encoding.properties",
     "RealTime": "bridge.core.worlds.realtime_options",
     "Transition": "bridge.core.worlds.environment",
-    "Turn": "bridge.core.worlds.turns",
-    "TurnPacer": "bridge.core.worlds.turns",
+    "Turn": "bridge.core.worlds.turn_pacer",
+    "TurnPacer": "bridge.core.worlds.turn_pacer",
     "Recorder": "bridge.recording.recorder",
     "Recording": "bridge.recording.record",
     "SavedState": "bridge.states.saved",
