@@ -17,7 +17,6 @@ from bridge.core.worlds.messages import MessagePart, Stage
 from bridge.errors import Code, RequestError
 from bridge.states.check import single
 from bridge.states.graph import CannotCopyError, EnvSnapshot, layers_of, restore, take
-from bridge.states.scan import shared_by
 
 __all__ = ["StatesPart", "drop", "forget"]
 
@@ -25,8 +24,8 @@ __all__ = ["StatesPart", "drop", "forget"]
 class _Saved:
     """A state."""
 
-    def __init__(self, snapshot: EnvSnapshot, result: tuple[Any, ...], shared: str) -> None:
-        self.snapshot, self.result, self.shared = snapshot, result, shared
+    def __init__(self, snapshot: EnvSnapshot, result: tuple[Any, ...]) -> None:
+        self.snapshot, self.result = snapshot, result
 
 
 _stores: dict[str, dict[str, _Saved]] = {}
@@ -82,10 +81,7 @@ class StatesPart(MessagePart):
                 snapshot, result = take(env, observation, dict(info))
             except CannotCopyError as error:
                 raise _refused(error) from error
-            shared = shared_by(snapshot.classes)
-            if shared.reason:
-                raise _refused(shared.reason)
-            found.append(_Saved(snapshot, result, shared.digest()))
+            found.append(_Saved(snapshot, result))
         # Only now: a save of some lanes that fails has saved none.
         self._states.update(zip(identifiers, found, strict=True))
         return [["+".join(saved.snapshot.how), saved.snapshot.size] for saved in found]
@@ -98,9 +94,6 @@ class StatesPart(MessagePart):
             if saved is None:
                 text = "the state is not where this environment is: it is kept in the process of another world"
                 raise RequestError(Code.FAILED_PRECONDITION, text)
-            if shared_by(saved.snapshot.classes).digest() != saved.shared:
-                text = "what its class or its module holds has changed since, which all environments share"
-                raise _refused(text)
             kinds = [type(layer) for layer in layers_of(env)]
             if kinds != saved.snapshot.kinds:
                 raise RequestError(Code.FAILED_PRECONDITION, "the state is of an environment with other wrappers")
