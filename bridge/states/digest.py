@@ -15,18 +15,24 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-__all__ = ["digest_of", "fields_of", "held_by", "is_trusted", "objects_in", "slots_of"]
+__all__ = ["digest_of", "fields_of", "held_by", "is_trusted", "module_of", "objects_in", "slots_of"]
 
 _TRUSTED = frozenset(("numpy", "gymnasium", "ale_py", "mujoco", "pygame", "builtins", "google", "bridge"))
 """Packages whose environments and objects draw from their own generators alone."""
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _MOST_DEEP = 100
+
+
+def module_of(kind: type) -> str:
+    """Return the name of the module of a class; "": a class of C may have none."""
+    module = getattr(kind, "__module__", None)
+    return module if isinstance(module, str) else ""
 
 
 def is_trusted(module: Any) -> bool:
@@ -85,17 +91,18 @@ def objects_in(values: Iterable[Any]) -> dict[int, Any]:
             waiting += [part for pair in dict.items(value) for part in pair]
         elif isinstance(value, (list, tuple, set, frozenset, deque)):
             waiting += value
-        elif not is_trusted(kind.__module__) or kind is types.SimpleNamespace:
+        elif not is_trusted(module_of(kind)) or kind is types.SimpleNamespace:
             waiting += [item for _, item in fields_of(value)]
     return found
 
 
-def digest_of(values: Iterable[Any], *, samples: bool = True) -> str:
+def digest_of(values: Iterable[Any], *, samples: bool = True, layers: Mapping[int, int] | None = None) -> str:
     """Return a digest of what values hold now.
 
     Args:
         values: The values.
         samples: False: what a space would draw next does not count.
+        layers: The numbers of environments that are told apart by these, by their ids.
     """
     made = hashlib.blake2b(digest_size=16)
     seen: dict[int, int] = {}
@@ -106,12 +113,15 @@ def digest_of(values: Iterable[Any], *, samples: bool = True) -> str:
         if kind in _PLAIN:
             made.update(f"{kind.__name__} {value!r};".encode())
             return
+        if layers is not None and id(value) in layers:
+            made.update(f"layer {layers[id(value)]};".encode())
+            return
         if id(value) in seen:
             made.update(f"again {seen[id(value)]};".encode())
             return
         seen[id(value)] = len(seen)
         alive.append(value)
-        title = f"{kind.__module__}.{kind.__qualname__}"
+        title = f"{module_of(kind)}.{kind.__qualname__}"
         made.update(f"{title}(".encode())
         if depth > _MOST_DEEP:
             made.update(str(id(value)).encode())
@@ -150,7 +160,7 @@ def digest_of(values: Iterable[Any], *, samples: bool = True) -> str:
         elif isinstance(value, gymnasium.Env):
             # An environment that a class or a module knows is in a state of its own.
             made.update(str(id(value)).encode())
-        elif is_trusted(kind.__module__) or not (kind.__flags__ & (1 << 9)) or isinstance(value, random.Random):
+        elif is_trusted(module_of(kind)) or not (kind.__flags__ & (1 << 9)) or isinstance(value, random.Random):
             try:
                 made.update(pickle.dumps(value))
             except Exception:  # whatever refuses to be pickled: at least it is the same

@@ -12,7 +12,9 @@ living environment. So references to them stay right, and whatever draws stays w
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import datetime
 import decimal
 import enum
@@ -33,11 +35,24 @@ import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from bridge.states.digest import fields_of, held_by, objects_in, slots_of
+from bridge.states.digest import digest_of, fields_of, held_by, is_trusted, module_of, objects_in, slots_of
 from bridge.states.kinds import OwnWay, draws, own_way
 from bridge.states.scan import shared_by
 
-__all__ = ["CannotCopyError", "EnvSnapshot", "layers_of", "restore", "take"]
+__all__ = [
+    "CannotCopyError",
+    "EnvSnapshot",
+    "Fields",
+    "copied",
+    "generators_of",
+    "has_cells",
+    "is_pure",
+    "layers_of",
+    "put_fields",
+    "restore",
+    "take",
+    "take_fields",
+]
 
 _ATOMS = (
     type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice,
@@ -202,6 +217,147 @@ def restore(snapshot: EnvSnapshot, env: Any, *more: Any, seed: int | None = None
     return copied
 
 
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """Those fields of an environment that can be copied."""
+
+    kinds: list[type]
+    """The classes of the layers."""
+    fields: list[dict[str, Any]]
+    """The copies, for each layer."""
+    digests: list[dict[str, str]]
+    """Digests of what the fields held, for each layer."""
+    apart: frozenset[int]
+    """The layers that were copied whole, and share no object with other ones."""
+    size: int
+    """About how many bytes of memory it takes."""
+    classes: frozenset[type]
+    digest: str
+    """Of what these classes, and the code of their methods, share with other environments."""
+    shared: Mapping[int, Any]
+
+
+def take_fields(env: Any) -> Fields:
+    """Copy those fields of an environment that can be copied.
+
+    Raises:
+        CannotCopyError: It shares with other environments what its steps may change.
+    """
+    layers = layers_of(env)
+    index = {id(layer): number for number, layer in enumerate(layers)}
+    found = _copied_fields(layers, {})
+    kinds = [type(layer) for layer in layers]
+    classes = frozenset((*kinds, *found[1].classes))
+    shared = shared_by(classes)
+    if shared.reason:
+        raise CannotCopyError(shared.reason)
+    objects = objects_in(shared.values())
+    if found[1].met(objects):
+        found = _copied_fields(layers, objects)
+    fields, copier = found
+    digests = [
+        {
+            name: digest_of([item], layers=index)
+            for name, item in fields_of(layer)
+            if name in own and not isinstance(own[name], _Kept)
+        }
+        for layer, own in zip(layers, fields, strict=True)
+    ]
+    held = [_changeable(layer) for layer in layers]
+    apart = {
+        number
+        for number, (layer, own) in enumerate(zip(layers, fields, strict=True))
+        if len(own) == len(fields_of(layer))
+        and not any(held[number] & other for place, other in enumerate(held) if place != number)
+    }
+    return Fields(kinds, fields, digests, frozenset(apart), copier.size, classes, shared.digest(), objects)
+
+
+def _copied_fields(layers: Sequence[Any], shared: Mapping[int, Any]) -> tuple[list[dict[str, Any]], _Copier]:
+    copier = _Copier(layers, shared)
+    found: list[dict[str, Any]] = []
+    for number, layer in enumerate(layers):
+        found.append({})
+        for name, value in fields_of(layer):
+            with contextlib.suppress(CannotCopyError):
+                found[-1][name] = copier.field(value, (str(number), name))
+    return found, copier
+
+
+def _changeable(layer: Any) -> set[int]:
+    """Return the ids of what a layer holds that may change, but for its spaces."""
+    kept = list, dict, set, deque, bytearray, np.ndarray
+    objects = objects_in(value for _, value in fields_of(layer))
+    return {key for key, value in objects.items() if isinstance(value, kept) or not is_trusted(module_of(type(value)))}
+
+
+def put_fields(saved: Fields, env: Any, *, whole: bool = False) -> None:
+    """Put fields back into an environment.
+
+    Args:
+        saved: What `take_fields` returned.
+        env: An environment of the same layers.
+        whole: True: all fields of the layers that are `apart`, and no others; False: those that differ.
+
+    Raises:
+        CannotCopyError: The layers differ, or a field cannot be put back.
+    """
+    layers = layers_of(env)
+    if [type(layer) for layer in layers] != saved.kinds:
+        mine, theirs = _titles(map(type, layers)), _titles(saved.kinds)
+        raise CannotCopyError(f"the state is of {theirs}, this environment is {mine}")
+    index = {id(layer): number for number, layer in enumerate(layers)}
+    copier = _Restorer(layers, None, saved.shared)
+    for number, (layer, own) in enumerate(zip(layers, saved.fields, strict=True)):
+        living = dict(fields_of(layer))
+        digests = saved.digests[number]
+        if whole:
+            names = [name for name in own if number in saved.apart and name in digests]
+        else:
+            names = [
+                name
+                for name in digests
+                if name not in living or digest_of([living[name]], layers=index) != digests[name]
+            ]
+        for name in names:
+            _set_field(layer, name, copier.field(own[name], (str(number), name)))
+
+
+def copied(env: Any, values: Sequence[Any], *, back: bool = False) -> tuple[Any, ...]:
+    """Return copies of values that are told with a state, such as an observation; with `back` of those copies.
+
+    Raises:
+        CannotCopyError: One cannot be copied.
+    """
+    layers = layers_of(env)
+    copier = _Restorer(layers, None, {}) if back else _Copier(layers, {})
+    return tuple(copier.copy(value, ("result",)) for value in values)
+
+
+def _set_field(layer: Any, name: str, value: Any) -> None:
+    if name not in slots_of(type(layer)) and hasattr(layer, "__dict__"):
+        layer.__dict__[name] = value
+    else:
+        object.__setattr__(layer, name, value)
+
+
+def generators_of(env: Any) -> list[Any]:
+    """Return the generators of an environment in a fixed order, each once: of NumPy's the bits that they draw from."""
+    found: dict[int, Any] = {}
+    for layer in reversed(layers_of(env)):
+        # That of `gymnasium.Env` is the one that a reset seeds.
+        first: Any = getattr(layer, "__dict__", {}).get("_np_random")
+        if isinstance(first, np.random.Generator):
+            found.setdefault(id(first.bit_generator), first.bit_generator)
+    for layer in layers_of(env):
+        for value in objects_in(item for _, item in fields_of(layer)).values():
+            if isinstance(value, np.random.Generator):
+                found.setdefault(id(value.bit_generator), value.bit_generator)
+            elif isinstance(value, (np.random.RandomState, random.Random, np.random.BitGenerator)):
+                found.setdefault(id(value), value)
+    return list(found.values())
+
+
 def _titles(kinds: Any) -> str:
     return " of ".join(kind.__name__ for kind in kinds)
 
@@ -287,13 +443,13 @@ class _Copier:
             return self._keep(value, special)
         if kind is np.ndarray:
             return self._array(value, path)
-        if kind is list or (isinstance(value, list) and _is_pure(kind)):
+        if kind is list or (isinstance(value, list) and is_pure(kind)):
             made: Any = self._keep(value, _new(kind))
             self.size += sys.getsizeof(value)
             for index, item in enumerate(list.__iter__(value)):
                 list.append(made, self.copy(item, (*path, str(index))))
             return self._with_fields(value, made, path)
-        if kind is OrderedDict or kind is defaultdict or kind is dict or (isinstance(value, dict) and _is_pure(kind)):
+        if kind is OrderedDict or kind is defaultdict or kind is dict or (isinstance(value, dict) and is_pure(kind)):
             made = self._keep(value, _new(kind))
             self.size += sys.getsizeof(value)
             if isinstance(value, defaultdict):
@@ -305,7 +461,7 @@ class _Copier:
                 setitem = OrderedDict.__setitem__ if isinstance(value, OrderedDict) else dict.__setitem__
                 setitem(made, own, self.copy(item, (*path, repr(key)[:40])))
             return self._with_fields(value, made, path)
-        if kind is tuple or (isinstance(value, tuple) and _is_pure(kind)):
+        if kind is tuple or (isinstance(value, tuple) and is_pure(kind)):
             items = [self.copy(item, (*path, str(index))) for index, item in enumerate(tuple.__iter__(value))]
             known = self._memo.get(id(value))  # it may be within itself, by way of a list
             if known is not None:
@@ -405,7 +561,7 @@ class _Copier:
     def _function(self, value: types.FunctionType, path: tuple[str, ...]) -> Any:
         """Return a function, or what stands for one that holds what may change, or differ elsewhere."""
         # What a closure holds may be written by another function that shares it, also a number.
-        if not _has_cells(value) and all(map(_is_constant, held_by(value))):
+        if not has_cells(value) and all(map(_is_constant, held_by(value))):
             return value
         self._refuse_container(path, value)
         # It stays with the living environment, whose own closure holds its own layers; what else it holds is compared.
@@ -453,7 +609,11 @@ class _Copier:
         offset = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
         if whole.strides != root.strides:
             raise CannotCopyError(f"{_place(path)} is a part of an array whose memory has gaps")
-        flat = np.ndarray((whole.nbytes,), np.uint8, buffer=whole.data if whole.flags.c_contiguous else whole.T.data)
+        # Its memory has no gaps, in whatever order of its axes.
+        plain = whole.transpose(np.argsort([-step for step in whole.strides], kind="stable"))
+        if not plain.flags.c_contiguous:
+            raise CannotCopyError(f"{_place(path)} is a part of an array whose memory has gaps")
+        flat = np.ndarray((whole.nbytes,), np.uint8, buffer=plain.data)
         made = np.ndarray(value.shape, value.dtype, flat, offset, value.strides)
         made.flags.writeable = value.flags.writeable
         return self._keep(value, made)
@@ -602,7 +762,7 @@ def _only_draws(value: Any, depth: int = 0) -> bool:
     return False
 
 
-def _has_cells(function: types.FunctionType) -> bool:
+def has_cells(function: types.FunctionType) -> bool:
     """True if the closure of a function holds more than functions without one, classes and modules."""
     for cell in function.__closure__ or ():
         try:
@@ -610,7 +770,7 @@ def _has_cells(function: types.FunctionType) -> bool:
         except ValueError:  # it is empty yet
             return True
         if isinstance(value, types.FunctionType):
-            if _has_cells(value):
+            if has_cells(value):
                 return True
         elif not isinstance(value, (type, types.ModuleType)):
             return True
@@ -620,7 +780,7 @@ def _has_cells(function: types.FunctionType) -> bool:
 def _is_constant(value: Any) -> bool:
     """True if nothing can change a value, nor what it holds."""
     if isinstance(value, types.FunctionType):
-        if _has_cells(value):
+        if has_cells(value):
             return False
         return all(not isinstance(item, types.FunctionType) and _is_constant(item) for item in held_by(value))
     if isinstance(value, types.ModuleType):
@@ -667,10 +827,11 @@ def _digest_function(function: Any, layers: Mapping[int, int], path: tuple[str, 
 
 
 def _is_jax(value: Any) -> bool:
-    return str(getattr(type(value), "__module__", "")).startswith("jaxlib") and type(value).__name__ == "ArrayImpl"
+    return module_of(type(value)).startswith("jaxlib") and type(value).__name__ == "ArrayImpl"
 
 
-def _is_pure(kind: type) -> bool:
+def is_pure(kind: type) -> bool:
+    """True if the objects of a class can be copied by their fields."""
     return _impure(kind) is None
 
 
