@@ -31,7 +31,7 @@ _MOST_LANES = 4096
 _MOST_KINDS = 1000
 _CLIENTS = 2
 """How many times the bounds of one client all clients may have together: one alone leaves as much to the others."""
-_MOST_CHARGED = 1.0
+_MOST_CHARGED = 0.2
 """The most seconds of a check that are charged: it runs in a process of its own, at a time when no other one does."""
 _LOOK = 0.5
 """The most seconds between two looks for states whose time is over."""
