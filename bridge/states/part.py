@@ -221,6 +221,8 @@ class StatesPart(MessagePart):
             if job.replay.in_place and job.replay.began:
                 # It is somewhere between: nobody may take that for an episode.
                 history = self._histories.get(job.lane)
+                if history is not None:
+                    history.stop("a replay has failed in it since")
                 self.stage.intercept(job.lane, _Spoiled(self.stage, job.lane, history))
             with contextlib.suppress(Exception):
                 job.replay.close()
@@ -272,7 +274,6 @@ class _Spoiled:
         self._stage.intercept(self._lane, self._history)
         if self._history is None:
             return self._stage.envs[self._lane].reset(**given)
-        self._history.stop("a replay has failed since")
         return self._history.reset(**given)
 
     def step(self, action: Any) -> Any:
