@@ -7,8 +7,7 @@ import contextlib
 import pytest
 
 from bridge import make_remote, serve_gym, serve_parallel
-from tests.web.test_accessibility import AXE, FINDINGS
-from tests.web.test_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
+from tests.browser import AXE, FINDINGS, in_browser, says, shows
 from tests.web_envs import Doors, Paddle, Paddles
 
 pytestmark = in_browser
@@ -70,7 +69,7 @@ def standing_still(page):
     check("at the end")
 
 
-def sized(opened, server, size, **options):  # noqa: F811
+def sized(opened, server, size, **options):
     touch = size[0] < 1000
     page = opened(server.web_url, has_touch=touch, is_mobile=touch, reduced_motion="reduce", bypass_csp=True, **options)
     page.set_viewport_size({"width": size[0], "height": size[1]})
@@ -80,7 +79,7 @@ def sized(opened, server, size, **options):  # noqa: F811
 
 @pytest.mark.parametrize("make", [Paddle, ManyKeys])
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
-def test_the_picture_stands_still_while_one_plays_records_and_gives_back(opened, tmp_path, size, make):  # noqa: F811
+def test_the_picture_stands_still_while_one_plays_records_and_gives_back(opened, tmp_path, size, make):
     with serve_gym(make, web=True, fps=30, record=tmp_path) as server:
         page = sized(opened, server, size)
         page.click("#play")
@@ -108,7 +107,7 @@ def test_the_picture_stands_still_while_one_plays_records_and_gives_back(opened,
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
-def test_the_picture_stands_still_while_one_takes_over_and_gives_back(opened, tmp_path, size):  # noqa: F811
+def test_the_picture_stands_still_while_one_takes_over_and_gives_back(opened, tmp_path, size):
     with serve_gym(Paddle, web=True, fps=30, record=tmp_path) as server:
         agent = make_remote(f"{server.url}?world=", player="agent:PPO")
         agent.reset()
@@ -131,7 +130,7 @@ def test_the_picture_stands_still_while_one_takes_over_and_gives_back(opened, tm
 
 
 @pytest.mark.parametrize("size", [*SIZES, (844, 390), (1081, 700)], ids=lambda size: "x".join(map(str, size)))
-def test_a_bar_with_everything_in_it_is_one_row(opened, tmp_path, size):  # noqa: F811
+def test_a_bar_with_everything_in_it_is_one_row(opened, tmp_path, size):
     """Several seats and a recording; a long title, which gives way."""
     titled = type("ManipulationOfSeveralObjectsWithManyNames", (Paddles,), {})
     with serve_parallel(titled, web=True, fps=30, record=tmp_path) as server:
@@ -146,7 +145,7 @@ def test_a_bar_with_everything_in_it_is_one_row(opened, tmp_path, size):  # noqa
         assert page.evaluate(OUTSIDE) == []
 
 
-def test_the_tools_of_a_narrow_bar_are_behind_one_button(opened):  # noqa: F811
+def test_the_tools_of_a_narrow_bar_are_behind_one_button(opened):
     with serve_gym(Paddle, web=True, fps=30) as server:
         page = sized(opened, server, (390, 844))
         page.click("#play")
@@ -169,7 +168,7 @@ def test_the_tools_of_a_narrow_bar_are_behind_one_button(opened):  # noqa: F811
         assert page.is_hidden("#tools")
 
 
-def test_a_key_after_a_click_on_a_tool_is_for_the_world(opened, tmp_path):  # noqa: F811
+def test_a_key_after_a_click_on_a_tool_is_for_the_world(opened, tmp_path):
     with serve_gym(Paddle, web=True, fps=30, record=tmp_path) as server:
         page = sized(opened, server, (1280, 800))
         assert page.is_hidden("#more")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.server
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,14 +19,11 @@ from bridge import make_remote, make_vec_remote
 from bridge.dial import DialListener
 from bridge.errors import EnvironmentFailedError, InvalidActionError
 from bridge.testing import check_server
+from tests.browser import in_browser
 from tests.places import ROOT
 from tests.support import until
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="chromium is not installed: apt-get install --no-install-recommends chromium"
-)
+pytestmark = in_browser
 FOLDER = ROOT / "examples" / "web_game"
 # An environment with all kinds of spaces, in place of the game.
 ECHO = """
@@ -44,14 +40,6 @@ class Echo {
 }
 serve("ws://127.0.0.1:PORT", () => new Echo(), {name: "echo", token: "secret~?"});
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,15 +1,10 @@
-"""The page in a real browser: Chromium, driven by Playwright.
-
-Debian's Chromium: `apt-get install --no-install-recommends chromium`; Playwright: `pip install playwright`, which needs
-no browser of its own.
-"""
+"""The page in a real browser: what it shows of worlds, and how a person plays."""
 
 from __future__ import annotations
 
 import http.server
 import json
 import os
-import shutil
 import signal
 import threading
 from pathlib import Path
@@ -21,69 +16,14 @@ from gymnasium import spaces
 
 import bridge
 from bridge import Auth, make_parallel_remote, make_remote, serve_gym, serve_parallel
-from bridge.core.transport.credentials import TOKEN_VARIABLE
 from bridge.pb import dm_env_rpc_pb2 as pb
+from tests.browser import PIXEL, TAP, in_browser, says, shows
 from tests.places import ROOT
 from tests.support import keeping, read_property, server_process, until
 from tests.web_envs import PADDLE, Doors, Paddle, Paddles
 from tests.websocket_tools import Hand
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-in_browser = pytest.mark.skipif(
-    CHROMIUM is None, reason="chromium is not installed: apt-get install --no-install-recommends chromium"
-)
 pytestmark = in_browser
-TIMEOUT = 60_000
-PIXEL = """() => {
-  const canvas = document.getElementById("canvas");
-  return [...canvas.getContext("2d").getImageData(canvas.width >> 1, canvas.height >> 1, 1, 1).data].slice(0, 3);
-}"""
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture(autouse=True)
-def no_token_in_the_environment(monkeypatch):
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-
-
-@pytest.fixture
-def opened(browser):
-    """Opens pages, each in a browser profile of its own; none may raise, or break the policy of its content."""
-    contexts, problems = [], []
-
-    def make(url, **options):
-        context = browser.new_context(viewport={"width": 1280, "height": 800}, **options)
-        context.set_default_timeout(TIMEOUT)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda said: problems.append(said.text) if "Content Security" in said.text else None)
-        page.goto(url)
-        return page
-
-    yield make
-    for context in contexts:
-        context.close()
-    assert problems == []
-
-
-def shows(page, condition):
-    """Wait until what the page shows meets a condition in JavaScript."""
-    page.wait_for_function(condition)
-
-
-def says(page, selector, text):
-    page.wait_for_function(
-        "([selector, text]) => document.querySelector(selector).textContent.includes(text)", arg=[selector, text]
-    )
 
 
 def test_the_canvas_shows_the_environment_s_pixels(opened):
@@ -291,16 +231,6 @@ def test_a_lock_step_world_in_which_no_action_does_nothing_waits_for_a_key(opene
         assert set(Doors.done) == {1}, "only what the person did"
         page.keyboard.press("Escape")
         until(lambda: server.worlds == [])
-
-
-TAP = """async (milliseconds) => {
-  const event = (kind) => document.dispatchEvent(new KeyboardEvent(kind, {key: "ArrowRight", bubbles: true}));
-  const began = performance.now();
-  event("keydown");
-  await new Promise((resolve) => setTimeout(resolve, milliseconds));
-  event("keyup");
-  return performance.now() - began;
-}"""
 
 
 @pytest.mark.slow

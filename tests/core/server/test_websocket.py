@@ -26,7 +26,7 @@ from websockets.utils import accept_key
 import bridge
 from bridge import TLS, Limits, Web, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
-from bridge.core.transport.credentials import TOKEN_VARIABLE, write_secret
+from bridge.core.transport.credentials import write_secret
 from bridge.core.transport.frames import PREFACE
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, SlowResetEnv, check_server, make_certificates
@@ -60,11 +60,6 @@ def long():
 
 def ws(server):
     return next(url for url in server.urls if url.startswith("ws"))
-
-
-@pytest.fixture(autouse=True)
-def no_token_in_the_environment(monkeypatch):
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
 
 
 @pytest.fixture(scope="module")
