@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ from tests.inside import add_command
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient
 from tests.places import ROOT
+from tests.preloaded import Program, run
 from tests.public_server import PublicServer
 from tests.scripted_server import Refuse, ScriptedServer
 from tests.support import sampled, until
@@ -60,34 +62,40 @@ class Serving:
     """A `bridge serve`, or another command that serves, as a user starts it, with what it prints."""
 
     def __init__(self, *arguments: str, cwd: Path | None = None, command: str = "serve") -> None:
-        words = [sys.executable, "-u", "-m", "bridge.__main__", command, *arguments]
-        # Bytes and no buffer: `printed` reads as far as it needs.
-        self.process = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=cwd
-        )
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `__exit__` closes it
+        self.process = Program("-m", "bridge", command, *arguments, cwd=cwd, stderr=self._errors.fileno())
 
     def printed(self) -> list[str]:
         """Return the lines up to the one that says how to stop."""
-        assert self.process.stdout is not None
         lines = []
-        for line in self.process.stdout:  # ends with the process, which `__exit__` ends
-            lines.append(line.decode().rstrip("\n"))
+        # Line by line, as far as it needs; it ends with the process, which `__exit__` ends.
+        for line in iter(self.process.stdout.readline, ""):
+            lines.append(line.rstrip("\n"))
             if lines[-1].startswith("Ctrl-C"):
                 return lines
-        raise AssertionError(f"it ended after {lines}: {self.process.stderr and self.process.stderr.read().decode()}")
+        raise AssertionError(f"it ended after {lines}: {self._said()}")
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def wait(self) -> tuple[int, str, str]:
+        """Wait for its end; return the exit code, and what it has printed since."""
+        code = self.process.wait(DEADLINE)
+        return code, self.process.stdout.read(), self._said()
 
     def end(self, number: int) -> tuple[int, str, str]:
         self.process.send_signal(number)
-        out, err = self.process.communicate(timeout=DEADLINE)
-        return self.process.returncode, out.decode(), err.decode()
+        return self.wait()
 
     def __enter__(self) -> Serving:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.communicate()
+        self.process.kill()
+        self.process.wait(DEADLINE)
+        self.process.stdout.close()
+        self._errors.close()
 
 
 def paste(lines: list[str]) -> Any:
@@ -191,7 +199,7 @@ with bridge.serve_gym("CartPole-v1") as server:
     server.wait(0.0)
 print("stopped")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE)
+    done = run("-c", code, timeout=DEADLINE)
     assert done.stdout == "stopped\n", done.stderr
 
 
@@ -543,8 +551,8 @@ def test_what_keeps_an_environment_from_being_made_is_reported_at_the_start(
 ) -> None:
     arguments, code, message = problem
     with Serving(f"robots:{target}", "--env-kwargs", *arguments, *options, cwd=robots) as serving:
-        out, err = serving.process.communicate(timeout=DEADLINE)
-    assert serving.process.returncode == code
+        ended, out, err = serving.wait()
+    assert ended == code
     assert b"served at" not in out
     said = [line for line in err.decode().splitlines() if not line.startswith(("made", "closed"))]  # the environment's
     *before, last = said
@@ -1003,7 +1011,8 @@ def test_a_sub_command_imports_what_it_needs_alone() -> None:
         "import sys; from bridge.cli import main; main(['cert', '--help']); main(['--version']); "
         "print(sorted({'numpy', 'gymnasium', 'bridge.core.server', 'bridge.core.client'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, check=True)
+    done = run("-c", code, bare=True)
+    assert done.returncode == 0, done.stderr
     assert "bridge.core.server" not in done.stdout.splitlines()[-1]
 
 

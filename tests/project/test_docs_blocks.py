@@ -12,8 +12,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -24,8 +22,9 @@ import pytest
 from bridge import make_remote, serve_gym
 from bridge.core.transport.credentials import write_secret
 from bridge.recording.reader import read_folder
-from bridge.testing import ServerProcess, make_certificates
+from bridge.testing import make_certificates
 from tests.places import ROOT
+from tests.preloaded import Program, run
 from tests.support import until
 
 DOCS = ROOT / "docs"
@@ -80,10 +79,10 @@ def command(*words: str) -> Terminal:
 
     @contextlib.contextmanager
     def run() -> Iterator[Mapping[str, str]]:
-        with ServerProcess(*words) as server:
+        with child("-m", "bridge", "serve", *words, "--port", "0") as printed:
             listed = Path("urls.txt").resolve()
-            listed.write_text(server.url, encoding="utf-8")
-            yield {**parts(server.url), "directory": listed.as_uri()}
+            listed.write_text(printed["url"], encoding="utf-8")
+            yield {**printed, "directory": listed.as_uri()}
 
     return run
 
@@ -134,10 +133,8 @@ def recorded() -> Iterator[Mapping[str, str]]:
 @contextlib.contextmanager
 def replayed() -> Iterator[Mapping[str, str]]:
     """`gymnasium-bridge replay --serve` of a recorded episode in the other terminal."""
-    with recorded() as names:
-        words = [sys.executable, "-m", "bridge", "replay", names["episode"], "--serve"]
-        with child(words) as printed:
-            yield printed
+    with recorded() as names, child("-m", "bridge", "replay", names["episode"], "--serve") as printed:
+        yield printed
 
 
 @contextlib.contextmanager
@@ -145,18 +142,16 @@ def dialed() -> Iterator[Mapping[str, str]]:
     """`gymnasium-bridge serve --dial` in the other terminal: it dials until somebody listens at the port."""
     port = free_port()
     dial = ["--dial", f"grpcs://127.0.0.1:{port}", "--dial-ca", "certs/ca.pem"]
-    with child([sys.executable, "-m", "bridge", "serve", "CartPole-v1", *dial], BRIDGE_TOKEN="a-secret"):
+    with child("-m", "bridge", "serve", "CartPole-v1", *dial, BRIDGE_TOKEN="a-secret"):
         yield {"port": str(port)}
 
 
 @contextlib.contextmanager
-def child(words: list[str], port: int | None = None, **variables: str) -> Iterator[Mapping[str, str]]:
+def child(*words: str, port: int | None = None, **variables: str) -> Iterator[Mapping[str, str]]:
     """Run a program until it listens at a port, or has printed a URL, and interrupt it in the end."""
     log = Path(f"printed-{free_port()}.txt")
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            words, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONUNBUFFERED": "1", **variables}
-        )
+        process = Program(*words, stdout=output.fileno(), stderr=output.fileno(), env={**os.environ, **variables})
 
     def ready() -> bool:
         assert process.poll() is None, log.read_text(encoding="utf-8")
@@ -179,6 +174,7 @@ def child(words: list[str], port: int | None = None, **variables: str) -> Iterat
     finally:
         process.kill()
         process.wait()
+        process.stdout.close()
 
 
 def waits_for_sigterm(pid: int) -> bool:
@@ -194,7 +190,7 @@ def serving(code: str) -> Iterator[Mapping[str, str]]:
     file.write_text(code, encoding="utf-8")
     named = re.search(r"\bport=(\d+)", code)
     port = int(named[1]) if named and named[1] != "0" else None
-    with child([sys.executable, "-W", "error", str(file)], port) as printed:
+    with child("-W", "error", str(file), port=port) as printed:
         yield printed
 
 
@@ -368,7 +364,5 @@ def test_a_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytes
                 return
         file = tmp_path / "block.py"
         file.write_text(code, encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-W", "error", str(file)], capture_output=True, text=True, timeout=DEADLINE, check=False
-        )
+        done = run("-W", "error", file, timeout=DEADLINE)
     assert (done.returncode, done.stderr) == (0, "")

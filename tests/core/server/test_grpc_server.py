@@ -274,6 +274,18 @@ def test_the_clients_own_table_may_change_its_size(server):
         assert farewell_of(sock) == Codes.COMPRESSION_ERROR
 
 
+def test_the_reserved_bit_before_a_stream_s_number_is_ignored(server):
+    """RFC 9113, 4.1."""
+    bit = 1 << 31
+    opened = frame(HEADERS, END_HEADERS, bit | 1, block(CHECK)) + frame(DATA, END_STREAM, bit | 1, message(b""))
+    with raw(server, HELLO + opened + frame(PING, 0, bit, b"last one")) as sock:
+        data = b""
+        while b"last one" not in data or b"grpc-status" not in data:
+            got = sock.recv(65536)
+            assert got, "the server closed"
+            data += got
+
+
 # Room
 
 
