@@ -69,9 +69,10 @@ def tests_by_requirement() -> dict[str, list[str]]:
         if name.startswith(OTHERS):
             continue
         text = file.read_text()
+        lines = text.splitlines()
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-                source = "\n".join(text.splitlines()[node.lineno - 1 : node.end_lineno])
+                source = "\n".join(lines[node.lineno - 1 : node.end_lineno])
                 named = {int(number) for number in re.findall(r"\bD-(\d+)", source)}
                 for first, last in re.findall(r"\bD-(\d+) to D-(\d+)", source):
                     named.update(range(int(first), int(last) + 1))

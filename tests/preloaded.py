@@ -50,8 +50,8 @@ class Program:
     """A program that a forked process runs; it has the part of `subprocess.Popen` that tests use.
 
     Args:
-        arguments: `-c` and a script, `-m` and a module, or a file; before it `-W error`, if warnings are errors; after
-            it what `sys.argv` has after its first item.
+        arguments: `-c` and a script, `-m` and a module, or a file; before it may stand `-W error` or `-W ignore`, and
+            after it what `sys.argv` has after its first item.
         pipe: Give it a pipe as its standard input, `stdin`; otherwise it has none.
         session: Run it in a session of its own.
         cwd: Its folder; None: that of the tests.
@@ -107,6 +107,16 @@ class Program:
             line += part
         return int(line)
 
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+        self.wait(30)
+        if self.stdin is not None:
+            self.stdin.close()
+        self.stdout.close()
+
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -140,30 +150,38 @@ def run(
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float = 60.0,
+    typed: str = "",
     bare: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, without an input, and return what it printed; as `subprocess.run`.
+    """Run a program to its end, and return what it printed; as `subprocess.run`.
 
     Args:
         arguments: As of `Program`.
         cwd: Its folder; None: that of the tests.
         env: Its environment variables; None: those of the tests.
         timeout: Seconds until it must have ended.
+        typed: What it reads from its standard input, which ends after it.
         bare: True if what matters is what it imports: it has imported nothing of this package yet.
     """
     words = [str(word) for word in arguments]
     if not AVAILABLE:
         return subprocess.run(
-            [sys.executable, *words], cwd=cwd, env=env, timeout=timeout, capture_output=True, text=True, check=False
+            [sys.executable, *words],
+            input=typed,
+            cwd=cwd,
+            env=env,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     with tempfile.TemporaryFile("w+") as errors:
-        program = Program(*words, cwd=cwd, env=env, stderr=errors.fileno(), bare=bare)
-        try:
+        with Program(*words, cwd=cwd, env=env, pipe=bool(typed), stderr=errors.fileno(), bare=bare) as program:
+            if program.stdin is not None:
+                with program.stdin:
+                    program.stdin.write(typed)  # less than a pipe holds
             printed = _read_all(program.stdout, time.monotonic() + timeout)
             code = program.wait(timeout)
-        finally:
-            program.kill()
-            program.stdout.close()
         errors.seek(0)
         return subprocess.CompletedProcess(words, code, printed, errors.read())
 
@@ -256,7 +274,7 @@ def _run(arguments: list[str], session: bool, cwd: str, env: dict[str, str]) -> 
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
     if arguments[0] == "-W":
         sys.warnoptions.append(arguments[1])  # for the processes that it starts
-        warnings.simplefilter("error")
+        warnings.simplefilter("error" if arguments[1] == "error" else "ignore")
         arguments = arguments[2:]
     kind, *rest = arguments
     if kind == "-m":

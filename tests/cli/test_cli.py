@@ -92,9 +92,7 @@ class Serving:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait(DEADLINE)
-        self.process.stdout.close()
+        self.process.__exit__()
         self._errors.close()
 
 

@@ -154,7 +154,7 @@ def test_a_second_thread_gets_an_error_and_not_a_race():
     policy = LobbyConfig(clients=2)
     with (
         serve_perlert(two_agents, name="two", fps=100, lobby_config=policy) as server,
-        PerlertEnv(server.url, agent="a_0", start_timeout=3.0) as env,
+        PerlertEnv(server.url, agent="a_0", start_timeout=1.5) as env,
     ):
         lobby = instance_of(server).lobby
         thread = threading.Thread(target=wait_for_a_run)
@@ -168,7 +168,7 @@ def test_a_second_thread_gets_an_error_and_not_a_race():
 
 def test_a_run_that_was_left_is_not_taken_for_the_next_one_after_a_timeout():
     with serve_perlert(lambda: Counter(9000), name="count", fps=100) as server:
-        env = PerlertEnv(server.url, start_timeout=2.0)
+        env = PerlertEnv(server.url, start_timeout=1.0)
         env.reset()
         for _ in range(2):
             with pytest.raises(RemoteTimeoutError, match="the run that was left did not end"):
@@ -206,13 +206,13 @@ def test_a_slot_that_cannot_be_had_is_an_error_that_says_why():
         with pytest.raises(SettingError, match="expected a key, got an empty text"):
             PerlertEnv(server.url, agent="")
         with PerlertEnv(server.url, tag="holder"), pytest.raises(RemoteTimeoutError, match="no slot is open"):
-            PerlertEnv(server.url, timeout=2)
+            PerlertEnv(server.url, timeout=1)
 
 
 def test_a_start_that_does_not_come_is_an_error_that_says_what_is_missing():
     # P-10
     with serve_perlert(two_agents, name="two", fps=100) as server:
-        env = PerlertEnv(server.url, agent="a_0", start_timeout=2)
+        env = PerlertEnv(server.url, agent="a_0", start_timeout=0.5)
         with pytest.raises(RemoteTimeoutError, match="open or not ready: a_1"):
             env.reset()
         env.close()
@@ -494,7 +494,7 @@ def test_the_limits_of_the_server_are_the_users():
         PerlertEnv(server.url, agent="a_0"),
         pytest.raises(RemoteTimeoutError),
     ):
-        PerlertEnv(server.url, agent="a_1", timeout=2)
+        PerlertEnv(server.url, agent="a_1", timeout=0.5)
 
 
 def test_one_source_port_is_kept_for_the_whole_life_of_the_client():

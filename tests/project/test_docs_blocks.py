@@ -172,9 +172,7 @@ def child(*words: str, port: int | None = None, **variables: str) -> Iterator[Ma
         assert process.wait(DEADLINE) == 0, log.read_text(encoding="utf-8")
         assert "Traceback" not in log.read_text(encoding="utf-8")
     finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        process.__exit__()
 
 
 def waits_for_sigterm(pid: int) -> bool:

@@ -31,6 +31,7 @@ from bridge.testing import EVERY_SPACE, CountingEnv, check_server, make_certific
 from bridge.wrappers import BlockingReset
 from tests.ends.test_compliance import INVALID, SPACES, least, methods, run, run_reset
 from tests.peers import METHOD, SERVICE, PublicClient
+from tests.preloaded import run as run_program
 from tests.standalone_envs import Numbered, Remarkable, every_space
 from tests.standalone_server import DEADLINE, FILE, Output, standalone
 from tests.support import assert_identical, assert_same_space, sampled, until
@@ -727,8 +728,7 @@ def test_it_speaks_tls(mutual, tmp_path):
     ],
 )
 def test_the_command_line_says_what_is_wrong(arguments, reason):
-    command = [sys.executable, str(FILE), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, cwd=FILE.parents[2], check=False)
+    done = run_program(FILE, *arguments, cwd=FILE.parents[2], bare=True)
     assert done.returncode != 0
     assert reason in done.stderr, done.stderr
     assert "Traceback" not in done.stderr or "Graph" in done.stderr

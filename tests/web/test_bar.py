@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import pytest
 
 from bridge import make_remote, serve_gym, serve_parallel
 from tests.browser import AXE, FINDINGS, in_browser, says, shows
+from tests.support import sampled
 from tests.web_envs import Doors, Paddle, Paddles
 
 pytestmark = in_browser
 
-SIZES = [(320, 568), (390, 844), (768, 1024), (1280, 800), (1920, 1080)]
+SIZES = [[320, 568], [390, 844], [768, 1024], [1280, 800], [1920, 1080]]
+ALL_SIZES = [*SIZES, [844, 390], [1081, 700]]
 PLACE = """() => {
   const {left, top, width, height} = document.getElementById("canvas").getBoundingClientRect();
   return [left, top, width, height];
@@ -28,6 +31,11 @@ OUTSIDE = """() => {
     })
     .map((part) => part.id || part.textContent);
 }"""
+
+
+def named(value):
+    """The id of a parameter."""
+    return "x".join(map(str, value)) if isinstance(value, list) else None
 
 
 class ManyKeys(Doors):
@@ -77,8 +85,9 @@ def sized(opened, server, size, **options):
     return page
 
 
-@pytest.mark.parametrize("make", [Paddle, ManyKeys])
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize(
+    ("size", "make"), sampled(itertools.product(SIZES, [Paddle, ManyKeys]), 3, slow=True), ids=named
+)
 def test_the_picture_stands_still_while_one_plays_records_and_gives_back(opened, tmp_path, size, make):
     with serve_gym(make, web=True, fps=30, record=tmp_path) as server:
         page = sized(opened, server, size)
@@ -106,7 +115,7 @@ def test_the_picture_stands_still_while_one_plays_records_and_gives_back(opened,
             says(page, "#play", "Play")
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("size", sampled(SIZES, 4, slow=True), ids=named)
 def test_the_picture_stands_still_while_one_takes_over_and_gives_back(opened, tmp_path, size):
     with serve_gym(Paddle, web=True, fps=30, record=tmp_path) as server:
         agent = make_remote(f"{server.url}?world=", player="agent:PPO")
@@ -129,7 +138,7 @@ def test_the_picture_stands_still_while_one_takes_over_and_gives_back(opened, tm
         agent.close()
 
 
-@pytest.mark.parametrize("size", [*SIZES, (844, 390), (1081, 700)], ids=lambda size: "x".join(map(str, size)))
+@pytest.mark.parametrize("size", sampled(ALL_SIZES, 3, slow=True), ids=named)
 def test_a_bar_with_everything_in_it_is_one_row(opened, tmp_path, size):
     """Several seats and a recording; a long title, which gives way."""
     titled = type("ManipulationOfSeveralObjectsWithManyNames", (Paddles,), {})

@@ -83,7 +83,7 @@ def names(listener: DialListener) -> list[str]:
     return [endpoint.name for endpoint in listener.endpoints()]
 
 
-@pytest.mark.parametrize("more", ["", "&fps=120"], ids=["lock-step", "real-time"])
+@pytest.mark.parametrize("more", ["", pytest.param("&fps=120", marks=pytest.mark.slow)], ids=["lock-step", "real-time"])
 def test_the_page_passes_the_conformance_check_through_a_listener(opened: Any, more: str) -> None:
     port = free_port()
     opened(port, more)
@@ -177,6 +177,7 @@ def test_a_closed_tab_truncates_its_episode_and_a_reopened_one_has_its_slot_agai
         envs.close()
 
 
+@pytest.mark.slow
 def test_the_example_trains_a_policy_on_four_tabs_at_once(opened: Any) -> None:
     port = free_port()
     command = [sys.executable, str(FOLDER / "train.py"), "--page", "0", "--steps", "1600"]

@@ -170,12 +170,13 @@ def test_a_world_says_who_plays_in_it_a_person_or_an_agent(opened, fps):
         says(page, "#worlds", f"● {called(page)}")  # person 1234, where no name was chosen
         page.keyboard.press("Escape")
     with serve_gym(Paddle, web=True, fps=fps) as server:
+        page = opened(server.web_url)
         for player, shown in (("agent:PPO", "● agent PPO"), ("person:Ann", "● person Ann"), ("agent", "● agent")):
             env = make_remote(f"{server.url}?world=", player=player)
             env.reset()
-            page = opened(server.web_url)
             says(page, "#worlds", shown)
             env.close()
+            shows(page, "() => !document.getElementById('worlds').textContent.includes('●')")
 
 
 @pytest.mark.parametrize("fps", [None, 30], ids=["lock-step", "real time"])

@@ -9,8 +9,6 @@ import logging
 import re
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,6 +42,7 @@ from tests.inside import (
 )
 from tests.parallel_envs import Relay
 from tests.peers import METHOD, SERVICE
+from tests.preloaded import Program, run
 from tests.support import SERVE, LargeArrays, objects_of, sampled, server_process, until
 from tests.websocket_tools import KEY, PATH, SUBPROTOCOL, Hand, frame, handshake, request, token_subprotocol
 
@@ -672,20 +671,8 @@ def test_our_own_protocol_s_key_is_answered_as_the_rfc_says(server):
 )
 def test_the_command_prints_the_url_of_the_page(options, said, tmp_path):
     write_secret(tmp_path / "token", b"secret\n")
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "bridge",
-        "serve",
-        "CartPole-v1",
-        "--web",
-        "--exit-on-eof",
-        *options,
-    ]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=tmp_path) as process:
+    command = ["-W", "ignore", "-m", "bridge", "serve", "CartPole-v1", "--web", "--exit-on-eof", *options]
+    with Program(*command, pipe=True, cwd=tmp_path) as process:
         lines = iter(process.stdout.readline, "")
         line = next(line for line in lines if line.startswith("In a browser: "))
         url = line.removeprefix("In a browser: ")
@@ -709,7 +696,7 @@ def test_without_the_package_the_extra_is_named():
         "    try:\n        call()\n"
         "    except bridge.errors.SettingError as error:\n        print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = run("-c", code, bare=True)
     assert done.stdout.count("pip install 'gymnasium-bridge[web]'") == 2
 
 
