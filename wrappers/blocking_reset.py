@@ -15,13 +15,12 @@ from bridge.core.client.envs.vector_env import RemoteVectorEnv, slots_of
 from bridge.core.client.messages import MessageReply, MessageWriter
 from bridge.core.client.options import checked_timeout
 from bridge.core.client.slots.results import Results
-from bridge.core.client.slots.stepper import Received
-from bridge.core.client.slots.waiting import OnLost
-from bridge.core.client.world.remote_record import RemoteReport
+from bridge.core.client.slots.stepper import OnLost, Received
+from bridge.core.client.world.remote import RemoteReport
 from bridge.core.encoding.message_form import MessageForm
 from bridge.core.encoding.tensors import Array
+from bridge.core.extras import provided
 from bridge.core.gymnasium_versions import BatchWrapper
-from bridge.core.provided import provided
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, ResetNeededError, SettingError
 
 from .transparent import Transparent

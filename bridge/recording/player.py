@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from bridge.core.provided import provided
+from bridge.core.extras import provided
 from bridge.core.server.auth import Auth
 from bridge.core.server.server import CoreServer
 from bridge.errors import RecordingError, SettingError

@@ -16,8 +16,8 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.core.client.envs.vector_env import slots_of
-from bridge.core.encoding.interventions import ACTION
-from bridge.core.finalizers import end_apart
+from bridge.core.encoding.infos import ACTION
+from bridge.core.ownership import end_apart
 from bridge.core.worlds.environment import kept
 from bridge.recording.facts import facts_of
 from bridge.recording.record import Recording

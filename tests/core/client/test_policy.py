@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 )
 
 from bridge import Endpoint
-from bridge.core.client.slots.placement import Placement
+from bridge.core.client.slots.endpoint import Placement
 from bridge.core.client.slots.policy import (
     AddSpare,
     Begin,
@@ -41,7 +41,7 @@ from bridge.core.client.slots.policy import (
     TakeOver,
 )
 from bridge.core.client.slots.slot import CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
-from bridge.core.client.world.remote_record import RemoteRecord
+from bridge.core.client.world.remote import RemoteRecord
 from bridge.errors import (
     Code,
     ConnectError,

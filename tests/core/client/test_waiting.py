@@ -1,4 +1,4 @@
-"""`bridge.core.client.slots.waiting`: what a client that waits says in its log."""
+"""`bridge.core.client.slots.stepper`: what a client that waits says in its log."""
 
 import logging
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from bridge import SlotState
-from bridge.core.client.slots.waiting import gather_all
+from bridge.core.client.slots.stepper import gather_all
 from bridge.errors import ConnectionLostError, RemoteTimeoutError
 from tests.inside import set_client_clock
 

@@ -8,21 +8,21 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bridge.core.back_off import until_up
 from bridge.core.client.envs.env import remote_metadata
 from bridge.core.client.envs.pool_owner import PoolOwner
 from bridge.core.client.options import RemoteKeywords, RemoteOptions
 from bridge.core.client.slots.pool import Awaited
 from bridge.core.client.slots.resets import reset_settings
-from bridge.core.client.world.events import Joined, Replied, StepAnswered
 from bridge.core.client.world.extensions import property_write
 from bridge.core.client.world.remote import Remote
+from bridge.core.client.world.session_states import Joined, Replied, StepAnswered
 from bridge.core.client.world.step_reader import Transition
 from bridge.core.encoding.names import CLIENT_KEY
 from bridge.core.encoding.space_json import space_from_json
 from bridge.core.encoding.tensors import pack_tensor
 from bridge.core.extras import install_command
 from bridge.core.keywords import grouped
-from bridge.core.server_wait import until_up
 from bridge.core.transport.credentials import TLS
 from bridge.errors import (
     Code,

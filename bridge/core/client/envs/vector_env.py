@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from gymnasium import Space
@@ -18,23 +19,24 @@ from gymnasium.vector.utils import batch_space
 from bridge.core.client.attributes import OwnAttributes
 from bridge.core.client.endpoints import Directory, as_directory
 from bridge.core.client.envs.env import remote_metadata, remote_spec
-from bridge.core.client.messages import MessageAnswer, MessageReply, MessageWriter
 from bridge.core.client.options import VectorOptions, checked_urls
 from bridge.core.client.slots.joining import join
 from bridge.core.client.slots.reports import as_universe, flat_report, remote_reports, slot_states
 from bridge.core.client.slots.results import Results
 from bridge.core.client.slots.slots import Slots
-from bridge.core.client.slots.stepper import Received
-from bridge.core.client.slots.waiting import OnLost
-from bridge.core.client.world.remote_record import RemoteReport
+from bridge.core.client.slots.stepper import OnLost, Received
+from bridge.core.client.world.remote import RemoteReport
 from bridge.core.encoding.message_form import MessageForm
-from bridge.core.encoding.random_state import generator_of
+from bridge.core.encoding.seeds import generator_of
 from bridge.core.encoding.tensors import Array
-from bridge.core.finalizers import end_apart
 from bridge.core.keywords import grouped
+from bridge.core.ownership import end_apart
 from bridge.core.transport.address import secret_url
 from bridge.core.transport.credentials import TLS
 from bridge.errors import Code, RefusedError, SettingError
+
+if TYPE_CHECKING:
+    from bridge.core.client.messages import MessageAnswer, MessageReply, MessageWriter
 
 __all__ = ["VECTOR_ENTRY_POINT", "OwningVectorEnv", "RemoteVectorEnv"]
 
@@ -337,6 +339,8 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
                 are there, and the next `step` gives their observations.
             SettingError: A slot is out of range, or the request larger than its form allows.
         """
+        from bridge.core.client.messages import MessageReply
+
         answers = self.begin_message(form, write, slots)
         placed = any(answer.placed for answer in answers)
         return MessageReply(answers, self.reset_wait() if placed else None)
@@ -536,8 +540,9 @@ class OwningVectorEnv(RemoteVectorEnv):
         try:
             super().__init__(urls, **keywords)
         except BaseException:
-            # Here nobody gets an object to close.
-            end()
+            # Here nobody gets an object to close. What it raises says less than the error at hand.
+            with contextlib.suppress(Exception):
+                end()
             raise
 
     def close_extras(self, **kwargs: Any) -> None:

@@ -9,17 +9,15 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
+from bridge.core.back_off import ServerWait
 from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, EndpointWatch, as_directory
 from bridge.core.client.options import VectorOptions, checked_urls
-from bridge.core.client.slots.endpoint import EndpointEvent
-from bridge.core.client.slots.placement import Load, Placement
+from bridge.core.client.slots.endpoint import EndpointEvent, Load, Placement
 from bridge.core.client.slots.slot import CONNECTING, Member, SlotPhase
 from bridge.core.client.slots.vector_pool import VectorPool
-from bridge.core.client.world.lanes_choice import choose_lanes
+from bridge.core.client.world.join_sequence import choose_lanes
 from bridge.core.client.world.world_request import WorldRequest
-from bridge.core.logs import SafeLog
-from bridge.core.progress import LOOK, tell
-from bridge.core.server_wait import ServerWait
+from bridge.core.logs import LOOK, SafeLog, tell
 from bridge.errors import Code, ConnectError, RefusedError, RemoteError, RemoteTimeoutError, SettingError
 
 __all__ = ["join"]

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from bridge.core.back_off import pause
-from bridge.core.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, event_of
-from bridge.core.client.slots.placement import Load, Placement
+from bridge.core.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, Load, Placement, event_of
 from bridge.core.client.slots.slot import CONNECTING, CUT, JOINED, OFFLINE, SPARE, WAITING, Member, SlotPhase
 from bridge.core.client.world.session import ENDED_CODES
 from bridge.core.client.world.world_request import WorldRequest

@@ -12,7 +12,7 @@ from bridge.core.client.slots.members import SlotMembers
 from bridge.core.client.slots.results import Results
 from bridge.core.client.slots.slot import SPARE, Member, SlotPhase, SlotState
 from bridge.core.client.slots.vector_pool import VectorPool
-from bridge.core.client.world.remote_record import COUNTS, RemoteReport
+from bridge.core.client.world.remote import COUNTS, RemoteReport
 from bridge.core.encoding.tensors import Array
 
 __all__ = ["as_universe", "flat_report", "remote_reports", "slot_states"]

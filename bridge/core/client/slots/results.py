@@ -15,8 +15,7 @@ from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.session_states import ClientState
 from bridge.core.client.world.step_reader import Batch, BegunAnswer, StepReader
 from bridge.core.encoding import values
-from bridge.core.encoding.infos import as_rows, batch_interventions, joins, lane_info, merge_lanes
-from bridge.core.encoding.interventions import ACTION
+from bridge.core.encoding.infos import ACTION, as_rows, batch_interventions, joins, lane_info, merge_lanes
 from bridge.core.encoding.spaces import Column, Layout
 from bridge.core.encoding.step_codec import StepAnswer
 from bridge.core.encoding.tensors import Array

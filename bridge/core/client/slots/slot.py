@@ -27,8 +27,8 @@ from bridge.errors import EnvironmentFailedError, RemoteError
 
 if TYPE_CHECKING:
     from bridge.core.client.endpoints import Kind
-    from bridge.core.client.world.events import StepAnswered
     from bridge.core.client.world.remote import Remote
+    from bridge.core.client.world.session_states import StepAnswered
     from bridge.core.client.world.world_request import WorldRequest
     from bridge.pb import dm_env_rpc_pb2 as pb
 

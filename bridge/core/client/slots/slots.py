@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bridge.core.client.attributes import missing_attributes
-from bridge.core.client.conflict import ConflictDetector
-from bridge.core.client.messages import MessageAnswer, MessageTarget, MessageWriter, message_request, read_message
-from bridge.core.client.slots.question import Question
+from bridge.core.client.slots.pool import Question
 from bridge.core.client.slots.slot import CONNECTING, STEPPED, Member
 from bridge.core.client.slots.stepper import Stepper
 from bridge.core.client.slots.vector_pool import VectorPool
@@ -22,7 +20,7 @@ from bridge.core.client.world.extensions import (
     property_value,
 )
 from bridge.core.encoding.message_form import MessageForm
-from bridge.core.forks import forget_in_child
+from bridge.core.ownership import ConflictDetector, forget_in_child
 from bridge.errors import (
     AlreadyPendingError,
     BridgeError,
@@ -35,6 +33,9 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.pb import dm_env_rpc_pb2 as pb
+
+if TYPE_CHECKING:
+    from bridge.core.client.messages import MessageAnswer, MessageTarget, MessageWriter
 
 __all__ = ["Slots"]
 
@@ -225,6 +226,8 @@ class Slots:
         Returns:
             The answers, and the first refusal or loss.
         """
+        from bridge.core.client.messages import MessageAnswer, MessageTarget, message_request, read_message
+
         members = self.pool.members
         if form.places:
             chosen = self._lanes_of(range(len(members.at)) if slots is None else slots)

@@ -14,12 +14,11 @@ from typing import Any
 from bridge.core.client.slots import policy
 from bridge.core.client.slots.endpoint import EndpointEvent
 from bridge.core.client.slots.members import SlotMembers
-from bridge.core.client.slots.pool import Pool
-from bridge.core.client.slots.question import Question
+from bridge.core.client.slots.pool import Pool, Question
 from bridge.core.client.slots.resets import further_seeds, reset_settings
 from bridge.core.client.slots.slot import CONNECTING, CUT, JOINED, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
-from bridge.core.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.client.world.remote import Delivery
+from bridge.core.client.world.session_states import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.encoding.seeds import pack_seed
 from bridge.core.encoding.tensors import Array

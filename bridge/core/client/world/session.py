@@ -18,15 +18,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from bridge.core.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.client.world.extensions import property_write, refusal
 from bridge.core.client.world.join_sequence import JoinSequence
 from bridge.core.client.world.joined_world import JoinedWorld, changes_of
-from bridge.core.client.world.session_states import ONLINE, TRANSITIONS, ClientState, Trigger
+from bridge.core.client.world.session_states import (
+    ONLINE,
+    TRANSITIONS,
+    ClientState,
+    Event,
+    Joined,
+    Lost,
+    Refused,
+    Replied,
+    StepAnswered,
+    Trigger,
+)
 from bridge.core.client.world.step_reader import BegunAnswer, StepMessage
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
-from bridge.core.warn import warn
+from bridge.core.logs import warn
 from bridge.errors import UNREADABLE, Code, PeerError, RefusedError, RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
