@@ -579,10 +579,12 @@ def test_the_core_tests_import_what_their_extra_brings_and_no_more():
     wanted = [*project["dependencies"], *project["optional-dependencies"]["test-core"]]
     brought = {re.split(r"[\[<>=!~; ]", requirement)[0].lower().replace("_", "-") for requirement in wanted}
     files = (ROOT / "tests" / "core.txt").read_text("utf-8").split()
+    folders = {folder for file in files for folder in Path(file).parents}
+    fixtures = [folder / "conftest.py" for folder in folders if (ROOT / folder / "conftest.py").is_file()]
     distributions = importlib.metadata.packages_distributions()
     foreign = {
         name: str(file)
-        for name, file in imports_of_tests([*files, "tests/conftest.py"]).items()
+        for name, file in imports_of_tests([*files, *fixtures]).items()
         if name not in sys.stdlib_module_names and name != "bridge"
         if brought.isdisjoint(own.lower().replace("_", "-") for own in distributions.get(name, []))
     }
