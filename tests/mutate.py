@@ -69,6 +69,8 @@ def tests_by_requirement() -> dict[str, list[str]]:
         if name.startswith(OTHERS):
             continue
         text = file.read_text()
+        if not re.search(r"\bD-\d", text):
+            continue  # most files: to parse them takes seconds
         lines = text.splitlines()
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):

@@ -15,7 +15,7 @@ from bridge.cli import main
 from bridge.cli.lobby import _user, clean, key_actions, key_legend, run_lobby
 from bridge.perlert import LobbyConfig, PerlertEnv, serve_perlert
 from bridge.perlert.protocol.packet import MAX_CLIENT_MESSAGE
-from tests.perlert.test_server import Counter
+from tests.perlert.environments import Counter
 from tests.preloaded import Program, run
 
 

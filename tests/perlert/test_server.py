@@ -25,37 +25,11 @@ from bridge.errors import (
 )
 from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, make_perlert_env, serve_perlert
 from bridge.perlert.server import default_name
+from tests.perlert.environments import Counter, two_agents
 from tests.perlert_simulation import ports_of
 from tests.support import sampled, until
 
 KEY = "0123456789abcdef0123456789abcdef"
-
-
-class Counter(gymnasium.Env):
-    """Counts to `length`; every reward is 0.5."""
-
-    observation_space = spaces.Dict({"count": spaces.Discrete(10_000), "last": spaces.Box(-1, 1, (2,))})
-    action_space = spaces.Box(-1, 1, (2,))
-    made = 0
-    closed = 0
-
-    def __init__(self, length=10, truncates=False):
-        Counter.made += 1
-        self.length, self.truncates = length, truncates
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.count = 0
-        return {"count": 0, "last": np.zeros(2, np.float32)}, {}
-
-    def step(self, action):
-        self.count += 1
-        over = self.count >= self.length
-        seen = {"count": self.count, "last": action}
-        return seen, 0.5, over and not self.truncates, over and self.truncates, {}
-
-    def close(self):
-        Counter.closed += 1
 
 
 def instance_of(server):
@@ -216,40 +190,6 @@ def test_a_start_that_does_not_come_is_an_error_that_says_what_is_missing():
         with pytest.raises(RemoteTimeoutError, match="open or not ready: a_1"):
             env.reset()
         env.close()
-
-
-def two_agents():
-    pettingzoo = pytest.importorskip("pettingzoo")
-
-    class Two(pettingzoo.ParallelEnv):
-        metadata = {"name": "two"}  # noqa: RUF012
-        possible_agents = ["a_0", "a_1"]  # noqa: RUF012
-
-        def observation_space(self, agent):
-            return spaces.Discrete(1000)
-
-        def action_space(self, agent):
-            return spaces.Discrete(5)
-
-        def reset(self, seed=None, options=None):
-            self.agents, self.count = list(self.possible_agents), 0
-            return dict.fromkeys(self.agents, 0), {}
-
-        def step(self, actions):
-            self.count += 1
-            ended = [a for a in self.agents if self.count >= (5 if a == "a_0" else 10)]
-            agents = self.agents
-            self.agents = [a for a in agents if a not in ended]
-            rewards = {a: float(actions[a]) for a in agents}
-            return (
-                dict.fromkeys(agents, self.count),
-                rewards,
-                {a: a in ended for a in agents},
-                dict.fromkeys(agents, False),
-                {},
-            )
-
-    return Two()
 
 
 def test_bots_fill_open_slots_and_an_agent_that_ends_early_waits_for_the_next_run():

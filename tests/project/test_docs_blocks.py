@@ -25,6 +25,7 @@ from bridge.recording.reader import read_folder
 from bridge.testing import make_certificates
 from tests.places import ROOT
 from tests.preloaded import Program, run
+from tests.project.processes import free_port, waits_for_sigterm
 from tests.support import until
 
 DOCS = ROOT / "docs"
@@ -60,12 +61,6 @@ class Elsewhere:
     """A block that another test runs."""
 
     test: str
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 def parts(url: str) -> Mapping[str, str]:
@@ -173,12 +168,6 @@ def child(*words: str, port: int | None = None, **variables: str) -> Iterator[Ma
         assert "Traceback" not in log.read_text(encoding="utf-8")
     finally:
         process.__exit__()
-
-
-def waits_for_sigterm(pid: int) -> bool:
-    """True if the process has a handler of SIGTERM, as Linux says."""
-    caught = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"), re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import functools
 import importlib
 import importlib.metadata
 import os
-import pkgutil
 import re
 import shutil
 import subprocess
@@ -24,19 +23,13 @@ import yaml
 import bridge
 import bridge.wrappers
 from tests.places import ROOT
+from tests.project.modules import MODULES, source_of
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-MODULES = sorted(
-    {
-        "bridge",
-        *(found.name for found in pkgutil.walk_packages(bridge.__path__, "bridge.")),
-        *(found.name for found in pkgutil.walk_packages(bridge.wrappers.__path__, "bridge.wrappers.")),
-    }
-)
 OURS = [name for name in MODULES if not name.startswith("bridge.pb.") and not name.endswith("__main__")]
 # The version is no more than a name, `__main__` modules no more than a call.
 WITHOUT_ALL = {"bridge.pb", "bridge.version"}
@@ -58,15 +51,6 @@ def imported(name: str) -> types.ModuleType:
         if error.name in EXTRAS_WITHOUT_TESTS_HERE:
             pytest.skip(f"{name} needs {error.name}, an extra")
         raise
-
-
-def source_of(name: str) -> Path:
-    """The file of a module of ours, found without importing it."""
-    *parents, last = name.split(".")
-    if parents[:2] == ["bridge", "wrappers"] or (parents == ["bridge"] and last == "wrappers"):
-        parents = parents[1:]
-    package = ROOT.joinpath(*parents, last, "__init__.py")
-    return package if package.exists() else ROOT.joinpath(*parents, f"{last}.py")
 
 
 @functools.cache

@@ -24,7 +24,7 @@ import pytest
 
 from tests.browser import in_browser, says, shows
 from tests.places import ROOT
-from tests.project.test_docs_blocks import free_port, waits_for_sigterm
+from tests.project.processes import free_port, waits_for_sigterm
 from tests.support import until
 
 INSTALLS = ("make demo", "pip install")

@@ -18,7 +18,7 @@ from bridge.recording.reader import open_episode, read_folder
 from bridge.testing import VirtualClock
 from tests.parallel_envs import Relay
 from tests.preloaded import Program
-from tests.recording.test_replay import change
+from tests.recording.changes import change
 from tests.support import until
 
 

@@ -20,7 +20,7 @@ from bridge import TLS, make_remote, make_vec_remote
 from bridge.core.encoding.values import encode
 from bridge.errors import RefusedError, RemoteError
 from bridge.testing import CountingEnv, check_server, make_certificates
-from tests.ends.test_compliance import INVALID, SPACES, least, methods, run, run_reset
+from tests.ends.compliance import INVALID, SPACES, least, methods, run, run_reset
 from tests.peers import METHOD, SERVICE, PublicClient
 from tests.standalone_server import DEADLINE, FILE, standalone
 from tests.support import assert_identical, sampled, until

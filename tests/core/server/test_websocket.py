@@ -29,8 +29,7 @@ from bridge.core.transport.frames import PREFACE
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, SlowResetEnv, check_server, make_certificates
 from bridge.wrappers import BlockingReset
-from tests.core.transport.test_unix import step_large_frames
-from tests.ends import test_fidelity
+from tests import side_by_side
 from tests.inside import (
     Call,
     charge_each_time,
@@ -40,6 +39,7 @@ from tests.inside import (
     server_waits,
     set_websocket_clock,
 )
+from tests.large_frames import step_large_frames
 from tests.parallel_envs import Relay
 from tests.peers import METHOD, SERVICE
 from tests.preloaded import Program, run
@@ -86,16 +86,16 @@ def over_websocket(monkeypatch):
             until(lambda: server.connections == 0)
             assert server.worlds in ([], [""])
 
-    monkeypatch.setattr(test_fidelity, "serve_gym", serve)
+    monkeypatch.setattr(side_by_side, "serve_gym", serve)
 
 
 @pytest.mark.parametrize("name", sampled(["CartPole", "Taxi", "MiniGrid"], 3))
 @pytest.mark.usefixtures("over_websocket")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_remote_equals_local(name):
-    function, steps, vector_steps = test_fidelity.ZOO[name]
-    test_fidelity.compare_one(function, min(steps, 150))
-    test_fidelity.compare_many(function, 3, 1, min(vector_steps, 25))
+    function, steps, vector_steps = side_by_side.ZOO[name]
+    side_by_side.compare_one(function, min(steps, 150))
+    side_by_side.compare_many(function, 3, 1, min(vector_steps, 25))
 
 
 def test_large_frames_go_both_ways_with_and_without_tls(certs):
