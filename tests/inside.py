@@ -154,7 +154,7 @@ def look_every(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def set_client_clock(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[], float]) -> None:
     """Have what waits in a client ask this for the time."""
-    for module in ("pool", "vector_pool", "stepper", "waiting"):
+    for module in ("pool", "vector_pool", "stepper"):
         monkeypatch.setattr(f"bridge.core.client.slots.{module}.time", SimpleNamespace(monotonic=monotonic))
 
 

@@ -76,7 +76,8 @@ HELPERS = {
     ),
     "tests/perlert_simulation.py": (
         "PERLERT's server and its clients joined by a link",
-        """perlert.protocol.guard perlert.host perlert.player perlert.player_run perlert.server""",
+        """perlert.protocol.guard perlert.host perlert.player perlert.player_run
+        perlert.perlert_server""",
     ),
     "tests/recording_tape.py": (
         "rows of a made-up environment",
@@ -88,7 +89,7 @@ HELPERS = {
     ),
     "tests/core/client/test_policy.py": (
         "the tables whose policy it plays on random fleets",
-        "core.client.world.remote_record core.client.slots.placement core.client.slots.slot",
+        "core.client.world.remote core.client.slots.endpoint core.client.slots.slot",
     ),
     "tests/core/client/test_pool.py": ("the events that a pool hands out", "core.client.world.session_states"),
     "tests/core/transport/test_http2.py": (

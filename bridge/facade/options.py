@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bridge.core.extras import feature, has_feature
 from bridge.core.server.auth import Auth, Security, ServingKeywords, ServingOptions
+from bridge.core.server.core_server import Transport
 from bridge.core.server.registry import Overview, WorldSource
-from bridge.core.server.server import Transport
 from bridge.core.transport.credentials import TLS
 from bridge.core.worlds.environment import Isolation, start_method
 from bridge.core.worlds.messages import SessionMessage

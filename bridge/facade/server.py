@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from bridge.core.extras import feature, has_feature
 from bridge.core.keywords import grouped, with_texts
 from bridge.core.server import limits as core
+from bridge.core.server.core_server import CoreServer
 from bridge.core.server.limits import CoreLimits
-from bridge.core.server.server import CoreServer
 from bridge.core.transport.credentials import TLS, AccessKeywords, ClientAccess
 from bridge.core.worlds.base import Agent, World
 from bridge.core.worlds.observers import Background, Observer

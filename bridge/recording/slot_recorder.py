@@ -45,7 +45,7 @@ class SlotRecorder:
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], record: Recording) -> None:
-        world = slots_of(envs).pool.members.world_info()
+        world = slots_of(envs).world_info()
         self._journal = Journal(record)
         self.run = self._journal.run
         """The name of the recording."""

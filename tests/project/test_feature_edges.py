@@ -78,7 +78,7 @@ EXCEPTED = {
     ("server/http11.py", "page"): "a page of any site, on whose behalf a browser asks: what HTTP keeps apart by Origin",
     ("server/registry.py", "web"): "the property `server.web` on the wire",
     ("server/registry.py", "seats"): "a key of that property",
-    ("server/server.py", "web"): "the extra that brings WebSocket, and the public `Server.web_url`",
+    ("server/core_server.py", "web"): "the extra that brings WebSocket, and the public `Server.web_url`",
     ("client/wire/connection.py", "web"): "the extra that brings WebSocket",
     ("image_files.py", "web"): "the extra that brings Pillow",
     (

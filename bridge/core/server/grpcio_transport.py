@@ -54,7 +54,7 @@ class GrpcioTransport:
     """All calls of a server.
 
     Raises:
-        SettingError: It cannot listen as `bridge.core.server.server.CoreServer` is told to.
+        SettingError: It cannot listen as `bridge.core.server.core_server.CoreServer` is told to.
     """
 
     def __init__(

@@ -172,7 +172,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             )
 
     def _await_step(self, purpose: str) -> Transition:
-        message, reader = self._pool.wait(self._remote, StepAnswered, purpose)
+        message, reader, _ = self._pool.wait(self._remote, StepAnswered, purpose)
         return reader.read(message, self._remote.now())
 
     def _refuse_step(self) -> NoReturn:
@@ -239,7 +239,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             if world.answers is not None:
                 return self._step_ahead(world, action)
             remote.send_step(world.write_action(action))
-            message, reader = self._pool.wait(remote, StepAnswered, "to a step")
+            message, reader, _ = self._pool.wait(remote, StepAnswered, "to a step")
             return reader.read(message, remote.now())
         except BaseException as error:
             if not isinstance(error, BridgeError):
@@ -360,7 +360,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             answers = [MessageAnswer(target, data, step is not None)]
             if step is None:
                 return MessageReply(answers)
-            message, reader = remote.session.placed(step)
+            message, reader, _ = remote.session.placed(step)
             observation, _, _, _, info = reader.read(message, remote.now())
             return MessageReply(answers, (observation, info))
 

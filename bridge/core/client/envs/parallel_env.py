@@ -274,7 +274,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             # All are checked before the first is sent: else one wrong action would leave the others' on their way.
             packed = {name: self._remotes[name].world.write_action(actions[name]) for name in self.agents}
             # They share a connection, so all requests leave in one piece.
-            with self._pool.poller.corked():
+            with self._pool.corked():
                 for name, request in packed.items():
                     self._remotes[name].send_step(request)
             answers = self._gather({name: self._remotes[name] for name in packed}, StepAnswered, "to a step")

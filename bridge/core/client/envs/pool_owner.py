@@ -171,6 +171,6 @@ class PoolOwner(RemoteAttributes):
     def __del__(self) -> None:
         # `__init__` may have raised before there were any. Without a wait, because the garbage collector runs anywhere.
         remotes = self.__dict__.get("_remotes", {})
-        if not remotes or not self._pool.poller.is_frozen():
+        if not remotes or not self._pool.is_frozen():
             for remote in remotes.values():
                 remote.close(0.0)

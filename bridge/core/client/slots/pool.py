@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from bridge.core.client.slots.slot import Member
@@ -168,6 +169,14 @@ class Pool:
             except RemoteError as error:
                 # Nobody is here to raise it to. The owner's next call finds the connection lost.
                 source.give_up(error)
+
+    def corked(self) -> AbstractContextManager[None]:
+        """Return a block in which what is sent over shared connections waits, and leaves in one piece at its end."""
+        return self.poller.corked()
+
+    def is_frozen(self) -> bool:
+        """Take the poller's lock at the end of the interpreter; True: another thread will never give it back."""
+        return self.poller.is_frozen()
 
     def close(self, remotes: Iterable[Remote], timeout: float) -> None:
         """Leave the worlds of remotes and end their connections, within `timeout` seconds in all."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from bridge.core.client.wire.call import Deliver
 from bridge.core.client.wire.connection import AnyCall, connect
 from bridge.core.client.wire.poller import Poller
+from bridge.core.client.world.client_session import ClientSession
 from bridge.core.client.world.joined_world import JoinedWorld
-from bridge.core.client.world.session import ClientSession
 from bridge.core.client.world.session_states import (
     CONNECTING,
     ONLINE,
@@ -246,6 +246,16 @@ class Remote:
         return self.session.answers
 
     @property
+    def asking(self) -> bool:
+        """True if the server has not said yet which form of world to make, also where the stream has ended since."""
+        return self.session.asking
+
+    @property
+    def agreed_on_lanes(self) -> bool:
+        """True if the server has said that lanes are as good as worlds, and so was asked for them."""
+        return self.session.agreed_on_lanes
+
+    @property
     def slots(self) -> int:
         """The number of slots that this remote fills."""
         return 1 if self.info is None else self.info.lanes or 1
@@ -269,6 +279,14 @@ class Remote:
         """Return the error of what has not come within `timeout` seconds; it says why, as far as that can be known."""
         hint = _SILENT if self.silent else "is the environment stuck, or timeout= too short?"
         return RemoteTimeoutError(self.url, f"no answer {purpose} within {timeout:g} s; {hint}")
+
+    def know(self, other: Remote) -> None:
+        """Before a world is joined: know of it what `other`, whose slots it takes over, knows of its own."""
+        self.session.know(other.session)
+
+    def wait_for_all(self) -> None:
+        """Have answers wait until every lane has an observation, in a real-time world of lanes."""
+        self.session.wait_for_all()
 
     # Requests
 
@@ -378,6 +396,26 @@ class Remote:
             # The keepalive thread runs the same timers.
             with self.poller.lock:
                 self.poller.call_later(wait, lambda: put(due))
+
+    def write(self, request: pb.EnvironmentRequest) -> bytes:
+        """Return a request's bytes; raises SettingError where it is too large to be sent."""
+        return self.session.write(request)
+
+    def check_reset(self, settings: Mapping[str, pb.Tensor]) -> None:
+        """Raise SettingError where a Reset with these settings is too large to be sent."""
+        self.session.write_reset(settings)
+
+    def abandon_questions(self) -> None:
+        """Drop the answers to questions that are still to come."""
+        self.session.abandon_questions()
+
+    def abandon_episode(self) -> None:
+        """Drop the answers to the Steps that are on their way; the next episode begins by `begin`."""
+        self.session.abandon_episode()
+
+    def placed(self, step: pb.StepResponse) -> StepAnswered:
+        """Enter a sequence that a message has begun, in another situation; return its first answer."""
+        return self.session.placed(step)
 
     def ask(self, request: pb.EnvironmentRequest | bytes) -> None:
         """Ask for a property or a method call, by a request of `bridge.core.client.world.extensions`."""

@@ -158,6 +158,8 @@ class StepAnswered(NamedTuple):
     """The answer."""
     reader: StepReader
     """Reads it."""
+    ended: bool = False
+    """True if it ended the episode. Lanes begin their next episodes by themselves: their answers never do."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

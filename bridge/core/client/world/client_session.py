@@ -456,7 +456,7 @@ class ClientSession:
         ran = state == pb.RUNNING or world.info.lanes is not None
         if not ran or self.state is not ClientState.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
             self._move(Trigger.STEP_RAN if ran else Trigger.STEP_ENDED)
-        return StepAnswered(answer, world.reader)
+        return StepAnswered(answer, world.reader, ended=not ran)
 
     def _on_held(self, answer: Answer) -> Event | None:
         world, (request, message, error, now) = self._require_world(), answer
