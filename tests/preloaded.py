@@ -35,7 +35,7 @@ AVAILABLE = hasattr(os, "fork") and hasattr(socket, "send_fds")
 """False where processes cannot be forked: programs are started anew there."""
 MODULES = (
     "bridge.cli.serve",
-    "bridge.core.client.make",
+    "bridge.facade.make",
     "bridge.facade.serve",
     "bridge.testing",
     "gymnasium.envs.classic_control.cartpole",
@@ -180,21 +180,21 @@ def run(
             if program.stdin is not None:
                 with program.stdin:
                     program.stdin.write(typed)  # less than a pipe holds
-            printed = _read_all(program.stdout, time.monotonic() + timeout)
+            printed = _read_all(program.stdout, timeout)
             code = program.wait(timeout)
         errors.seek(0)
         return subprocess.CompletedProcess(words, code, printed, errors.read())
 
 
-def _read_all(file: io.TextIOWrapper, deadline: float) -> str:
+def _read_all(file: io.TextIOWrapper, timeout: float) -> str:
     """Read what a program prints until its end; raises subprocess.TimeoutExpired where that takes too long."""
-    printed = b""
+    printed, deadline = b"", time.monotonic() + timeout
     while select.select([file], [], [], max(0.0, deadline - time.monotonic()))[0]:
         part = os.read(file.fileno(), 65536)
         if not part:
             return printed.decode()
         printed += part
-    raise subprocess.TimeoutExpired("a forked program", deadline, printed)
+    raise subprocess.TimeoutExpired("a forked program", timeout, printed)
 
 
 @functools.cache
@@ -221,8 +221,11 @@ def _parent(bare: bool) -> socket.socket:
 def _serve(control: socket.socket, modules: tuple[str, ...]) -> dict[str, Any] | None:
     """Fork for each request; return what to run in a forked process, and None at the end of all."""
     for name in modules:
-        with contextlib.suppress(ImportError):  # the core tests have not all packages
+        try:
             importlib.import_module(name)
+        except ImportError as error:  # the core tests have not all packages
+            if (error.name or "").startswith(("bridge", "tests")):
+                raise  # it has another name now: without it, each program would import it anew
     gc.collect()
     gc.freeze()  # a collection in a forked process would copy all of it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the keepers of programs end by themselves
