@@ -199,7 +199,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Elsewhere("tests/ray/test_docs.py"),
     ],
     "environments.md": [
-        *[Elsewhere("tests/standalone/test_standalone.py")] * 2,
+        *[Elsewhere("tests/standalone/test_command_line.py")] * 2,
     ],
     "limits.md": [Elsewhere("tests/core/encoding/test_conversions.py")],
     "performance.md": [
