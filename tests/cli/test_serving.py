@@ -523,8 +523,8 @@ def test_what_keeps_an_environment_from_being_made_is_reported_at_the_start(
     with Serving(f"robots:{target}", "--env-kwargs", *arguments, *options, cwd=robots) as serving:
         ended, out, err = serving.wait()
     assert ended == code
-    assert b"served at" not in out
-    said = [line for line in err.decode().splitlines() if not line.startswith(("made", "closed"))]  # the environment's
+    assert "served at" not in out
+    said = [line for line in err.splitlines() if not line.startswith(("made", "closed"))]  # the environment's
     *before, last = said
     assert re.match(f"bridge: {message.format(target)}", last), said
     assert "Traceback" not in last
