@@ -59,7 +59,7 @@ HELPERS = {
         "worlds, registries and sessions without a server; spaces as tensors, with any Gymnasium",
         """core.encoding.space_json core.encoding.spaces core.gymnasium_versions
         core.server.registry core.server.session core.worlds.base
-        core.worlds.environment core.worlds.multi_agent.joint_steps core.worlds.sources.parallel_source
+        core.worlds.multi_agent.joint_steps core.worlds.sources.parallel_source
         core.worlds.realtime_options core.worlds.sources.source""",
     ),
     "tests/realtime_tools.py": (
@@ -132,7 +132,7 @@ HELPERS = {
     ),
     "tests/ends/test_realtime_multi_agent.py": (
         "what stands in for an agent that does nothing",
-        "core.worlds.default_actions",
+        "core.worlds.group",
     ),
     "tests/versions/play.py": ("exact spaces as text, compared between versions", "core.encoding.space_json"),
 }

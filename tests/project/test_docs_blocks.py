@@ -261,7 +261,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Elsewhere("tests/cli/test_commands.py"),
         Elsewhere("tests/core/server/test_messages.py"),
         *[Elsewhere("tests/core/server/test_port_protocols.py")] * 3,
-        *[Elsewhere("tests/core/client/test_schemes.py")] * 2,
+        *[Elsewhere("tests/core/client/test_make_schemes.py")] * 2,
         Elsewhere("tests/core/worlds/test_turn_pacers.py"),
     ],
     "reference.in.md": [Elsewhere("tests/project/test_readme.py")],
