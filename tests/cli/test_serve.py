@@ -43,7 +43,7 @@ def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() 
         "action_names",
         "quality",
     ]
-    keywords += ["max_states", "max_state_bytes", "state_timeout", "state_abandoned_timeout"]
+    keywords += ["max_states", "max_state_bytes", "max_replay_steps", "state_timeout", "state_abandoned_timeout"]
     assert {"num_envs", "vectorization_mode", "env_kwargs", "host", "port", "max_connections"} <= set(keywords)
     # Lists of names are an option that is given for each of them.
     singular = {"protocols": "protocol", "observers": "observer", "messages": "message"}
