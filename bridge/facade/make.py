@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from bridge.core.client.endpoints import DNS_SCHEMES, Directory, open_dns, open_file
+from bridge.core.client.endpoints import DNS_SCHEMES, Directory, Scheme, open_dns, open_file
 from bridge.core.client.envs.env import RemoteEnv
 from bridge.core.client.envs.vector_env import OwningVectorEnv, RemoteVectorEnv
 from bridge.core.client.options import (
@@ -23,7 +23,6 @@ from bridge.core.client.options import (
     checked_urls,
     given_options,
 )
-from bridge.core.client.schemes import Scheme
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import feature, has_feature
 from bridge.core.keywords import grouped
