@@ -29,7 +29,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from bridge.states.graph import CannotCopyError, EnvSnapshot, restore, take
 from bridge.states.history import History, Ledger
-from bridge.states.replay import Replay, replayed
+from bridge.states.replay import StateReplay, replayed
 from bridge.states.scan import Shared, shared_by
 
 __all__ = ["CHECK_SECONDS", "Verdict", "examine", "examine_replay", "judge", "run_check", "run_child", "single"]
@@ -178,7 +178,7 @@ def _try_replay(history: History, env: Any, make: Callable[[], Any], moment: int
     actions = [space.sample() for _ in range(_STEPS)]
     wanted = watched.run(actions)
     for in_place in (False, True) if state.track.clean else (False,):
-        replay = Replay(state, env, make, in_place=in_place)
+        replay = StateReplay(state, env, make, in_place=in_place)
         try:
             replay.advance(CHECK_SECONDS)
             track = replay.finish(None)

@@ -22,7 +22,7 @@ from bridge.errors import Code, RequestError
 from bridge.states.check import single
 from bridge.states.graph import CannotCopyError, EnvSnapshot, copied, layers_of, restore, take
 from bridge.states.history import History, Ledger, Track
-from bridge.states.replay import Replay, ReplayState, replayed
+from bridge.states.replay import ReplayState, StateReplay, replayed
 
 __all__ = ["StatesPart", "drop", "forget", "left"]
 
@@ -46,7 +46,7 @@ class _Job:
     saved: _Saved
     lane: int
     seed: int | None
-    replay: Replay | None = None
+    replay: StateReplay | None = None
     """What plays it; None: it has not begun, or is a copy."""
 
 
@@ -166,7 +166,7 @@ class StatesPart(MessagePart):
         return self._go_on()
 
     def _go_on(self) -> Any:
-        """Replay for a while; return whether all environments are restored."""
+        """StateReplay for a while; return whether all environments are restored."""
         if not self._jobs:
             raise RequestError(Code.CANCELLED, "the restore was given up")
         until = time.monotonic() + _SLICE
@@ -176,7 +176,7 @@ class StatesPart(MessagePart):
                     continue
                 if job.replay is None:
                     make, held = single(self.stage.make), self._may_be_held()
-                    job.replay = Replay(job.saved.state, self._one(job.lane), make, in_place=held)
+                    job.replay = StateReplay(job.saved.state, self._one(job.lane), make, in_place=held)
                 if not job.replay.advance(until - time.monotonic()) or time.monotonic() > until + _SLICE:
                     return False
             tracks = [None if job.replay is None else job.replay.finish(job.seed) for job in self._jobs]

@@ -22,7 +22,7 @@ from bridge.states.graph import CannotCopyError, Fields, generators_of, layers_o
 from bridge.states.history import Event, History, Track, told
 from bridge.states.scan import shared_by
 
-__all__ = ["Replay", "ReplayState", "replayed"]
+__all__ = ["ReplayState", "StateReplay", "replayed"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ def replayed(history: History) -> ReplayState:
     return ReplayState(kept, after, track.size + after.size)
 
 
-class Replay:
+class StateReplay:
     """A state that is replayed, in slices.
 
     Args:
@@ -86,7 +86,7 @@ class Replay:
         self._place = 0
 
     def advance(self, seconds: float) -> bool:
-        """Replay for some time; return whether it is at its end.
+        """StateReplay for some time; return whether it is at its end.
 
         Raises:
             CannotCopyError: What came of it is not what came of the original.
