@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bridge.core.client.messages import MessageReply, MessageTarget
     from bridge.core.client.schemes import Scheme
     from bridge.core.client.slots.slot import SlotState
-    from bridge.core.encoding.message_form import MessageForm
+    from bridge.core.encoding.message_form import MessageForm, Origin
     from bridge.core.encoding.space_json import register_space
     from bridge.core.server.auth import Auth
     from bridge.core.server.calls import ServedSession
@@ -74,6 +74,7 @@ __all__ = [
     "MessageReply",
     "MessageTarget",
     "Observer",
+    "Origin",
     "Port",
     "PortProtocol",
     "RealTime",
@@ -128,6 +129,7 @@ provide(
     environment_properties="bridge.facade.environment_properties:ENVIRONMENT_PROPERTIES",
     as_policy="bridge.facade.policies:as_policy",
     client_methods="bridge.facade.client_methods:CLIENT_METHODS",
+    reseed="bridge.states.graph:reseed",
 )
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
@@ -156,6 +158,7 @@ _PLACES = {
     "MessageReply": "bridge.core.client.messages",
     "MessageTarget": "bridge.core.client.messages",
     "Observer": "bridge.core.worlds.observers",
+    "Origin": "bridge.core.encoding.message_form",
     "Port": "bridge.core.server.port",
     "PortProtocol": "bridge.core.server.port",
     "RealTime": "bridge.core.worlds.realtime_options",

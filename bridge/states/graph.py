@@ -25,6 +25,7 @@ import re
 import sys
 import types
 import uuid
+import zlib
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,7 +36,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from bridge.states.kinds import OwnWay, draws, own_way
 
-__all__ = ["CannotCopyError", "EnvSnapshot", "layers_of", "restore", "take"]
+__all__ = ["CannotCopyError", "EnvSnapshot", "layers_of", "reseed", "restore", "take"]
 
 _ATOMS = (
     type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice,
@@ -176,6 +177,16 @@ def restore(snapshot: EnvSnapshot, env: Any, *more: Any, seed: int | None = None
             if "_np_random_seed" in getattr(layer, "__dict__", {}):
                 layer.__dict__["_np_random_seed"] = seed
     return copied
+
+
+def reseed(env: Any, seed: int) -> None:
+    """Seed the random generators of an environment anew, as `restore` does; it goes on from where it is.
+
+    Raises:
+        CannotCopyError: It holds something that cannot be copied.
+    """
+    snapshot, _ = take(env)
+    restore(snapshot, env, seed=seed)
 
 
 def _titles(kinds: Any) -> str:
@@ -497,7 +508,9 @@ class _Restorer(_Copier):
     def __init__(self, layers: Sequence[Any], seed: int | None) -> None:
         super().__init__(layers)
         self._seed = seed
-        self._generators = 0
+        base = next((at for at, layer in enumerate(layers) if not isinstance(layer, gymnasium.Wrapper)), 0)
+        self._first = (str(base), "_np_random")
+        """Where the generator is that a reset seeds."""
         self.puts: list[tuple[Callable[[Any, int | None], None], Any]] = []
 
     def field(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -555,9 +568,10 @@ class _Restorer(_Copier):
         if isinstance(value, np.random.Generator):
             # Those that share their bits go on sharing them.
             return self._keep(value, np.random.Generator(self.copy(value.bit_generator, path)))
-        number, self._generators = self._generators, self._generators + 1
-        # The first gets what a reset with this seed gives it.
-        sequence = np.random.SeedSequence(self._seed) if not number else np.random.SeedSequence([self._seed, number])
+        # The environment's own gets what a reset with this seed gives it. The seeds of others come of their places, and
+        # not of their number: a space makes a generator when somebody asks for it, such as a vector environment.
+        own = () if path == self._first else (zlib.crc32("\0".join(path).encode()),)
+        sequence = np.random.SeedSequence([self._seed, *own] if own else self._seed)
         if isinstance(value, np.random.BitGenerator):
             return self._keep(value, type(value)(sequence))
         if isinstance(value, np.random.RandomState):

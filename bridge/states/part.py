@@ -6,6 +6,7 @@ restored in another; of an isolated world in the world's own.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import cloudpickle
 
 from bridge.core.encoding import values
+from bridge.core.encoding.message_form import Origin
 from bridge.core.worlds.messages import MessagePart, Stage
 from bridge.errors import Code, RequestError
 from bridge.states.check import single
@@ -25,8 +27,8 @@ __all__ = ["StatesPart", "drop", "forget"]
 class _Saved:
     """A state."""
 
-    def __init__(self, snapshot: EnvSnapshot, result: tuple[Any, ...], shared: str) -> None:
-        self.snapshot, self.result, self.shared = snapshot, result, shared
+    def __init__(self, snapshot: EnvSnapshot, result: tuple[Any, ...], shared: str, origin: Origin) -> None:
+        self.snapshot, self.result, self.shared, self.origin = snapshot, result, shared, origin
 
 
 _stores: dict[str, dict[str, _Saved]] = {}
@@ -85,7 +87,7 @@ class StatesPart(MessagePart):
             shared = shared_by(snapshot.classes)
             if shared.reason:
                 raise _refused(shared.reason)
-            found.append(_Saved(snapshot, result, shared.digest()))
+            found.append(_Saved(snapshot, result, shared.digest(), Origin(self.stage.moment, lane)))
         # Only now: a save of some lanes that fails has saved none.
         self._states.update(zip(identifiers, found, strict=True))
         return [["+".join(saved.snapshot.how), saved.snapshot.size] for saved in found]
@@ -110,7 +112,7 @@ class StatesPart(MessagePart):
                 observation, info = restore(saved.snapshot, env, *saved.result, seed=seed)
             except (CannotCopyError, ValueError) as error:
                 raise _refused(error) from error
-            self.stage.place(lane, observation, info)
+            self.stage.place(lane, observation, info, dataclasses.replace(saved.origin, seed=seed))
         return None
 
     def _drop(self, identifiers: Sequence[str]) -> Any:

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import gymnasium
 import numpy as np
 
 __all__ = ["Shared", "shared_by"]
@@ -54,11 +55,24 @@ class Shared:
         made = hashlib.sha256()
         for owner, name in self.places:
             value = vars(owner).get(name)
+            _make_generators(value)
             try:
                 made.update(pickle.dumps(value))
             except Exception:  # whatever refuses to be pickled is no plain value
                 made.update(str(id(value)).encode())
         return made.hexdigest()
+
+
+def _make_generators(value: Any) -> None:
+    """Have a space make its generators, and those of its parts.
+
+    A space makes one when somebody asks for it, as each vector environment does: that moves none.
+    """
+    if isinstance(value, gymnasium.Space):
+        _ = value.np_random
+        parts = getattr(value, "spaces", ())
+        for part in parts.values() if isinstance(parts, dict) else parts:
+            _make_generators(part)
 
 
 _known: dict[frozenset[type], Shared] = {}
