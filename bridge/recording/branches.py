@@ -9,15 +9,36 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from bridge.core.encoding.tensors import Array
 from bridge.errors import RecordingError
-
-if TYPE_CHECKING:
-    from bridge.recording.reader import RecordedStream
-    from bridge.recording.rows import BranchPoint
+from bridge.recording.rows import BranchPoint
 
 __all__ = ["Parent", "PathPart", "next_origin", "parent_of", "path_to"]
+
+
+class LinkedStream(Protocol):
+    """What is asked here of a `RecordedStream`, which knows this module."""
+
+    header: Any
+    title: str
+    lanes: int
+
+    def sibling(self, name: str) -> Any:
+        """Return a stream of the same folder; None: there is none."""
+
+    def column(self, name: str) -> Array:
+        """Return a column of numbers."""
+
+    def row_at(self, lane: int, call: int) -> int | None:
+        """Return the newest row of a lane up to a call."""
+
+    def lane_number(self, lane: int) -> int:
+        """Return the number of a lane in its world."""
+
+    def known_from(self, lane: int, call: int) -> tuple[int, BranchPoint | None]:
+        """Return the call from which on the state of a lane is known, and where it went on from there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +72,8 @@ class Parent:
 class PathPart:
     """Calls of one environment that follow each other."""
 
-    stream: RecordedStream
+    stream: Any
+    """A `RecordedStream`."""
     lane: int
     first: int
     """The first call."""
@@ -61,7 +83,7 @@ class PathPart:
     """By which the random generators are seeded anew after the last one; None: they go on."""
 
 
-def parent_of(stream: RecordedStream, point: BranchPoint) -> Parent:
+def parent_of(stream: LinkedStream, point: BranchPoint) -> Parent:
     """Return which episode a branch goes on from."""
     other, reason = _recorded(stream, point)
     if other is None:
@@ -74,7 +96,7 @@ def parent_of(stream: RecordedStream, point: BranchPoint) -> Parent:
     return Parent(f"{point.stream}.{lane}.{number}", step, point.seed)
 
 
-def _recorded(stream: RecordedStream, point: BranchPoint) -> tuple[RecordedStream | None, str]:
+def _recorded(stream: LinkedStream, point: BranchPoint) -> tuple[LinkedStream | None, str]:
     """Return the stream that a branch goes on from; None: why there is none."""
     if not point.stream:
         return None, "what it goes on from was not recorded"
@@ -88,7 +110,7 @@ def _recorded(stream: RecordedStream, point: BranchPoint) -> tuple[RecordedStrea
     return other, ""
 
 
-def path_to(stream: RecordedStream, point: BranchPoint) -> list[PathPart]:
+def path_to(stream: LinkedStream, point: BranchPoint) -> list[PathPart]:
     """Return the calls that lead an environment to where a branch begins, from a reset with a seed on.
 
     Args:
@@ -112,8 +134,8 @@ def path_to(stream: RecordedStream, point: BranchPoint) -> list[PathPart]:
 
 
 def next_origin(
-    stream: RecordedStream, point: BranchPoint, visited: Collection[tuple[str, int, int]]
-) -> tuple[RecordedStream, BranchPoint | None]:
+    stream: LinkedStream, point: BranchPoint, visited: Collection[tuple[str, int, int]]
+) -> tuple[Any, BranchPoint | None]:
     """Return the stream that a branch goes on from, and where that part of it goes on from in its turn.
 
     Args:

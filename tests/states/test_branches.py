@@ -139,8 +139,8 @@ def test_a_clients_recorder_records_branches_too(tmp_path: Path, lanes: bool, bl
         made = make_vec_remote(server.url, num_envs=3, lanes=lanes, blocking=blocking, timeout=DEADLINE)
         with closing(Recorder(made, tmp_path)) as envs:
             envs.reset(seed=1)
-            if not blocking:  # whose first observations come with a step
-                envs.step(np.array([0, 0, 0]))
+            while not blocking and None in envs.step(np.array([0, 0, 0]))[0]:
+                """The first observations come with steps."""
             early = made.save_state(slots=[2])
             envs.step(np.array([0, 0, 0]))
             (state,) = envs.save_state(slots=[1])
