@@ -193,7 +193,12 @@ def _titles(kinds: Any) -> str:
     return " of ".join(kind.__name__ for kind in kinds)
 
 
-def _slots_of(kind: type) -> Iterator[str]:
+@functools.lru_cache(maxsize=1024)
+def _slots_of(kind: type) -> tuple[str, ...]:
+    return tuple(_find_slots(kind))
+
+
+def _find_slots(kind: type) -> Iterator[str]:
     for owner in kind.__mro__:
         slots = owner.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else tuple(slots):
@@ -508,6 +513,7 @@ class _Restorer(_Copier):
     def __init__(self, layers: Sequence[Any], seed: int | None) -> None:
         super().__init__(layers)
         self._seed = seed
+        self._fields: dict[int, dict[str, Any]] = {}
         base = next((at for at, layer in enumerate(layers) if not isinstance(layer, gymnasium.Wrapper)), 0)
         self._first = (str(base), "_np_random")
         """Where the generator is that a reset seeds."""
@@ -521,9 +527,13 @@ class _Restorer(_Copier):
         return self.copy(value, path)
 
     def _living(self, path: tuple[str, ...]) -> Any:
-        value = self._layers[int(path[0])]
-        for name in path[1:]:
-            value = dict(_fields_of(value)).get(name)
+        index, name, *more = path
+        # Of each field of a layer it is asked, so they are listed once.
+        if int(index) not in self._fields:
+            self._fields[int(index)] = dict(_fields_of(self._layers[int(index)]))
+        value = self._fields[int(index)].get(name)
+        for each in more:
+            value = dict(_fields_of(value)).get(each)
         return value
 
     def _special(self, value: Any, path: tuple[str, ...]) -> Any:
