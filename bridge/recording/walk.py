@@ -12,11 +12,12 @@ from google.protobuf.message import DecodeError
 from gymnasium.vector import VectorEnv
 
 from bridge.core.encoding.properties import PropertyTree, encoded, read_encoded
-from bridge.core.provided import provided
+from bridge.core.extras import provided
 from bridge.core.worlds.base import in_environment
 from bridge.core.worlds.environment import kept
-from bridge.core.worlds.hosts import AnyHost, host_of
+from bridge.core.worlds.hosts import Host
 from bridge.core.worlds.kinds import local_parts
+from bridge.core.worlds.local import host_of
 from bridge.errors import RecordingError, RequestError, SettingError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.branches import PathPart
@@ -25,10 +26,10 @@ from bridge.recording.rows import Kind
 __all__ = ["LaneWalk", "made", "reseeded"]
 
 
-def made(make: Callable[[], Any]) -> AnyHost:
+def made(make: Callable[[], Any]) -> Host[Any]:
     """Return an environment of a recording; raises SettingError where it cannot be made."""
     try:
-        host: AnyHost = in_environment("its construction", lambda: host_of(make(), make))
+        host: Host[Any] = in_environment("its construction", lambda: host_of(make(), make))
     except RequestError as error:
         raise SettingError(f"the environment of the recording cannot be made: {error.message}") from error
     return host

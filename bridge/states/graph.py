@@ -193,9 +193,14 @@ def _titles(kinds: Any) -> str:
     return " of ".join(kind.__name__ for kind in kinds)
 
 
-@functools.lru_cache(maxsize=1024)
+_SLOTS: dict[type, tuple[str, ...]] = {}
+"""The names of the slots of each class."""
+
+
 def _slots_of(kind: type) -> tuple[str, ...]:
-    return tuple(_find_slots(kind))
+    if kind not in _SLOTS:
+        _SLOTS[kind] = tuple(_find_slots(kind))
+    return _SLOTS[kind]
 
 
 def _find_slots(kind: type) -> Iterator[str]:
