@@ -103,7 +103,11 @@ HELPERS = {
     ),
     "tests/fleet/test_health.py": ("the address that the check takes", "core.transport.address"),
     "tests/core/transport/test_token.py": ("the address that a token is shown to", "core.transport.address"),
-    "tests/perlert/test_lobby.py": ("the run that a lobby hands its players to", "perlert.rollout"),
+    "tests/perlert/lobbies.py": (
+        "lobbies in virtual time, and the run that they hand their players to",
+        "perlert.lobby perlert.rollout",
+    ),
+    "tests/core/server/sessions/peers.py": ("a session, brought to each of its states", "core.server.session"),
     "tests/perlert/test_draft.py": (
         "the draft's example session, played on the machines without input or output",
         "perlert.lobby perlert.player perlert.rollout",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import os
 import secrets
 import subprocess
@@ -22,8 +23,8 @@ from bridge.core.worlds.scheduling import PendingResult, Scheduler
 from bridge.errors import Code, RequestError
 from bridge.pb import states_pb2
 from bridge.states.bounds import START_KEY, States
-from bridge.states.check import run_check
-from bridge.states.part import drop, forget
+from bridge.states.check import Verdict, run_check
+from bridge.states.part import drop, forget, left
 
 __all__ = ["StatesHandler"]
 
@@ -31,6 +32,8 @@ _MOST_LANES = 4096
 _MOST_KINDS = 1000
 _CLIENTS = 2
 """How many times the bounds of one client all clients may have together: one alone leaves as much to the others."""
+_MOST_CHARGED = 0.2
+"""The most seconds of a check that are charged: it runs in a process of its own, at a time when no other one does."""
 _LOOK = 0.5
 """The most seconds between two looks for states whose time is over."""
 
@@ -100,10 +103,15 @@ class StatesHandler(MessageHandler):
         self._limits = limits
         self._start = start
         self._entries = _Entries()
-        self._verdicts: dict[str, PendingResult[str]] = {}
+        self._verdicts: dict[str, PendingResult[Verdict]] = {}
         """Why a kind of environment has no states, by what it is; not done while it is checked."""
         self._dropped: dict[object, list[str]] = {}
         """States that are gone, and whose memory is to be given back where they are."""
+        self._numbers: dict[object, int] = {}
+        """Of clients for which actions are kept."""
+        self._count = itertools.count()
+        self._checks = threading.Lock()
+        """Held by a check: one at a time, so that they take one processor at most."""
         self._looks = False
         self._closed = False
         self._threads: list[threading.Thread] = []
@@ -129,6 +137,10 @@ class StatesHandler(MessageHandler):
             return states_pb2.StatesResponse().SerializeToString()
         raise RequestError(Code.INVALID_ARGUMENT, "expected to save, restore or release states, got neither")
 
+    async def joined(self, asked: AskedMessage) -> None:
+        """Have the actions of the environments be kept: nobody knows yet whether they can be copied."""
+        await self._ask(asked, "keep", *self._kept(asked.client))
+
     async def _ask(self, asked: AskedMessage, name: str, *arguments: object) -> Any:
         return values.decode(await asked.run(values.encode([name, *arguments])))
 
@@ -138,7 +150,7 @@ class StatesHandler(MessageHandler):
         _check_lanes(lanes)
         # Before the environment is looked at: who has no room left costs nothing.
         self._check_room(asked.client, len(lanes), 0)
-        environment = await self._checked(asked)
+        environment, way = await self._checked(asked)
         identifiers = [f"{self._start}.{secrets.token_urlsafe(24)}" for _ in lanes]
         # Held while the environment is in the call, in which the deputy may serve another request.
         entries = [
@@ -147,7 +159,7 @@ class StatesHandler(MessageHandler):
         for identifier, entry in zip(identifiers, entries, strict=True):
             self._entries.add(identifier, entry)
         try:
-            found = await self._ask(asked, "save", lanes, identifiers)
+            found = await self._ask(asked, "save", lanes, identifiers, way, *self._kept(asked.client))
         except BaseException:
             for identifier in identifiers:
                 self._entries.remove(identifier)
@@ -166,36 +178,46 @@ class StatesHandler(MessageHandler):
         self._look_later()
         return response.SerializeToString()
 
-    async def _checked(self, asked: AskedMessage) -> str:
-        """Return what the environments are; raises FAILED_PRECONDITION where such have no states."""
+    def _kept(self, client: object) -> tuple[int, int, int]:
+        """Return what is said to a part that keeps actions: for whom, how many, and of how many bytes."""
+        if client not in self._numbers:
+            self._numbers[client] = next(self._count)
+        return self._numbers[client], self._limits.max_replay_steps, self._limits.max_state_bytes
+
+    async def _checked(self, asked: AskedMessage) -> tuple[str, str]:
+        """Return what the environments are, and how they are saved; raises FAILED_PRECONDITION where they are not."""
         environment, made, problem = await self._ask(asked, "describe", False)
-        verdict = self._verdicts.get(environment)
-        if verdict is None:
+        pending = self._verdicts.get(environment)
+        asks = pending is None
+        if pending is None:
             environment, made, problem = await self._ask(asked, "describe", True)
             if len(self._verdicts) >= _MOST_KINDS:
                 self._verdicts.clear()
-            verdict = self._verdicts[environment] = PendingResult()
+            pending = self._verdicts[environment] = PendingResult()
             if problem:
-                verdict.set_result(problem)
+                pending.set_result(Verdict("", problem))
             else:
-                arguments = made, verdict
+                arguments = made, pending
                 thread = threading.Thread(target=self._check, args=arguments, name="bridge-states-check", daemon=True)
                 self._threads = [each for each in self._threads if each.is_alive()]
                 self._threads.append(thread)
                 thread.start()
-        reason = await verdict
-        if reason:
-            text = f"this environment has no state that can be copied: {reason}"
+        verdict = await pending
+        if asks:
+            asked.charge(min(verdict.seconds, _MOST_CHARGED))
+        if not verdict.way:
+            text = f"this environment has no state that can be copied: {verdict.reason}"
             raise RequestError(Code.FAILED_PRECONDITION, text)
-        return str(environment)
+        return str(environment), verdict.way
 
-    def _check(self, made: bytes, verdict: PendingResult[str]) -> None:
+    def _check(self, made: bytes, verdict: PendingResult[Verdict]) -> None:
         """Check a kind of environment; in a thread of its own, which waits for the process that does it."""
-        try:
-            reason = run_check(made, self._started)
-        except Exception as error:  # such as a full disk: whoever waits is told
-            reason = f"its kind could not be checked: {error!r}"
-        self.scheduler.call_soon_threadsafe(partial(verdict.set_result, reason))
+        with self._checks:
+            try:
+                found = Verdict("", "the server ends") if self._closed else run_check(made, self._started)
+            except Exception as error:  # such as a full disk: whoever waits is told
+                found = Verdict("", f"its kind could not be checked: {error!r}")
+        self.scheduler.call_soon_threadsafe(partial(verdict.set_result, found))
 
     def _started(self, process: subprocess.Popen[bytes]) -> None:
         self._processes.append(process)
@@ -235,7 +257,13 @@ class StatesHandler(MessageHandler):
                 text = "the state is of another environment, or of one with other arguments or wrappers"
                 raise RequestError(Code.FAILED_PRECONDITION, text)
         self._use([identifier for identifier, _, _ in plan], asked)
-        await self._ask(asked, "restore", [list(one) for one in plan])
+        done = await self._ask(asked, "restore", [list(one) for one in plan], *self._kept(asked.client))
+        while not done:
+            # Others are served between two slices of a replay.
+            pause: PendingResult[None] = PendingResult()
+            self.scheduler.call_later(0.0, partial(pause.set_result, None))
+            await pause
+            done = await self._ask(asked, "go_on")
         return states_pb2.StatesResponse().SerializeToString()
 
     def _gone(self, identifier: str) -> RequestError:
@@ -272,6 +300,9 @@ class StatesHandler(MessageHandler):
 
     def left(self, client: object) -> None:
         """Let the time of states begin that only this client used."""
+        number = self._numbers.pop(client, None)
+        if number is not None:
+            left(self._start, number)
         now = self.scheduler.now()
         for entry in self._entries.values():
             entry.users.discard(client)

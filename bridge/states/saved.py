@@ -22,7 +22,8 @@ class SavedState:
     Args:
         identifier: Names the state at its server, as long as that runs.
         url: The server, without a token.
-        how: The ways by which it was saved, joined by `+`: `copy`, and an environment's own, `ale` or `mujoco`.
+        how: The ways by which it was saved, joined by `+`: `copy`, and an environment's own, `ale` or `mujoco`;
+            or `replay`.
         bytes: About how many bytes of memory it takes there.
         environment: A digest of what the environment is: it restores into equal ones.
         moment: Where its episode is in the recording of a `Recorder`; empty: none records it.

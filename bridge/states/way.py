@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.core.worlds.kinds import local_parts
-from bridge.states.graph import CannotCopyError, take
+from bridge.states.graph import CannotCopyError, layers_of, take
 from bridge.states.scan import shared_by
 
 __all__ = ["NONE", "way_of", "way_of_agent"]
@@ -23,10 +23,13 @@ def way_of(env: Any) -> str:
     parts = local_parts(env)
     if not parts:
         return f"{NONE}its lanes are in other processes, or in a simulator"
+    reason = shared_by(frozenset(type(layer) for layer in layers_of(parts[0]))).reason
+    if reason:
+        return f"{NONE}{reason}"
     try:
         snapshot, _ = take(parts[0])
-    except CannotCopyError as error:
-        return f"{NONE}{error}"
+    except CannotCopyError:
+        return "replay"
     except Exception as error:  # whatever a library raises before a first reset
         return f"{NONE}it cannot be looked at before its first reset: {error}"
     reason = shared_by(snapshot.classes).reason

@@ -159,6 +159,19 @@ def test_worlds_of_one_server_share_its_states() -> None:
         assert_identical(envs.step(np.array([2, 2, 2]))[0], np.array([wanted] * 3))
 
 
+def test_worlds_in_processes_of_their_own_share_none() -> None:
+    with (
+        serve_gym(Walk, isolation="process") as server,
+        closing(make_vec_remote(server.url, num_envs=2, lanes=False, blocking=True, timeout=DEADLINE)) as envs,
+    ):
+        envs.reset(seed=0)
+        (state,) = envs.save_state(slots=[0])
+        with pytest.raises(RefusedError, match="restore it where it was saved") as refused:
+            envs.restore_state(state, slots=[1])
+        assert refused.value.code == Code.FAILED_PRECONDITION
+        envs.restore_state(state, slots=[0])
+
+
 def test_a_slot_at_another_server_is_refused_by_name_and_nothing_is_sent() -> None:
     with (
         serve_gym(Walk) as one,

@@ -31,7 +31,7 @@ from bridge.core.worlds import kinds
 from bridge.core.worlds.base import failures_in
 from bridge.core.worlds.environment import EnvFacts, Result, environment_properties
 from bridge.core.worlds.kinds import GymEnv, Known, ParallelEnv
-from bridge.core.worlds.messages import MessagePart, PartOutcome, SessionMessage
+from bridge.core.worlds.messages import Callee, MessagePart, PartOutcome, SessionMessage
 from bridge.errors import Code, RequestError, TensorError, UnsupportedSpaceError
 from bridge.pb import bridge_pb2
 
@@ -82,6 +82,10 @@ class Host(abc.ABC, Generic[E]):
         self._parts: dict[str, MessagePart] = {}
         self._message: SessionMessage | None = None
         """The message at hand."""
+        self.fresh = True
+        """True as long as it was not reset, and no client has called or changed it."""
+        self._callees: dict[int, Callee] = {}
+        """What is called in the place of environments, by lane."""
         self._placed: dict[int, tuple[Any, Any]] = {}
         """What environments see, by lane, which the message at hand has put into another situation."""
         self._origins: dict[int, Origin | None] = {}
@@ -103,7 +107,8 @@ class Host(abc.ABC, Generic[E]):
         if options is not None:
             # A copy: an environment may take out what it has read, and other lanes, or the next attempt, get the same.
             given["options"] = dict(options)
-        result = cast("Result", self.env.reset(**given))
+        self.fresh = False
+        result = cast("Result", self._callees.get(0, self.env).reset(**given))
         if self.names is not None:
             self.names.renew(kinds.attribute_layers(self.env))
         return result
@@ -133,6 +138,31 @@ class Host(abc.ABC, Generic[E]):
     def whole(self) -> Any:
         """The object that is stepped."""
         return self.env
+
+    def intercept(self, lane: int, callee: Callee | None) -> None:
+        """Have something called in the place of an environment; None: itself."""
+        if callee is None:
+            self._callees.pop(lane, None)
+        else:
+            self._callees[lane] = callee
+        self._set_callee(lane, self.envs[lane] if callee is None else callee)
+
+    def replace(self, lane: int, env: Any) -> None:
+        """Step another environment from here on, and close the one that was stepped."""
+        before = self.envs[lane]
+        self._callees.pop(lane, None)
+        self._set_env(lane, env)
+        self._set_callee(lane, env)
+        try:
+            before.close()
+        except Exception:  # of one that nobody steps any more
+            _log.exception("an environment that another one took the place of: its close() raised")
+
+    def _set_callee(self, lane: int, callee: Any) -> None:
+        raise RequestError(Code.UNIMPLEMENTED, f"{self.facts.kind} is not stepped through anything else")
+
+    def _set_env(self, lane: int, env: Any) -> None:
+        raise RequestError(Code.UNIMPLEMENTED, f"{self.facts.kind} is not replaced")
 
     def newest(self, lane: int) -> tuple[Any, Any]:
         """Return the last observation and info of an environment; raises RequestError where no episode runs in it."""
@@ -234,13 +264,17 @@ class Host(abc.ABC, Generic[E]):
         return [
             *(_fixed(name, TEXT, "one environment's exact space, as JSON", space) for name, space in spaces.items()),
             *(
-                _live(each.name, TEXT, each.description, partial(each.read, self.env))
+                _live(each.name, TEXT, each.description, partial(self._read, each.read))
                 for each in environment_properties()
             ),
             _live("random", ENCODED, "seed and state of the random generator, a dict for each lane", self._random),
             _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", wrappers[0][0]),
             _fixed(LANE_WRAPPERS, ENCODED, "lists of wrappers' classes, and which of them each lane has", wrappers),
         ]
+
+    def _read(self, read: Callable[[Any], object]) -> object:
+        # Of the environment that is stepped then: another one may have taken its place.
+        return read(self.env)
 
     def _random(self) -> list[dict[str, object]]:
         env: Any = self.env
@@ -293,7 +327,11 @@ class Host(abc.ABC, Generic[E]):
         refuse_private(name)
         with failures_in(f"setting {name}"):
             try:
-                self._set(name, checked_values(value, self.facts.num_envs or 1))
+                each = checked_values(value, self.facts.num_envs or 1)
+                self.fresh = False
+                for lane, callee in self._callees.items():
+                    callee.changed(name, each[lane])
+                self._set(name, each)
             except AttributeError as error:
                 if not _raised_by_setattr(error):
                     raise
@@ -320,6 +358,9 @@ class Host(abc.ABC, Generic[E]):
                 if results and callable(results[0]):
                     return bridge_pb2.CallResponse(is_method=True)
             else:
+                self.fresh = False
+                for lane in self._callees.keys() & set(lanes):
+                    self._callees[lane].called(request)
                 results = self._call(request.name, args, kwargs, lanes)
         try:
             return bridge_pb2.CallResponse(results=[values.to_value(result) for result in results])
@@ -350,6 +391,12 @@ class EnvHost(Host[GymEnv]):
     def __init__(self, env: GymEnv, facts: EnvFacts, make: Callable[[], Known]) -> None:
         super().__init__(env, facts, make)
         self.step = env.step  # type: ignore[method-assign]  # one call less in each step
+
+    def _set_callee(self, lane: int, callee: Any) -> None:
+        self.step = callee.step  # type: ignore[method-assign]
+
+    def _set_env(self, lane: int, env: Any) -> None:
+        self.env = env
 
     def _set(self, name: str, value: list[object]) -> None:
         self.env.set_wrapper_attr(name, value[0])

@@ -28,7 +28,7 @@ from bridge.core.encoding.properties import Property
 from bridge.core.worlds.scheduling import Scheduler
 from bridge.errors import SettingError
 
-__all__ = ["GROUP", "AskedMessage", "MessageHandler", "MessagePart", "PartOutcome", "SessionMessage", "Stage"]
+__all__ = ["GROUP", "AskedMessage", "Callee", "MessageHandler", "MessagePart", "PartOutcome", "SessionMessage", "Stage"]
 
 GROUP = "gymnasium_bridge.messages"
 """The group of entry points."""
@@ -59,6 +59,26 @@ class Stage(Protocol):
         """A name for what the environments have done so far, by whoever keeps an account of it; empty: nobody does.
 
         A part that puts an environment into this situation later gives it back, as an `Origin`.
+        """
+
+    @property
+    def fresh(self) -> bool:
+        """True as long as no environment was reset, and no client has called or changed one."""
+
+    def intercept(self, lane: int, callee: Callee | None) -> None:
+        """Have something called in the place of an environment, which calls it.
+
+        Args:
+            lane: Its index in `envs`.
+            callee: What is called; None: the environment itself, as at first.
+        """
+
+    def replace(self, lane: int, env: Any) -> None:
+        """Step another environment of the same kind from here on; the one that was stepped is closed.
+
+        Args:
+            lane: Its index in `envs`.
+            env: The other one.
         """
 
     def newest(self, lane: int) -> tuple[Any, Any]:
@@ -95,6 +115,22 @@ class Stage(Protocol):
         Raises:
             RequestError: As `check_place`.
         """
+
+
+class Callee(Protocol):
+    """What is called in the place of an environment, and calls it: `Stage.intercept`."""
+
+    def reset(self, **given: Any) -> tuple[Any, Any]:
+        """Reset the environment; as of `gymnasium.Env`."""
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Step the environment; as of `gymnasium.Env`."""
+
+    def called(self, request: Any) -> None:
+        """Note that a client calls a method, or reads an attribute; `request` is its `CallRequest`."""
+
+    def changed(self, name: str, value: Any) -> None:
+        """Note that a client sets an attribute."""
 
 
 class MessagePart:
@@ -161,6 +197,9 @@ class MessageHandler:
     async def answer(self, request: bytes, asked: AskedMessage) -> bytes:
         """Answer a request of a client; what it raises is the answer, as of `MessagePart.answer`."""
         return await asked.run(request)
+
+    async def joined(self, asked: AskedMessage) -> None:
+        """Note that a client that may send the message has joined a world, and says that it is going to."""
 
     def left(self, client: object) -> None:
         """Note that a client is gone which has sent requests: none of its connections is in a world any more."""
