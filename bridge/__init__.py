@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from bridge.core.client.envs.vector_env import RemoteVectorEnv
     from bridge.core.client.messages import MessageReply, MessageTarget
     from bridge.core.client.slots.slot import SlotState
-    from bridge.core.encoding.message_form import MessageForm
+    from bridge.core.encoding.message_form import MessageForm, Origin
     from bridge.core.encoding.properties import Property
     from bridge.core.encoding.space_json import register_space
     from bridge.core.server.auth import Auth, Gate
@@ -75,6 +75,7 @@ __all__ = [
     "MessageReply",
     "MessageTarget",
     "Observer",
+    "Origin",
     "Port",
     "PortProtocol",
     "PortSession",
@@ -133,6 +134,7 @@ provide(
     environment_properties="bridge.facade.environment_properties:ENVIRONMENT_PROPERTIES",
     as_policy="bridge.facade.policies:as_policy",
     client_methods="bridge.facade.client_methods:CLIENT_METHODS",
+    reseed="bridge.states.reseed:reseed",
 )
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
@@ -163,6 +165,7 @@ _PLACES = {
     "MessageReply": "bridge.core.client.messages",
     "MessageTarget": "bridge.core.client.messages",
     "Observer": "bridge.core.worlds.observers",
+    "Origin": "bridge.core.encoding.message_form",
     "Port": "bridge.core.server.port",
     "PortProtocol": "bridge.core.server.port",
     "PortSession": "bridge.core.server.port",

@@ -27,6 +27,7 @@ import re
 import sys
 import types
 import uuid
+import zlib
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -673,7 +674,10 @@ class _Restorer(_Copier):
     def __init__(self, layers: Sequence[Any], seed: int | None, shared: Mapping[int, Any]) -> None:
         super().__init__(layers, shared)
         self._seed = seed
-        self._generators = 0
+        self._living_fields: dict[int, dict[str, Any]] = {}
+        base = next((at for at, layer in enumerate(layers) if not isinstance(layer, gymnasium.Wrapper)), 0)
+        self._first = (str(base), "_np_random")
+        """Where the generator is that a reset seeds."""
         self.puts: list[tuple[Callable[[Any, int | None], None], Any]] = []
 
     def field(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -684,9 +688,13 @@ class _Restorer(_Copier):
         return self.copy(value, path)
 
     def _living(self, path: tuple[str, ...]) -> Any:
-        value = self._layers[int(path[0])]
-        for name in path[1:]:
-            value = dict(fields_of(value)).get(name)
+        index, name, *more = path
+        # Of each field of a layer it is asked, so they are listed once.
+        if int(index) not in self._living_fields:
+            self._living_fields[int(index)] = dict(fields_of(self._layers[int(index)]))
+        value = self._living_fields[int(index)].get(name)
+        for each in more:
+            value = dict(fields_of(value)).get(each)
         return value
 
     def _special(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -731,9 +739,10 @@ class _Restorer(_Copier):
         if isinstance(value, np.random.Generator):
             # Those that share their bits go on sharing them.
             return self._keep(value, np.random.Generator(self.copy(value.bit_generator, path)))
-        number, self._generators = self._generators, self._generators + 1
-        # The first gets what a reset with this seed gives it.
-        sequence = np.random.SeedSequence(self._seed) if not number else np.random.SeedSequence([self._seed, number])
+        # The environment's own gets what a reset with this seed gives it. The seeds of others come of their places, and
+        # not of their number: a space makes a generator when somebody asks for it, such as a vector environment.
+        own = () if path == self._first else (zlib.crc32("\0".join(path).encode()),)
+        sequence = np.random.SeedSequence([self._seed, *own] if own else self._seed)
         if isinstance(value, np.random.BitGenerator):
             return self._keep(value, type(value)(sequence))
         if isinstance(value, np.random.RandomState):

@@ -9,6 +9,7 @@ import os
 import secrets
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -54,6 +55,40 @@ class _StateEntry:
     """When the last of them left."""
 
 
+class _Entries(dict[str, _StateEntry]):
+    """The states by identifier, with sums: whoever saves without end costs as much to refuse as one who does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[object] = Counter()
+        """How many each client has."""
+        self.sizes: Counter[object] = Counter()
+        """How many bytes those of each client take."""
+        self.size = 0
+        """How many bytes all take."""
+
+    def add(self, identifier: str, entry: _StateEntry) -> None:
+        """Take a state, whose size is not known yet."""
+        self[identifier] = entry
+        self.counts[entry.owner] += 1
+
+    def resize(self, entry: _StateEntry, size: int) -> None:
+        """Note how large a state is."""
+        self.size += size - entry.size
+        self.sizes[entry.owner] += size - entry.size
+        entry.size = size
+
+    def remove(self, identifier: str) -> _StateEntry | None:
+        """Forget a state; return it, None: there is none."""
+        entry = self.pop(identifier, None)
+        if entry is not None:
+            self.resize(entry, 0)
+            self.counts[entry.owner] -= 1
+            if not self.counts[entry.owner]:
+                del self.counts[entry.owner], self.sizes[entry.owner]
+        return entry
+
+
 class StatesHandler(MessageHandler):
     """Answers the message of states.
 
@@ -67,7 +102,7 @@ class StatesHandler(MessageHandler):
         super().__init__(scheduler)
         self._limits = limits
         self._start = start
-        self._entries: dict[str, _StateEntry] = {}
+        self._entries = _Entries()
         self._verdicts: dict[str, PendingResult[Verdict]] = {}
         """Why a kind of environment has no states, by what it is; not done while it is checked."""
         self._dropped: dict[object, list[str]] = {}
@@ -121,16 +156,17 @@ class StatesHandler(MessageHandler):
         entries = [
             _StateEntry(asked.home, environment, 0, asked.client, {asked.client}, self.scheduler.now()) for _ in lanes
         ]
-        self._entries.update(zip(identifiers, entries, strict=True))
+        for identifier, entry in zip(identifiers, entries, strict=True):
+            self._entries.add(identifier, entry)
         try:
             found = await self._ask(asked, "save", lanes, identifiers, way, *self._kept(asked.client))
         except BaseException:
             for identifier in identifiers:
-                self._entries.pop(identifier, None)
+                self._entries.remove(identifier)
             raise
         response = states_pb2.StatesResponse()
         for identifier, entry, (how, size) in zip(identifiers, entries, found, strict=True):
-            entry.size = size
+            self._entries.resize(entry, size)
             response.states.add(identifier=identifier, how=how, bytes=size, environment=_digest(environment))
         try:
             self._check_room(asked.client, 0, 0)
@@ -191,15 +227,15 @@ class StatesHandler(MessageHandler):
     def _check_room(self, client: object, states: int, size: int) -> None:
         """Raise RESOURCE_EXHAUSTED where there is no room for so many more states and bytes."""
         limits = self._limits
-        own = [entry for entry in self._entries.values() if entry.owner == client]
-        for who, entries, times in (
-            ("this client has", own, 1),
-            ("all clients have", self._entries.values(), _CLIENTS),
+        entries = self._entries
+        for who, count, held, times in (
+            ("this client has", entries.counts[client], entries.sizes[client], 1),
+            ("all clients have", len(entries), entries.size, _CLIENTS),
         ):
-            if len(entries) + states > limits.max_states * times:
+            if count + states > limits.max_states * times:
                 more = f"of at most {times} times max_states={limits.max_states}" if times > 1 else ""
-                raise _full(f"{who} {len(entries)} states {more or f'of at most max_states={limits.max_states}'}")
-            taken = sum(entry.size for entry in entries) + size
+                raise _full(f"{who} {count} states {more or f'of at most max_states={limits.max_states}'}")
+            taken = held + size
             if taken > limits.max_state_bytes * times:
                 most = f"max_state_bytes={limits.max_state_bytes}"
                 raise _full(f"{who} states of {taken} bytes, of at most {f'{times} times ' if times > 1 else ''}{most}")
@@ -252,7 +288,7 @@ class StatesHandler(MessageHandler):
 
     def _forget(self, identifiers: Iterable[str]) -> None:
         for identifier in identifiers:
-            entry = self._entries.pop(identifier, None)
+            entry = self._entries.remove(identifier)
             if entry is not None:
                 self._dropped.setdefault(entry.home, []).append(identifier)
 
@@ -277,7 +313,7 @@ class StatesHandler(MessageHandler):
     def ended(self, home: object) -> None:
         """Forget what a process held."""
         for identifier in [one for one, entry in self._entries.items() if entry.home == home and home != _here()]:
-            del self._entries[identifier]
+            self._entries.remove(identifier)
         if home != _here():
             self._dropped.pop(home, None)
 
@@ -308,7 +344,7 @@ class StatesHandler(MessageHandler):
         """Return what clients can read of it."""
         counts = {
             "states": lambda: len(self._entries),
-            "bytes": lambda: sum(entry.size for entry in self._entries.values()),
+            "bytes": lambda: self._entries.size,
             "max_states": lambda: self._limits.max_states,
             "max_state_bytes": lambda: self._limits.max_state_bytes,
         }

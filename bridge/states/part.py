@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 
 from bridge.core.encoding import values
+from bridge.core.encoding.message_form import Origin
 from bridge.core.worlds.messages import MessagePart, Stage
 from bridge.errors import Code, RequestError
 from bridge.states.check import single
@@ -37,6 +38,8 @@ class _Saved:
 
     state: EnvSnapshot | ReplayState
     result: tuple[Any, ...]
+    origin: Origin
+    """Where its episode was, for what records it."""
 
 
 @dataclasses.dataclass
@@ -128,20 +131,20 @@ class StatesPart(MessagePart):
     def _save(self, lanes: Sequence[int], identifiers: Sequence[str], way: str, *limits: int) -> Any:
         found: list[_Saved] = []
         for lane in lanes:
-            env = self._one(lane)
+            env, origin = self._one(lane), Origin(self.stage.moment, lane)
             # Before it is looked whether an episode runs: from here on, the actions are kept.
             history = self._history(lane, *limits) if way == "replay" else None
             observation, info = self.stage.newest(lane)
             try:
                 if history is not None:
                     result = copied(env, (observation, dict(info)))
-                    found.append(_Saved(replayed(history), result))
+                    found.append(_Saved(replayed(history), result, origin))
                     continue
                 if lane in self._histories:
                     # It was not known yet that a copy is one.
                     self._histories.pop(lane).stop("it is copied")
                     self.stage.intercept(lane, None)
-                found.append(_Saved(*take(env, observation, dict(info))))
+                found.append(_Saved(*take(env, observation, dict(info)), origin))
             except CannotCopyError as error:
                 raise _refused(error) from error
         # Only now: a save of some lanes that fails has saved none.
@@ -210,7 +213,7 @@ class StatesPart(MessagePart):
             # Also of a lane of which no actions were kept so far: they are known from here on.
             history = self._history(job.lane, *self._limits)
             history.go_on(env, track)
-        self.stage.place(job.lane, observation, info)
+        self.stage.place(job.lane, observation, info, dataclasses.replace(saved.origin, seed=job.seed))
 
     def _end_jobs(self) -> None:
         """Give up the restore at hand."""

@@ -22,7 +22,7 @@ from bridge.states.graph import CannotCopyError, Fields, generators_of, layers_o
 from bridge.states.history import Event, History, Track, told
 from bridge.states.scan import shared_by
 
-__all__ = ["ReplayState", "StateReplay", "replayed"]
+__all__ = ["ReplayState", "StateReplay", "replayed", "seed_generators"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ class StateReplay:
         self._place = 0
 
     def advance(self, seconds: float) -> bool:
-        """StateReplay for some time; return whether it is at its end.
+        """Replay for some time; return whether it is at its end.
 
         Raises:
             CannotCopyError: What came of it is not what came of the original.
@@ -161,7 +161,7 @@ def _done(env: Any, event: Event) -> str:
     if event.kind == "step":
         return told(env.step(given))
     if event.kind == "seed":
-        _seed(env, given)
+        seed_generators(env, given)
         return ""
     if event.kind == "set":
         env.set_wrapper_attr(*given)
@@ -181,7 +181,7 @@ def _alike(one: Any, other: Any) -> bool:
     return all(np.array_equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
 
 
-def _seed(env: Any, seed: int) -> None:
+def seed_generators(env: Any, seed: int) -> None:
     """Seed the generators of an environment where they are; the first as a reset with this seed does."""
     for number, generator in enumerate(generators_of(env)):
         sequence = np.random.SeedSequence(seed) if not number else np.random.SeedSequence([seed, number])

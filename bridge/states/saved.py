@@ -26,6 +26,7 @@ class SavedState:
             or `replay`.
         bytes: About how many bytes of memory it takes there.
         environment: A digest of what the environment is: it restores into equal ones.
+        moment: Where its episode is in the recording of a `Recorder`; empty: none records it.
 
     Raises:
         SettingError: A field is of another type.
@@ -36,6 +37,7 @@ class SavedState:
     how: str
     bytes: int
     environment: str
+    moment: str = dataclasses.field(default="", repr=False)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

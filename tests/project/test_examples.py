@@ -64,6 +64,14 @@ def test_three_clients_vote_in_a_world_of_their_own() -> None:
 
 
 @pytest.mark.slow
+def test_a_search_over_forks_solves_what_its_greedy_policy_does_not() -> None:
+    greedy, searched, found = run("tree_search.py").splitlines()
+    assert greedy == "greedy: return -200"
+    assert re.fullmatch(r"searched: \d+ states, each of \d+ forks into 64 lanes by one message", searched)
+    assert float(found.removeprefix("found: return ")) > -200
+
+
+@pytest.mark.slow
 def test_a_served_policy_is_called_once_a_step() -> None:
     assert re.fullmatch(
         r"50 steps of 4 environments, reward \d+: 50 calls\n",

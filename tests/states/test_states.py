@@ -329,29 +329,3 @@ def test_kinds_of_worlds_that_have_no_states_say_so(given: dict[str, Any], told:
         with pytest.raises(RefusedError, match=told) as refused:
             envs.save_state()
         assert refused.value.code == Code.UNIMPLEMENTED
-
-
-def test_a_recorded_world_saves_and_does_not_restore(tmp_path: Any) -> None:
-    pytest.importorskip("pyarrow")
-    with serve_gym(Walk, record=tmp_path) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
-        env.reset(seed=0)
-        state = env.save_state()
-        wanted = env.step(1)
-        with pytest.raises(RefusedError, match="this world is recorded") as refused:
-            env.restore_state(state)
-        assert refused.value.code == Code.UNIMPLEMENTED
-        assert wanted[4] == {"t": 1}
-        assert env.step(1)[4] == {"t": 2}, "nothing was changed"
-
-
-def test_an_environment_that_the_user_holds_is_restored_in_place() -> None:
-    held = Walk()
-    with serve_gym(lambda: held) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
-        env.reset(seed=0)
-        state = env.save_state()
-        env.step(1)
-        assert held.t == 1
-        env.restore_state(state)
-        assert held.t == 0
-        env.step(1)
-        assert held.t == 1

@@ -21,6 +21,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from bridge.core.encoding import values
+from bridge.core.encoding.message_form import Origin
 from bridge.core.encoding.names import NAMES, AttributeNames
 from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
 from bridge.core.encoding.seeds import state_of
@@ -87,6 +88,8 @@ class Host(abc.ABC, Generic[E]):
         """What is called in the place of environments, by lane."""
         self._placed: dict[int, tuple[Any, Any]] = {}
         """What environments see, by lane, which the message at hand has put into another situation."""
+        self._origins: dict[int, Origin | None] = {}
+        """When an environment was in that situation before, by lane."""
         self.lanes: Sequence[EnvHost] = ()
         """The environments that can be stepped one by one, where they are several."""
         self.notes: list[str] = []
@@ -172,23 +175,27 @@ class Host(abc.ABC, Generic[E]):
         """Raise where no environment may be put into another situation."""
         message = self._message
         assert message is not None, "called by the part of a message"
-        if message.cannot_place or not message.form.places:
-            raise RequestError(
-                Code.UNIMPLEMENTED,
-                message.cannot_place or f"the form of {message.form.name!r} does not say places=True",
-            )
+        if not message.form.places:
+            text = f"the form of {message.form.name!r} does not say places=True"
+            raise RequestError(Code.UNIMPLEMENTED, text)
         if not self.can_place:
             raise RequestError(Code.UNIMPLEMENTED, f"{self.facts.kind} cannot be put into another situation")
 
-    def place(self, lane: int, observation: Any, info: Any) -> None:
+    @property
+    def moment(self) -> str:
+        """A name for what the environments have done so far; empty: nobody keeps an account of it."""
+        return "" if self._message is None else self._message.moment
+
+    def place(self, lane: int, observation: Any, info: Any, origin: Origin | None = None) -> None:
         """Note that an environment is in another situation, in which an episode runs."""
         self.check_place()
-        self._placed[lane] = observation, info
+        self._placed[lane], self._origins[lane] = (observation, info), origin
 
     def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
         """Have the part of a message answer a request. Raises RequestError, whatever the part raises."""
         name = message.form.name
         self._placed.clear()
+        self._origins.clear()
         self._message = message
         with _failures_of(name):
             part = self._parts.get(name)
@@ -204,7 +211,7 @@ class Host(abc.ABC, Generic[E]):
             self.result = self._take_placed()
         if self.names is not None:
             self.names.renew(kinds.attribute_layers(self.env))
-        return PartOutcome(bytes(answer), self.result, lanes)
+        return PartOutcome(bytes(answer), self.result, lanes, origins=tuple(self._origins[lane] for lane in lanes))
 
     def _take_placed(self) -> Result:
         """Take what the environments see that were put into another situation; return it as a reset does."""
