@@ -7,14 +7,13 @@ from bridge.registration import register_remote
 
 if TYPE_CHECKING:
     from bridge.core.adapters.timed import TimeAction
-    from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, FileDirectory
+    from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, FileDirectory, Scheme
     from bridge.core.client.envs.env import RemoteEnv
     from bridge.core.client.envs.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.core.client.envs.vector_env import RemoteVectorEnv
     from bridge.core.client.messages import MessageReply, MessageTarget
-    from bridge.core.client.schemes import Scheme
     from bridge.core.client.slots.slot import SlotState
-    from bridge.core.encoding.message_form import MessageForm
+    from bridge.core.encoding.message_form import MessageForm, Origin
     from bridge.core.encoding.properties import Property
     from bridge.core.encoding.space_json import register_space
     from bridge.core.server.auth import Auth, Gate
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from bridge.core.worlds.observers import Background, Episode, Episodes, Listener, Observer
     from bridge.core.worlds.realtime_options import RealTime
     from bridge.core.worlds.scheduling import Scheduler
-    from bridge.core.worlds.turns import Decision, Turn, TurnPacer
+    from bridge.core.worlds.turn_pacer import Decision, Turn, TurnPacer
     from bridge.facade.blocking import serve
     from bridge.facade.make import make_remote, make_vec_remote
     from bridge.facade.serve import serve_gym
@@ -76,6 +75,7 @@ __all__ = [
     "MessageReply",
     "MessageTarget",
     "Observer",
+    "Origin",
     "Port",
     "PortProtocol",
     "PortSession",
@@ -134,6 +134,7 @@ provide(
     environment_properties="bridge.facade.environment_properties:ENVIRONMENT_PROPERTIES",
     as_policy="bridge.facade.policies:as_policy",
     client_methods="bridge.facade.client_methods:CLIENT_METHODS",
+    reseed="bridge.states.reseed:reseed",
 )
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
@@ -145,7 +146,7 @@ _PLACES = {
     "ClientCredentials": "bridge.core.transport.credentials",
     "ConnectionHandler": "bridge.core.server.port",
     "Conversation": "bridge.core.server.port",
-    "Decision": "bridge.core.worlds.turns",
+    "Decision": "bridge.core.worlds.turn_pacer",
     "Directory": "bridge.core.client.endpoints",
     "DnsDirectory": "bridge.core.client.endpoints",
     "Endpoint": "bridge.core.client.endpoints",
@@ -164,14 +165,15 @@ _PLACES = {
     "MessageReply": "bridge.core.client.messages",
     "MessageTarget": "bridge.core.client.messages",
     "Observer": "bridge.core.worlds.observers",
+    "Origin": "bridge.core.encoding.message_form",
     "Port": "bridge.core.server.port",
     "PortProtocol": "bridge.core.server.port",
     "PortSession": "bridge.core.server.port",
     "Property": "bridge.core.encoding.properties",
     "RealTime": "bridge.core.worlds.realtime_options",
     "Transition": "bridge.core.worlds.environment",
-    "Turn": "bridge.core.worlds.turns",
-    "TurnPacer": "bridge.core.worlds.turns",
+    "Turn": "bridge.core.worlds.turn_pacer",
+    "TurnPacer": "bridge.core.worlds.turn_pacer",
     "Recorder": "bridge.recording.recorder",
     "Recording": "bridge.recording.record",
     "SavedState": "bridge.states.saved",
@@ -180,7 +182,7 @@ _PLACES = {
     "RemoteVectorEnv": "bridge.core.client.envs.vector_env",
     "Route": "bridge.core.server.port",
     "Scheduler": "bridge.core.worlds.scheduling",
-    "Scheme": "bridge.core.client.schemes",
+    "Scheme": "bridge.core.client.endpoints",
     "ServedSession": "bridge.core.server.calls",
     "Server": "bridge.facade.server",
     "SessionRoute": "bridge.core.server.port",

@@ -59,7 +59,7 @@ HELPERS = {
         "worlds, registries and sessions without a server; spaces as tensors, with any Gymnasium",
         """core.encoding.space_json core.encoding.spaces core.gymnasium_versions
         core.server.registry core.server.session core.worlds.base
-        core.worlds.environment core.worlds.multi_agent.joint_steps core.worlds.sources.parallel_source
+        core.worlds.multi_agent.joint_steps core.worlds.sources.parallel_source
         core.worlds.realtime_options core.worlds.sources.source""",
     ),
     "tests/realtime_tools.py": (
@@ -103,7 +103,11 @@ HELPERS = {
     ),
     "tests/fleet/test_health.py": ("the address that the check takes", "core.transport.address"),
     "tests/core/transport/test_token.py": ("the address that a token is shown to", "core.transport.address"),
-    "tests/perlert/test_lobby.py": ("the run that a lobby hands its players to", "perlert.rollout"),
+    "tests/perlert/lobbies.py": (
+        "lobbies in virtual time, and the run that they hand their players to",
+        "perlert.lobby perlert.rollout",
+    ),
+    "tests/core/server/sessions/peers.py": ("a session, brought to each of its states", "core.server.session"),
     "tests/perlert/test_draft.py": (
         "the draft's example session, played on the machines without input or output",
         "perlert.lobby perlert.player perlert.rollout",
@@ -128,7 +132,7 @@ HELPERS = {
     ),
     "tests/ends/test_realtime_multi_agent.py": (
         "what stands in for an agent that does nothing",
-        "core.worlds.default_actions",
+        "core.worlds.group",
     ),
     "tests/versions/play.py": ("exact spaces as text, compared between versions", "core.encoding.space_json"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable
 from typing import Any
 
@@ -109,11 +108,8 @@ class Network:
                 self.duplex.b.send(now, self.session.handle(request))
             for response in self.duplex.a.receive(now):
                 self._deliver(response)
-            while True:
-                try:
-                    remote, number, what, arrived = self.poller.get(0.0)
-                except queue.Empty:
-                    break
+            while self.poller.items:  # where there are none, `get` would look for sockets
+                remote, number, what, arrived = self.poller.get(0.0)
                 answer = remote.receive(number, what, arrived)
                 if answer is not None:
                     self.answers.append(answer)

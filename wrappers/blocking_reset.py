@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import iterate
 
 from bridge.core.client.attributes import OwnAttributes
 from bridge.core.client.envs.vector_env import RemoteVectorEnv, slots_of
@@ -17,7 +18,7 @@ from bridge.core.client.options import checked_timeout
 from bridge.core.client.slots.results import Results
 from bridge.core.client.slots.stepper import OnLost, Received
 from bridge.core.client.world.remote import RemoteReport
-from bridge.core.encoding.message_form import MessageForm
+from bridge.core.encoding.message_form import MessageForm, Origin
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import provided
 from bridge.core.gymnasium_versions import BatchWrapper
@@ -309,7 +310,13 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         results.common["valid"] = observed if pending == "reset" else observed & self._observed
         self._observed = observed.copy()
 
-    def send_message(self, form: MessageForm, write: MessageWriter, slots: Sequence[int] | None = None) -> MessageReply:
+    def send_message(
+        self,
+        form: MessageForm,
+        write: MessageWriter,
+        slots: Sequence[int] | None = None,
+        origins: Mapping[int, Origin] | None = None,
+    ) -> MessageReply:
         """Send a message of a feature, or of another package; as `RemoteVectorEnv.send_message`, with a batch."""
         answers = self.env.begin_message(form, write, slots)
         mask: Array = np.zeros(self.num_envs, np.bool_)
@@ -318,7 +325,9 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         if not mask.any():
             return MessageReply(answers)
         self._reset_mask = mask
-        return MessageReply(answers, self.reset_wait())
+        observations, infos = self.reset_wait()
+        self.env.tell_placed(answers, list(iterate(self.observation_space, observations)), origins)
+        return MessageReply(answers, (observations, infos))
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Apply actions to some slots and return at once; as `RemoteVectorEnv.send`."""

@@ -153,7 +153,9 @@ def provided(name: str) -> Any:
     what `added_method` of the client finds; `groups` the dataclasses that
     its keywords take, by keyword; `gateway_schemes` the `bridge.web.gateway.schemes.GatewayScheme` objects of this
     package; `environment_properties` the `bridge.core.worlds.environment.EnvironmentProperty` objects of its
-    features; `as_policy` the function that returns the policy that a user names by a function, `"random"` or a URL.
+    features; `reseed` the function that seeds the random generators of an environment anew in the middle of an episode,
+    by `reseed(env, seed)`; `as_policy` the function that returns the policy that a user names by a function, `"random"`
+    or a URL.
 
     Raises:
         LookupError: There is nothing of this name.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-from bridge.core.client.endpoints import DNS_SCHEMES, Directory, open_dns, open_file
+from bridge.core.client.endpoints import DNS_SCHEMES, Directory, Scheme, open_dns, open_file
 from bridge.core.client.envs.env import RemoteEnv
 from bridge.core.client.envs.vector_env import OwningVectorEnv, RemoteVectorEnv
 from bridge.core.client.options import (
@@ -23,7 +23,6 @@ from bridge.core.client.options import (
     checked_urls,
     given_options,
 )
-from bridge.core.client.schemes import Scheme
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import feature, has_feature
 from bridge.core.keywords import grouped
@@ -153,6 +152,7 @@ class _WorldKeywords(RemoteKeywords, FeatureKeywords, total=False):
     env_id: str | None
     env: Callable[..., Any] | None
     role: Role | None
+    messages: Sequence[str]
 
 
 class EnvKeywords(_WorldKeywords, total=False):
@@ -188,7 +188,11 @@ _OF_BLOCKING = BlockingKeywords.__annotations__.keys() - VectorKeywords.__annota
 
 @grouped(EnvOptions, FeatureKeywords.__annotations__, tls=TLS)
 def make_remote(
-    url: str, *, scheme_options: Mapping[str, Any] | None = None, **keywords: Unpack[EnvKeywords]
+    url: str,
+    *,
+    states: bool = False,
+    scheme_options: Mapping[str, Any] | None = None,
+    **keywords: Unpack[EnvKeywords],
 ) -> RemoteEnv:
     """Connect to one remote environment, as the example of `RemoteEnv` shows.
 
@@ -199,6 +203,8 @@ def make_remote(
         url: `grpc://HOST:PORT`; its path may name the environment, its query further CreateWorld settings. With
             `perlert://HOST:PORT/NAME:NUMBER` the result is a `bridge.perlert.PerlertEnv`, with `openenv://HOST:PORT` a
             `bridge.openenv.env.OpenEnvEnv`. Other packages may have further schemes (docs/plugins.md).
+        states: True: `save_state` is going to be called, so the server keeps the actions of an environment that it
+            cannot copy, to replay them (docs/states.md).
         scheme_options: The keywords of another package's scheme, by name.
         keywords: The fields of `bridge.core.client.options.EnvOptions`.
 
@@ -207,6 +213,7 @@ def make_remote(
         SettingError: The package of the URL's scheme cannot be used, or the scheme is for `make_vec_remote` alone.
         TypeError: There is no such keyword, or not with this scheme.
     """
+    _announce(keywords, states)
     name, scheme = find_scheme([url])
     if scheme is SERVERS:
         _check_own("make_remote", name, scheme, keywords, scheme_options)
@@ -230,6 +237,7 @@ def make_vec_remote(
     urls: str | Sequence[str] | Directory,
     *,
     blocking: Literal[True],
+    states: bool = False,
     scheme_options: Mapping[str, Any] | None = None,
     **keywords: Unpack[BlockingKeywords],
 ) -> VectorEnv[Any, Any, Array]: ...
@@ -240,6 +248,7 @@ def make_vec_remote(
     urls: str | Sequence[str] | Directory,
     *,
     blocking: Literal[False] = False,
+    states: bool = False,
     scheme_options: Mapping[str, Any] | None = None,
     **keywords: Unpack[VectorKeywords],
 ) -> RemoteVectorEnv: ...
@@ -250,6 +259,7 @@ def make_vec_remote(
     urls: str | Sequence[str] | Directory,
     *,
     blocking: bool = False,
+    states: bool = False,
     scheme_options: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> VectorEnv[Any, Any, Array]:
@@ -271,6 +281,7 @@ def make_vec_remote(
             Since the slots wait for each other, one world of `num_envs` lanes may fill them, as `lanes` says. Then a
             slow environment delays the others within each step, and a crash of the world ends all episodes; one that
             raises ends its own.
+        states: As of `make_remote`.
         scheme_options: The keywords of another package's scheme, by name.
         keywords: The fields of `bridge.core.client.options.VectorOptions`.
 
@@ -279,6 +290,7 @@ def make_vec_remote(
         SettingError: The package of the URLs' scheme cannot be used, or the scheme is for `make_remote` alone.
         TypeError: There is no such keyword, or not with this scheme.
     """
+    _announce(keywords, states)
     of_blocking = {name: keywords.pop(name) for name in _OF_BLOCKING & keywords.keys()}
     if of_blocking and not blocking:
         raise TypeError(f"make_vec_remote() takes {', '.join(sorted(of_blocking))} only with blocking=True")
@@ -292,6 +304,13 @@ def make_vec_remote(
 
     blocked: VectorEnv[Any, Any, Array] = block(make, **of_blocking)
     return blocked
+
+
+def _announce(keywords: Any, states: bool) -> None:
+    """Add the message of states to those that a client is going to send."""
+    if states:
+        given = keywords.get("messages", ())
+        keywords["messages"] = (*((given,) if isinstance(given, str) else given), "states")
 
 
 def _vector_maker(

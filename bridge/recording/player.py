@@ -119,8 +119,8 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
             speed: As the attribute.
 
         Returns:
-            A dict of JSON's kinds: the episode's `episode`, `title`, `players`, `began`, `return` and `length`, and
-            `position`, `paused`, `speed` and `fps`.
+            A dict of JSON's kinds: the episode's `episode`, `title`, `players`, `began`, `return`, `length` and
+            `parent` (None: it is no branch), and `position`, `paused`, `speed` and `fps`.
         """
         if speed is not None:
             self.speed = speed
@@ -136,6 +136,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
             "began": episode.started,
             "return": episode.total if np.isfinite(episode.total) else None,
             "length": self.length,
+            "parent": None if episode.parent is None else episode.parent.facts(),
             "position": self.position,
             "paused": self.paused,
             "speed": self.speed,

@@ -317,6 +317,6 @@ def replay_world(name: str, env: SteeredEnv, scheduler: Scheduler, closed: Calla
     """
     world = EnvWorld(name, env, scheduler, ReplayPacer(env.state["fps"], closed))
     world.title = str(env.state["title"])
-    shows = {key: env.state[key] for key in ("episode", "players", "began", "return", "length")}
+    shows = {key: env.state[key] for key in ("episode", "players", "began", "return", "length", "parent")}
     world.shown["replay"] = lambda: shows
     return world

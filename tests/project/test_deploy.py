@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from bridge import serve_gym
 from bridge.cli import make_parser
 from tests.places import ROOT
-from tests.project.test_packaging import MODULES, source_of
+from tests.project.modules import MODULES, source_of
 
 if sys.version_info >= (3, 11):
     import tomllib

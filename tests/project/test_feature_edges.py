@@ -88,7 +88,7 @@ EXCEPTED = {
     ("client/world/joined_world.py", "seat"): "the same",
     ("client/world/remote.py", "seat"): "the same, and the setting of JoinWorld",
     ("worlds/realtime/acting_stream.py", "seat"): "the same, and the setting of JoinWorld",
-    ("worlds/realtime/clock_pacer.py", "seat"): "the same, and the setting of JoinWorld",
+    ("worlds/realtime/frame_pacer.py", "seat"): "the same, and the setting of JoinWorld",
     ("server/metrics.py", "spectators"): "as the wire's role",
     ("encoding/infos.py", "takeover"): "`takeover_fps`, a key of an info on the wire, which clients keep to",
 }
@@ -103,7 +103,7 @@ NAMES_NOT_YET = {
 }
 """Files of the core, and words in them that name a feature: to be mended, so none is added."""
 CIRCLES_NOT_YET = {
-    ("bridge/core/worlds/realtime/lane_buffer.py", "bridge/core/worlds/realtime/loop.py"),
+    ("bridge/core/worlds/realtime/lane_buffer.py", "bridge/core/worlds/realtime/loop_lane.py"),
 }
 """Files that import each other in a circle: to be mended, so none is added."""
 

@@ -159,6 +159,19 @@ def test_worlds_of_one_server_share_its_states() -> None:
         assert_identical(envs.step(np.array([2, 2, 2]))[0], np.array([wanted] * 3))
 
 
+def test_worlds_in_processes_of_their_own_share_none() -> None:
+    with (
+        serve_gym(Walk, isolation="process") as server,
+        closing(make_vec_remote(server.url, num_envs=2, lanes=False, blocking=True, timeout=DEADLINE)) as envs,
+    ):
+        envs.reset(seed=0)
+        (state,) = envs.save_state(slots=[0])
+        with pytest.raises(RefusedError, match="restore it where it was saved") as refused:
+            envs.restore_state(state, slots=[1])
+        assert refused.value.code == Code.FAILED_PRECONDITION
+        envs.restore_state(state, slots=[0])
+
+
 def test_a_slot_at_another_server_is_refused_by_name_and_nothing_is_sent() -> None:
     with (
         serve_gym(Walk) as one,
@@ -316,29 +329,3 @@ def test_kinds_of_worlds_that_have_no_states_say_so(given: dict[str, Any], told:
         with pytest.raises(RefusedError, match=told) as refused:
             envs.save_state()
         assert refused.value.code == Code.UNIMPLEMENTED
-
-
-def test_a_recorded_world_saves_and_does_not_restore(tmp_path: Any) -> None:
-    pytest.importorskip("pyarrow")
-    with serve_gym(Walk, record=tmp_path) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
-        env.reset(seed=0)
-        state = env.save_state()
-        wanted = env.step(1)
-        with pytest.raises(RefusedError, match="this world is recorded") as refused:
-            env.restore_state(state)
-        assert refused.value.code == Code.UNIMPLEMENTED
-        assert wanted[4] == {"t": 1}
-        assert env.step(1)[4] == {"t": 2}, "nothing was changed"
-
-
-def test_an_environment_that_the_user_holds_is_restored_in_place() -> None:
-    held = Walk()
-    with serve_gym(lambda: held) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
-        env.reset(seed=0)
-        state = env.save_state()
-        env.step(1)
-        assert held.t == 1
-        env.restore_state(state)
-        assert held.t == 0
-        env.step(1)
-        assert held.t == 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 __all__ = [
+    "ANNOUNCED",
     "CALL_REQUEST_URL",
     "CALL_RESPONSE_URL",
     "CLIENT_KEY",
@@ -38,6 +39,8 @@ CALL_REQUEST_URL = "type.googleapis.com/gymnasium_bridge.CallRequest"
 CALL_RESPONSE_URL = "type.googleapis.com/gymnasium_bridge.CallResponse"
 """The type of its answer."""
 
+ANNOUNCED = "messages"
+"""The setting of a JoinWorld with the names of the messages that a client is going to send, separated by spaces."""
 GYMNASIUM = "gymnasium"
 """The JoinWorld setting, a bool: whether a client gets the observations that are Gymnasium's and not dm_env's: `info`
 and, of a single environment, `discount`, `terminated` and `truncated`. Without it, clients of this package do."""

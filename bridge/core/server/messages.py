@@ -123,6 +123,10 @@ class ServedMessages:
         """Return the message whose requests have this `type_url`; None: there is none."""
         return self._of.get(url)
 
+    def named(self, name: str) -> ServedMessage | None:
+        """Return the message of a name; None: there is none."""
+        return next((served for served in self._of.values() if served.message.form.name == name), None)
+
     def asked(self, client: object, session: object) -> None:
         """Note that a session of a client has sent a request."""
         self._clients.setdefault(client, set()).add(session)
@@ -192,6 +196,15 @@ class ClientMessage:
     def charge(self, seconds: float) -> None:
         """Charge the client processor time."""
         self.seconds += seconds
+
+    async def announce(self, handler: MessageHandler) -> None:
+        """Tell a handler that the client is going to send its message. What it raises keeps nobody from joining."""
+        try:
+            await timed(handler.joined(self), self.charge)
+        except RequestError:
+            pass  # the message itself will say so
+        except (Exception, SystemExit):  # another package's
+            _log.exception("the message %r: its handler raised in joined", self._message.form.name)
 
     async def answer(self, handler: MessageHandler, request: bytes) -> bytes:
         """Have a handler answer a request; raises RequestError, whatever the handler raises."""

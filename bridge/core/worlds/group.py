@@ -140,6 +140,7 @@ class Group:
         self.ids: dict[str, object] = {str(agent): agent for agent in facts.agents or players or (ONE,)}
         """The environment's own id of each agent, by its name; of others the name."""
         self._names = {agent: name for name, agent in self.ids.items()}
+        self._named = all(type(agent) is str for agent in self._names)
         self.spaces = {name: facts.agents.get(agent, facts.spaces) for name, agent in self.ids.items()}
         """Observation and action space of each agent, by its name."""
 
@@ -203,18 +204,23 @@ class Group:
                 text = f"expected agents of {known} to be alive, got {unknown or 'none'} in its `agents`{remedy}"
                 raise ValueError(text)
             all_told: dict[str, Transition] = {}
-            observations, rewards, terminations, truncations, infos = map(self._by_name, keep(results))
             # Those that acted hear of their end; those that are alive now may have come in by this step.
-            for name in dict.fromkeys((*job.actions, *living)):
+            concerned = dict.fromkeys((*job.actions, *living))
+            parts, gaps = keep(results), []
+            # Nearly always each part has just these agents, by their names: compared once, and not by agent.
+            if not self._named or any(part.keys() != concerned.keys() for part in parts):
+                parts = [self._by_name(part) for part in parts]
+                gaps = [(part, of) for part, of in zip(_PARTS, parts, strict=True) if not concerned.keys() <= of.keys()]
+                if job.kind == "reset":  # which returns no others
+                    gaps = [(part, of) for part, of in gaps if part in ("observation", "info")]
+            observations, rewards, terminations, truncations, infos = parts
+            for name in concerned:
                 observation = observations[name] if name in observations else self._last_seen(name, seen)
                 terminated, truncated = bool(terminations.get(name, False)), bool(truncations.get(name, False))
                 reward, info = read_reward(rewards.get(name, 0.0)), infos.get(name, {})
-                parts = (observations, rewards, terminations, truncations, infos)
-                missing = [part for part, of in zip(_PARTS, parts, strict=True) if name not in of]
-                if job.kind == "reset":  # which returns no others
-                    missing = [part for part in missing if part in ("observation", "info")]
+                missing = [part for part, of in gaps if name not in of] if gaps else []
                 # An agent that the environment drops without an end is truncated.
-                elif name not in living and not (terminated or truncated):
+                if not (terminated or truncated) and name not in living:
                     truncated = True
                     missing.append("end")
                 all_told[name] = Transition(observation, reward, terminated, truncated, info, missing)

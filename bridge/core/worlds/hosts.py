@@ -21,6 +21,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 from bridge.core.encoding import values
+from bridge.core.encoding.message_form import Origin
 from bridge.core.encoding.names import NAMES, AttributeNames
 from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
 from bridge.core.encoding.seeds import state_of
@@ -30,7 +31,7 @@ from bridge.core.worlds import kinds
 from bridge.core.worlds.base import failures_in
 from bridge.core.worlds.environment import EnvFacts, Result, environment_properties
 from bridge.core.worlds.kinds import GymEnv, Known, ParallelEnv
-from bridge.core.worlds.messages import MessagePart, PartOutcome, SessionMessage
+from bridge.core.worlds.messages import Callee, MessagePart, PartOutcome, SessionMessage
 from bridge.errors import Code, RequestError, TensorError, UnsupportedSpaceError
 from bridge.pb import bridge_pb2
 
@@ -81,8 +82,14 @@ class Host(abc.ABC, Generic[E]):
         self._parts: dict[str, MessagePart] = {}
         self._message: SessionMessage | None = None
         """The message at hand."""
+        self.fresh = True
+        """True as long as it was not reset, and no client has called or changed it."""
+        self._callees: dict[int, Callee] = {}
+        """What is called in the place of environments, by lane."""
         self._placed: dict[int, tuple[Any, Any]] = {}
         """What environments see, by lane, which the message at hand has put into another situation."""
+        self._origins: dict[int, Origin | None] = {}
+        """When an environment was in that situation before, by lane."""
         self.lanes: Sequence[EnvHost] = ()
         """The environments that can be stepped one by one, where they are several."""
         self.notes: list[str] = []
@@ -100,7 +107,8 @@ class Host(abc.ABC, Generic[E]):
         if options is not None:
             # A copy: an environment may take out what it has read, and other lanes, or the next attempt, get the same.
             given["options"] = dict(options)
-        result = cast("Result", self.env.reset(**given))
+        self.fresh = False
+        result = cast("Result", self._callees.get(0, self.env).reset(**given))
         if self.names is not None:
             self.names.renew(kinds.attribute_layers(self.env))
         return result
@@ -131,6 +139,31 @@ class Host(abc.ABC, Generic[E]):
         """The object that is stepped."""
         return self.env
 
+    def intercept(self, lane: int, callee: Callee | None) -> None:
+        """Have something called in the place of an environment; None: itself."""
+        if callee is None:
+            self._callees.pop(lane, None)
+        else:
+            self._callees[lane] = callee
+        self._set_callee(lane, self.envs[lane] if callee is None else callee)
+
+    def replace(self, lane: int, env: Any) -> None:
+        """Step another environment from here on, and close the one that was stepped."""
+        before = self.envs[lane]
+        self._callees.pop(lane, None)
+        self._set_env(lane, env)
+        self._set_callee(lane, env)
+        try:
+            before.close()
+        except Exception:  # of one that nobody steps any more
+            _log.exception("an environment that another one took the place of: its close() raised")
+
+    def _set_callee(self, lane: int, callee: Any) -> None:
+        raise RequestError(Code.UNIMPLEMENTED, f"{self.facts.kind} is not stepped through anything else")
+
+    def _set_env(self, lane: int, env: Any) -> None:
+        raise RequestError(Code.UNIMPLEMENTED, f"{self.facts.kind} is not replaced")
+
     def newest(self, lane: int) -> tuple[Any, Any]:
         """Return the last observation and info of an environment; raises RequestError where no episode runs in it."""
         result = self.result
@@ -142,23 +175,27 @@ class Host(abc.ABC, Generic[E]):
         """Raise where no environment may be put into another situation."""
         message = self._message
         assert message is not None, "called by the part of a message"
-        if message.cannot_place or not message.form.places:
-            raise RequestError(
-                Code.UNIMPLEMENTED,
-                message.cannot_place or f"the form of {message.form.name!r} does not say places=True",
-            )
+        if not message.form.places:
+            text = f"the form of {message.form.name!r} does not say places=True"
+            raise RequestError(Code.UNIMPLEMENTED, text)
         if not self.can_place:
             raise RequestError(Code.UNIMPLEMENTED, f"{self.facts.kind} cannot be put into another situation")
 
-    def place(self, lane: int, observation: Any, info: Any) -> None:
+    @property
+    def moment(self) -> str:
+        """A name for what the environments have done so far; empty: nobody keeps an account of it."""
+        return "" if self._message is None else self._message.moment
+
+    def place(self, lane: int, observation: Any, info: Any, origin: Origin | None = None) -> None:
         """Note that an environment is in another situation, in which an episode runs."""
         self.check_place()
-        self._placed[lane] = observation, info
+        self._placed[lane], self._origins[lane] = (observation, info), origin
 
     def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
         """Have the part of a message answer a request. Raises RequestError, whatever the part raises."""
         name = message.form.name
         self._placed.clear()
+        self._origins.clear()
         self._message = message
         with _failures_of(name):
             part = self._parts.get(name)
@@ -174,7 +211,7 @@ class Host(abc.ABC, Generic[E]):
             self.result = self._take_placed()
         if self.names is not None:
             self.names.renew(kinds.attribute_layers(self.env))
-        return PartOutcome(bytes(answer), self.result, lanes)
+        return PartOutcome(bytes(answer), self.result, lanes, origins=tuple(self._origins[lane] for lane in lanes))
 
     def _take_placed(self) -> Result:
         """Take what the environments see that were put into another situation; return it as a reset does."""
@@ -227,13 +264,17 @@ class Host(abc.ABC, Generic[E]):
         return [
             *(_fixed(name, TEXT, "one environment's exact space, as JSON", space) for name, space in spaces.items()),
             *(
-                _live(each.name, TEXT, each.description, partial(each.read, self.env))
+                _live(each.name, TEXT, each.description, partial(self._read, each.read))
                 for each in environment_properties()
             ),
             _live("random", ENCODED, "seed and state of the random generator, a dict for each lane", self._random),
             _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", wrappers[0][0]),
             _fixed(LANE_WRAPPERS, ENCODED, "lists of wrappers' classes, and which of them each lane has", wrappers),
         ]
+
+    def _read(self, read: Callable[[Any], object]) -> object:
+        # Of the environment that is stepped then: another one may have taken its place.
+        return read(self.env)
 
     def _random(self) -> list[dict[str, object]]:
         env: Any = self.env
@@ -286,7 +327,11 @@ class Host(abc.ABC, Generic[E]):
         refuse_private(name)
         with failures_in(f"setting {name}"):
             try:
-                self._set(name, checked_values(value, self.facts.num_envs or 1))
+                each = checked_values(value, self.facts.num_envs or 1)
+                self.fresh = False
+                for lane, callee in self._callees.items():
+                    callee.changed(name, each[lane])
+                self._set(name, each)
             except AttributeError as error:
                 if not _raised_by_setattr(error):
                     raise
@@ -313,6 +358,9 @@ class Host(abc.ABC, Generic[E]):
                 if results and callable(results[0]):
                     return bridge_pb2.CallResponse(is_method=True)
             else:
+                self.fresh = False
+                for lane in self._callees.keys() & set(lanes):
+                    self._callees[lane].called(request)
                 results = self._call(request.name, args, kwargs, lanes)
         try:
             return bridge_pb2.CallResponse(results=[values.to_value(result) for result in results])
@@ -343,6 +391,12 @@ class EnvHost(Host[GymEnv]):
     def __init__(self, env: GymEnv, facts: EnvFacts, make: Callable[[], Known]) -> None:
         super().__init__(env, facts, make)
         self.step = env.step  # type: ignore[method-assign]  # one call less in each step
+
+    def _set_callee(self, lane: int, callee: Any) -> None:
+        self.step = callee.step  # type: ignore[method-assign]
+
+    def _set_env(self, lane: int, env: Any) -> None:
+        self.env = env
 
     def _set(self, name: str, value: list[object]) -> None:
         self.env.set_wrapper_attr(name, value[0])

@@ -90,6 +90,7 @@ class LanesHost(Host[Lanes]):
             # All of them are new: a reset cannot leave one as it is.
             options = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
         info: Any
+        self.fresh = False
         if self._ours is self.env:
             observation, info = self._ours.reset_lanes(seed, options)
         else:
@@ -116,12 +117,22 @@ class LanesHost(Host[Lanes]):
         """True if its environments are stepped by ourselves, and nothing is around all of them."""
         return self._ours is self.env
 
+    def _stepped_here(self) -> LaneVectorEnv:
+        if self._ours is None or self._ours is not self.env:
+            raise RequestError(Code.UNIMPLEMENTED, f"the lanes of {self.facts.kind} are not stepped one by one")
+        return self._ours
+
+    def _set_callee(self, lane: int, callee: Any) -> None:
+        self._stepped_here().set_callee(lane, callee)
+
+    def _set_env(self, lane: int, env: Any) -> None:
+        self._stepped_here().envs[lane] = env
+        if self.lanes:
+            self.lanes = [EnvHost(one, self.facts.of_lane, self.make) for one in kinds.local_parts(self.env)]
+
     def newest(self, lane: int) -> tuple[Any, Any]:
         """Return the last observation and info of a lane; raises RequestError where no episode runs in it."""
-        if self._ours is not self.env:
-            text = f"the lanes of {self.facts.kind} are not stepped one by one"
-            raise RequestError(Code.UNIMPLEMENTED, text)
-        found = self._ours.newest(lane)
+        found = self._stepped_here().newest(lane)
         if found is None:
             raise no_episode(lane)
         return found

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 
 from bridge.core.plugins import found, load, loading, package_of
 from bridge.core.worlds.pacer import Pacer
-from bridge.core.worlds.turns import TurnPacer, Turns, refuse_lanes
+from bridge.core.worlds.turn_pacer import TurnPacer, refuse_lanes
+from bridge.core.worlds.turns import Turns
 from bridge.core.worlds.world import WorldKind, paced_by
 from bridge.errors import SettingError
 

@@ -492,6 +492,29 @@ def test_slots_of_a_list_leave_a_server_that_always_raises_try_it_again_and_go_b
     assert sum(member.remote.record.losses for member in fleet.members) == 0
 
 
+def test_slots_of_a_list_go_to_no_server_whose_environment_fails_as_theirs_does() -> None:
+    fleet = Fleet(3, 6, 12, directory=False)
+    fleet.advance(2.0)
+    fleet.servers[0].fails = fleet.servers[1].fails = True
+    for _ in range(120):
+        fleet.advance(0.5)
+        for number, member in enumerate(fleet.members):
+            assert fleet.of(member).server in (fleet.servers[number % 3], fleet.servers[2])
+    assert fleet.attempts[fleet.servers[2].url] >= 4
+
+
+def test_an_answer_is_waited_for_as_much_longer_as_its_world_may_take() -> None:
+    fleet = Fleet(2, 2, 12)
+    fleet.advance(2.0)
+    for member in fleet.members:
+        member.remote.allowance = 20.0  # type: ignore[misc]
+    fleet.servers[0].hangs = True
+    fleet.advance(TIMEOUT + 15.0)
+    assert spread(fleet) == [1, 1]
+    fleet.advance(10.0)
+    assert spread(fleet) == [0, 2]
+
+
 def test_slots_leave_a_server_that_drains_between_two_episodes() -> None:
     fleet = Fleet(3, 6, 12)
     fleet.advance(2.0)

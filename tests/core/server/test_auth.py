@@ -55,11 +55,6 @@ def expired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return make_certificates(tmp_path_factory.mktemp("expired"), days=30, now=LONG_AGO)
 
 
-@pytest.fixture(autouse=True)
-def no_token_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-
-
 @pytest.fixture
 def made() -> list[int]:
     """Grows with every environment that a server makes."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +34,7 @@ from bridge.core.encoding.tensors import unpack_tensor
 from bridge.errors import EnvironmentFailedError, RefusedError, SettingError
 from bridge.testing import Inspector
 from tests.places import ROOT
-from tests.support import assert_identical, server_process
+from tests.support import assert_identical, check_types, server_process
 
 DEADLINE = 60.0
 STATE = [0.1, -0.2, 0.03, 0.4]
@@ -525,14 +524,6 @@ def test_the_command_line_serves_a_message_that_it_names(
             assert reply.began[0][0] == np.float32(0.5)
 
 
+@pytest.mark.slow
 def test_the_example_passes_the_strict_type_checker(teleport: Any, tmp_path: Path) -> None:
-    pytest.importorskip("mypy")
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "bridge_teleport.py")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    check_types(tmp_path / "bridge_teleport.py")

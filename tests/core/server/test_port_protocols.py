@@ -37,6 +37,8 @@ from bridge import (
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from tests.places import ROOT
+from tests.preloaded import run as run_program
+from tests.support import check_types
 
 pytest.importorskip("websockets")
 
@@ -722,9 +724,7 @@ def test_what_is_attached_starts_and_stops_with_the_server() -> None:
 
 
 def run(program: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=DEADLINE, check=False
-    )
+    done = run_program("-c", program, timeout=DEADLINE, bare=True)
     assert done.stderr == ""
     return done.stdout.splitlines()
 
@@ -781,25 +781,10 @@ def test_a_server_that_nobody_watches_loads_nothing_for_it_and_who_comes_to_watc
 
 @pytest.mark.slow
 def test_the_examples_of_the_page_on_plugins_pass_a_strict_type_checker(tmp_path: Path) -> None:
-    pytest.importorskip("mypy")
-    files = ["bridge_worlds.py", "bridge_print_episodes.py"]
-    for name in files:
-        (tmp_path / name).write_text(EXAMPLES[name], encoding="utf-8")
-    # As of a package that is installed, where mypy checks nothing but how it is used.
-    (tmp_path / "mypy.ini").write_text("[mypy]\n[mypy-bridge.*]\nignore_errors = True\n", encoding="utf-8")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache")),
-            *("--config-file", "mypy.ini", *files),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": str(ROOT)},
-    )
-    assert done.returncode == 0, done.stdout
+    files = [tmp_path / name for name in ("bridge_worlds.py", "bridge_print_episodes.py")]
+    for file in files:
+        file.write_text(EXAMPLES[file.name], encoding="utf-8")
+    check_types(*files)
 
 
 # What names the types of these are: everything else that a plug-in is handed has a name of its own in `bridge`.

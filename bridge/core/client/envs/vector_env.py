@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,7 +26,7 @@ from bridge.core.client.slots.results import Results
 from bridge.core.client.slots.slots import Slots
 from bridge.core.client.slots.stepper import OnLost, Received
 from bridge.core.client.world.remote import RemoteReport
-from bridge.core.encoding.message_form import MessageForm
+from bridge.core.encoding.message_form import MessageForm, Origin
 from bridge.core.encoding.seeds import generator_of
 from bridge.core.encoding.tensors import Array
 from bridge.core.keywords import grouped
@@ -35,7 +36,7 @@ from bridge.core.transport.credentials import TLS
 from bridge.errors import Code, RefusedError, SettingError
 
 if TYPE_CHECKING:
-    from bridge.core.client.messages import MessageAnswer, MessageReply, MessageWriter
+    from bridge.core.client.messages import MessageAnswer, MessageReply, MessageWriter, PlaceListener
 
 __all__ = ["VECTOR_ENTRY_POINT", "OwningVectorEnv", "RemoteVectorEnv"]
 
@@ -91,6 +92,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         elif as_directory(urls) is None:
             urls = checked_urls(urls)
         self._slots = Slots(join(urls, options, waits_for_all=waits_for_all))
+        self._place_listeners: list[weakref.ref[PlaceListener]] = []
         world_info = self._slots.world_info()
         self.num_envs = self._slots.count
         self.single_observation_space: Space[Any] = world_info.observation_space
@@ -298,7 +300,13 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
 
     # Messages
 
-    def send_message(self, form: MessageForm, write: MessageWriter, slots: Sequence[int] | None = None) -> MessageReply:
+    def send_message(
+        self,
+        form: MessageForm,
+        write: MessageWriter,
+        slots: Sequence[int] | None = None,
+        origins: Mapping[int, Origin] | None = None,
+    ) -> MessageReply:
         """Send a message of a feature, or of another package, which the servers have to take (docs/plugins.md).
 
         Args:
@@ -306,6 +314,8 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
             write: What is sent, or a function that writes the request of each world: of a `MessageTarget` it makes
                 bytes. All lanes of a world are asked by one request.
             slots: The slots that it is for; None: all.
+            origins: When environments were in the situations before that the message puts these slots into, for what
+                records them; None: that is not known.
 
         Returns:
             The answers; and observations and infos as `reset` returns them, where environments were put into another
@@ -319,8 +329,30 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         from bridge.core.client.messages import MessageReply
 
         answers = self.begin_message(form, write, slots)
-        placed = any(answer.placed for answer in answers)
-        return MessageReply(answers, self.reset_wait() if placed else None)
+        if not any(answer.placed for answer in answers):
+            return MessageReply(answers)
+        observations, infos = self.reset_wait()
+        self.tell_placed(answers, observations, origins)
+        return MessageReply(answers, (observations, infos))
+
+    def listen_to_places(self, listener: PlaceListener) -> None:
+        """Tell an object from now on where slots go on that a message puts into another situation; it is not kept."""
+        self._place_listeners.append(weakref.ref(listener))
+
+    def moment(self, slot: int) -> str:
+        """Return a name for what a slot has done so far, by those who keep an account of it; empty: nobody does."""
+        found = (listener() for listener in self._place_listeners)
+        return " ".join(filter(None, (listener.moment(slot) for listener in found if listener is not None)))
+
+    def tell_placed(
+        self, answers: Iterable[MessageAnswer], observations: Sequence[Any], origins: Mapping[int, Origin] | None
+    ) -> None:
+        """Tell listeners what slots see that messages have put elsewhere; whoever calls `begin_message` calls it."""
+        for listener in [listener() for listener in self._place_listeners]:
+            for answer in answers if listener is not None else ():
+                for slot in answer.target.slots if answer.placed else ():
+                    assert listener is not None, "looked at above"
+                    listener.placed(slot, observations[slot], (origins or {}).get(slot))
 
     def begin_message(
         self, form: MessageForm, write: MessageWriter, slots: Sequence[int] | None = None

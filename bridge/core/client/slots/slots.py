@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bridge.core.client.attributes import missing_attributes
 from bridge.core.client.slots.pool import Question
-from bridge.core.client.slots.reports import as_universe, flat_report, remote_reports, slot_states
+from bridge.core.client.slots.results import as_universe, flat_report, remote_reports, slot_states
 from bridge.core.client.slots.slot import STEPPED, LinkState, Member
 from bridge.core.client.slots.stepper import Received, Stepper
 from bridge.core.client.slots.vector_pool import VectorPool

@@ -195,16 +195,17 @@ class _Child:
         return self._hosted().call(bridge_pb2.CallRequest.FromString(payload)).SerializeToString()
 
     def _message(self, payload: bytes) -> bytes:
-        name, made, request = values.decode(payload)
+        name, made, request, moment = values.decode(payload)
         if made:
             # As the recipe: from our own server, and by a pickle of its own.
             with failures_in(f"unpickling the message {name!r}"):
                 self._messages[name] = pickle.loads(made)
         host, began = self._hosted(), time.thread_time()
-        outcome = host.run_message(self._messages[name], request)
+        outcome = host.run_message(dataclasses.replace(self._messages[name], moment=moment), request)
         packed = None if outcome.placed is None else self._codecs[0].pack(outcome.placed)
         told, self._names = self._names, self._properties.get(NAMES)
-        answer = [outcome.answer, packed, list(outcome.lanes), time.thread_time() - began]
+        origins = [None if origin is None else dataclasses.astuple(origin) for origin in outcome.origins]
+        answer = [outcome.answer, packed, list(outcome.lanes), origins, time.thread_time() - began]
         return values.encode([*answer, *([] if told == self._names else [self._names])])
 
     def _property(self, payload: bytes) -> bytes:

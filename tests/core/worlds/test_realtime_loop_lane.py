@@ -7,7 +7,8 @@ import itertools
 import pytest
 
 from bridge.core.worlds.environment import Job, Transition
-from bridge.core.worlds.realtime.loop import TRANSITIONS, LaneEvent, LoopAgent, Phase, RealtimeLoop
+from bridge.core.worlds.realtime.loop import RealtimeLoop
+from bridge.core.worlds.realtime.loop_lane import TRANSITIONS, LaneEvent, LoopAgent, Phase
 from bridge.errors import SettingError
 
 

@@ -14,7 +14,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
 from tests.parallel_envs import Relay
 from tests.support import until
-from tests.web.test_match_world import FRAME, RUNNING, Client, client, clock, serve, states  # noqa: F401 - fixtures
+from tests.web.matches.clients import FRAME, RUNNING, Client, states
 
 KEY = "ann's key of 24 letters!".replace(" ", "-")
 
@@ -38,7 +38,7 @@ def lose(server, stream):
     until(lambda: server.status()["connections"] < count)
 
 
-def test_who_comes_back_with_the_key_plays_on_in_the_same_round(serve, client, clock):  # noqa: F811
+def test_who_comes_back_with_the_key_plays_on_in_the_same_round(serve, client, clock):
     server = serve(lambda: Relay(horizon=500))
     viewer = client(server).sit(None, role="spectator")
     ann = client(server).sit("ann", "person:Ann", seat_key=KEY)
@@ -64,7 +64,7 @@ def test_who_comes_back_with_the_key_plays_on_in_the_same_round(serve, client, c
     assert viewer.seats("name", "playing", "return")[0] == ("Ann", True, 6.0)
 
 
-def test_who_asks_for_a_seat_that_somebody_may_come_back_to_hears_when_it_is_free(serve, client):  # noqa: F811
+def test_who_asks_for_a_seat_that_somebody_may_come_back_to_hears_when_it_is_free(serve, client):
     server = serve(lambda: Relay(horizon=500), limits=Limits(seat_timeout=300.0))
     ann, bob, cyd = (client(server).sit(agent, "person:X", seat_key=KEY + agent) for agent in ("ann", "bob", "cyd"))
 
@@ -88,7 +88,7 @@ def test_who_asks_for_a_seat_that_somebody_may_come_back_to_hears_when_it_is_fre
     until(lambda: told(agent="cyd"))
 
 
-def test_a_player_with_pictures_comes_back_too_and_looks_anew(serve, client, clock):  # noqa: F811
+def test_a_player_with_pictures_comes_back_too_and_looks_anew(serve, client, clock):
     server = serve(lambda: Relay(horizon=500, render_mode="rgb_array"))
     viewer = client(server).sit(None, role="spectator")
     ann = client(server).sit("ann", "person:Ann", seat_key=KEY, frame="png")
@@ -109,7 +109,7 @@ def test_a_player_with_pictures_comes_back_too_and_looks_anew(serve, client, clo
     assert plain.step()[0] == RUNNING
 
 
-def test_a_seat_is_free_once_nobody_came_back(serve, client, clock):  # noqa: F811
+def test_a_seat_is_free_once_nobody_came_back(serve, client, clock):
     server = serve(limits=Limits(seat_timeout=0.5))
     viewer = client(server).sit(None, role="spectator")
     lose(server, client(server).sit("ann", "person:Ann", seat_key=KEY))
@@ -117,7 +117,7 @@ def test_a_seat_is_free_once_nobody_came_back(serve, client, clock):  # noqa: F8
     assert client(server).sit("ann", "person:Ben").seats("taken_by")[0] == ("Ben",)
 
 
-def test_who_leaves_gives_the_seat_up_at_once(serve, client, clock):  # noqa: F811
+def test_who_leaves_gives_the_seat_up_at_once(serve, client, clock):
     server = serve()
     viewer = client(server).sit(None, role="spectator")
     ann = client(server).sit("ann", "person:Ann", seat_key=KEY)
@@ -125,14 +125,14 @@ def test_who_leaves_gives_the_seat_up_at_once(serve, client, clock):  # noqa: F8
     assert viewer.seats("taken_by")[0] == ("",)
 
 
-def test_without_a_key_a_lost_client_s_seat_is_free_at_once(serve, client, clock):  # noqa: F811
+def test_without_a_key_a_lost_client_s_seat_is_free_at_once(serve, client, clock):
     server = serve()
     viewer = client(server).sit(None, role="spectator")
     client(server).sit("ann", "person:Ann").die()
     until(lambda: viewer.seats("taken_by")[0] == ("",))
 
 
-def test_who_comes_back_for_another_seat_gets_that_one_and_gives_up_the_first(serve, client, clock):  # noqa: F811
+def test_who_comes_back_for_another_seat_gets_that_one_and_gives_up_the_first(serve, client, clock):
     server = serve()
     viewer = client(server).sit(None, role="spectator")
     lose(server, client(server).sit("ann", "person:Ann", seat_key=KEY))
@@ -141,7 +141,7 @@ def test_who_comes_back_for_another_seat_gets_that_one_and_gives_up_the_first(se
 
 
 @pytest.mark.parametrize("key", ["short", "k" * 65, "with spaces in it, of 30 letters", 7])
-def test_a_key_that_is_none_is_refused(serve, client, key):  # noqa: F811
+def test_a_key_that_is_none_is_refused(serve, client, key):
     code, message = refusal(client(serve()), agent="ann", seat_key=key if isinstance(key, str) else np.int64(key))
     assert code is Code.INVALID_ARGUMENT
     assert "a secret of 16 to 64 characters" in message

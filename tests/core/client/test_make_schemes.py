@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import pickle
 import re
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -35,7 +34,7 @@ from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.packages import Install, installer
 from tests.places import ROOT
-from tests.support import until
+from tests.support import check_types, until
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -130,7 +129,6 @@ def test_the_scheme_of_the_page_on_plugins_works_for_one_many_and_blocking(named
 
 @pytest.mark.slow
 def test_a_strict_type_checker_passes_on_the_scheme_of_the_page_on_plugins(named: dict[str, str]) -> None:
-    pytest.importorskip("mypy")
     folder = Path(named["names_file"]).parent
     calls = (
         "from bridge import make_remote, make_vec_remote\n\n"
@@ -138,16 +136,7 @@ def test_a_strict_type_checker_passes_on_the_scheme_of_the_page_on_plugins(named
         'make_vec_remote("named://a", blocking=True, on_lost="raise", scheme_options={"names_file": "x"})\n'
     )
     (folder / "calls.py").write_text(calls, encoding="utf-8")
-    files = [str(folder / name) for name in ("bridge_named.py", "calls.py")]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(folder / "cache"), *files],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    check_types(folder / "bridge_named.py", folder / "calls.py")
 
 
 def test_gymnasium_makes_a_vector_of_another_packages_scheme_and_a_second_one_by_its_spec(

@@ -25,37 +25,11 @@ from bridge.errors import (
 )
 from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, make_perlert_env, serve_perlert
 from bridge.perlert.perlert_server import default_name
+from tests.perlert.environments import Counter, two_agents
 from tests.perlert_simulation import ports_of
 from tests.support import sampled, until
 
 KEY = "0123456789abcdef0123456789abcdef"
-
-
-class Counter(gymnasium.Env):
-    """Counts to `length`; every reward is 0.5."""
-
-    observation_space = spaces.Dict({"count": spaces.Discrete(10_000), "last": spaces.Box(-1, 1, (2,))})
-    action_space = spaces.Box(-1, 1, (2,))
-    made = 0
-    closed = 0
-
-    def __init__(self, length=10, truncates=False):
-        Counter.made += 1
-        self.length, self.truncates = length, truncates
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.count = 0
-        return {"count": 0, "last": np.zeros(2, np.float32)}, {}
-
-    def step(self, action):
-        self.count += 1
-        over = self.count >= self.length
-        seen = {"count": self.count, "last": action}
-        return seen, 0.5, over and not self.truncates, over and self.truncates, {}
-
-    def close(self):
-        Counter.closed += 1
 
 
 def instance_of(server):
@@ -154,7 +128,7 @@ def test_a_second_thread_gets_an_error_and_not_a_race():
     policy = LobbyConfig(clients=2)
     with (
         serve_perlert(two_agents, name="two", fps=100, lobby_config=policy) as server,
-        PerlertEnv(server.url, agent="a_0", start_timeout=3.0) as env,
+        PerlertEnv(server.url, agent="a_0", start_timeout=1.5) as env,
     ):
         lobby = instance_of(server).lobby
         thread = threading.Thread(target=wait_for_a_run)
@@ -168,7 +142,7 @@ def test_a_second_thread_gets_an_error_and_not_a_race():
 
 def test_a_run_that_was_left_is_not_taken_for_the_next_one_after_a_timeout():
     with serve_perlert(lambda: Counter(9000), name="count", fps=100) as server:
-        env = PerlertEnv(server.url, start_timeout=2.0)
+        env = PerlertEnv(server.url, start_timeout=1.0)
         env.reset()
         for _ in range(2):
             with pytest.raises(RemoteTimeoutError, match="the run that was left did not end"):
@@ -206,50 +180,16 @@ def test_a_slot_that_cannot_be_had_is_an_error_that_says_why():
         with pytest.raises(SettingError, match="expected a key, got an empty text"):
             PerlertEnv(server.url, agent="")
         with PerlertEnv(server.url, tag="holder"), pytest.raises(RemoteTimeoutError, match="no slot is open"):
-            PerlertEnv(server.url, timeout=2)
+            PerlertEnv(server.url, timeout=1)
 
 
 def test_a_start_that_does_not_come_is_an_error_that_says_what_is_missing():
     # P-10
     with serve_perlert(two_agents, name="two", fps=100) as server:
-        env = PerlertEnv(server.url, agent="a_0", start_timeout=2)
+        env = PerlertEnv(server.url, agent="a_0", start_timeout=0.5)
         with pytest.raises(RemoteTimeoutError, match="open or not ready: a_1"):
             env.reset()
         env.close()
-
-
-def two_agents():
-    pettingzoo = pytest.importorskip("pettingzoo")
-
-    class Two(pettingzoo.ParallelEnv):
-        metadata = {"name": "two"}  # noqa: RUF012
-        possible_agents = ["a_0", "a_1"]  # noqa: RUF012
-
-        def observation_space(self, agent):
-            return spaces.Discrete(1000)
-
-        def action_space(self, agent):
-            return spaces.Discrete(5)
-
-        def reset(self, seed=None, options=None):
-            self.agents, self.count = list(self.possible_agents), 0
-            return dict.fromkeys(self.agents, 0), {}
-
-        def step(self, actions):
-            self.count += 1
-            ended = [a for a in self.agents if self.count >= (5 if a == "a_0" else 10)]
-            agents = self.agents
-            self.agents = [a for a in agents if a not in ended]
-            rewards = {a: float(actions[a]) for a in agents}
-            return (
-                dict.fromkeys(agents, self.count),
-                rewards,
-                {a: a in ended for a in agents},
-                dict.fromkeys(agents, False),
-                {},
-            )
-
-    return Two()
 
 
 def test_bots_fill_open_slots_and_an_agent_that_ends_early_waits_for_the_next_run():
@@ -494,7 +434,7 @@ def test_the_limits_of_the_server_are_the_users():
         PerlertEnv(server.url, agent="a_0"),
         pytest.raises(RemoteTimeoutError),
     ):
-        PerlertEnv(server.url, agent="a_1", timeout=2)
+        PerlertEnv(server.url, agent="a_1", timeout=0.5)
 
 
 def test_one_source_port_is_kept_for_the_whole_life_of_the_client():
