@@ -94,12 +94,16 @@ HELPERS = {
     "tests/core/client/test_pool.py": ("the events that a pool hands out", "core.client.world.session_states"),
     "tests/core/transport/test_http2.py": (
         "a call of gRPC, by which HTTP/2 is used",
-        "core.client.wire.grpc_client core.transport.address core.transport.messages",
+        "core.client.wire.grpc_client core.transport.address",
     ),
-    "tests/core/transport/test_http2_server.py": ("what reads the messages of a stream", "core.transport.messages"),
+    "tests/http2_tools.py": ("the framing of the messages of a stream", "core.transport.messages"),
+    "tests/states/right_or_refused.py": (
+        "what copies environments, without a server",
+        "states.check states.graph",
+    ),
     "tests/core/client/test_poller.py": (
         "a server of HTTP/2 without sockets",
-        "core.transport.http2 core.transport.messages",
+        "core.transport.http2",
     ),
     "tests/fleet/test_health.py": ("the address that the check takes", "core.transport.address"),
     "tests/core/transport/test_token.py": ("the address that a token is shown to", "core.transport.address"),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -26,14 +25,6 @@ server = bridge.serve_gym("CartPole-v1", port=int(sys.argv[1]))
 print(server.url, flush=True)
 server.wait(grace=0.0)
 """
-
-
-@contextlib.contextmanager
-def closing(env: Any) -> Iterator[Any]:
-    try:
-        yield env
-    finally:
-        env.close()
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,14 @@ import numpy as np
 import pytest
 from google.protobuf import any_pb2
 
-import bridge.states
-from bridge import Recorder, Recording, make_remote, make_vec_remote, serve_gym
+from bridge import Origin, Recorder, Recording, make_remote, make_vec_remote, serve_gym
 from bridge.cli import main
 from tests.peers import Stream
-from tests.states.test_states import DEADLINE, closing, wrapped
-from tests.states_envs import Walk
+from tests.states_envs import Walk, wrapped
 from tests.support import assert_identical, stable_id
 
 pytest.importorskip("pyarrow")
 
-from bridge.core.encoding.message_form import Origin
 from bridge.core.encoding.names import PROPERTY_REQUEST_URL
 from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import RecordingError
@@ -30,6 +28,8 @@ from bridge.recording.episodes import load_episode
 from bridge.recording.player import EpisodeEnv
 from bridge.recording.reader import RecordedEpisode, read_folder
 from bridge.recording.replay import verify, verify_stream
+
+DEADLINE = 60.0
 
 
 def env_of(kind: Any) -> Any:
@@ -65,7 +65,6 @@ def parents(episodes: list[RecordedEpisode]) -> list[tuple[str, int | None, int 
 def test_a_restored_episode_is_a_branch_that_knows_its_parent(
     tmp_path: Path, kind: Any, isolation: Any, observations: bool
 ) -> None:
-    assert bridge.states.__doc__, "without the folder, this file goes too"
     with (
         serve_gym(kind, record=Recording(tmp_path, observations=observations), isolation=isolation) as server,
         closing(make_remote(server.url, timeout=DEADLINE)) as env,

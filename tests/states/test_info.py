@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import bridge.states
 from bridge import serve_gym
 from bridge.cli import main
 from tests.states_envs import REFUSED, Walk
@@ -26,7 +25,6 @@ from tests.support import stable_id
     ids=stable_id,
 )
 def test_info_says_which_way_a_server_would_save(capsys: Any, kind: Any, given: dict[str, Any], told: str) -> None:
-    assert bridge.states.__doc__, "without the folder, this file goes too"
     with serve_gym(kind, **given) as server:
         assert main(["info", server.url]) == 0
         (line,) = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("states")]

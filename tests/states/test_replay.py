@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -13,20 +14,12 @@ from gymnasium.wrappers import FrameStackObservation, NormalizeObservation, Reco
 
 from bridge import States, make_remote, make_vec_remote, serve_gym
 from bridge.errors import Code, RefusedError
-from bridge.states.check import examine_replay
+from tests.states.right_or_refused import examine_replay
 from tests.states_envs import GlobalGoal, KeepsClosure, KeepsFile, KeepsIterator, KeepsLock, Walk
 from tests.support import assert_identical, stable_id
 
 DEADLINE = 120.0
 STEPS = 100
-
-
-@contextlib.contextmanager
-def closing(env: Any) -> Iterator[Any]:
-    try:
-        yield env
-    finally:
-        env.close()
 
 
 def box2d(name: str) -> Callable[..., gymnasium.Env[Any, Any]]:

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium.wrappers import FrameStackObservation, NormalizeObservation, RecordEpisodeStatistics, TimeLimit
 
-import bridge.states
 from bridge import Auth, MessageForm, SavedState, States, make_remote, make_vec_remote, serve_gym
 from bridge.core.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RefusedError, SettingError
 from bridge.testing import Inspector
-from tests.states_envs import REFUSED, Walk
+from tests.states_envs import REFUSED, Walk, wrapped
 from tests.support import assert_identical, stable_id
 
 DEADLINE = 60.0
 STEPS = 100
-
-
-@contextlib.contextmanager
-def closing(env: Any) -> Iterator[Any]:
-    try:
-        yield env
-    finally:
-        env.close()
-
-
-def wrapped() -> gymnasium.Env[Any, Any]:
-    """CartPole under wrappers that have states of their own."""
-    env: Any = TimeLimit(gymnasium.make("CartPole-v1"), 30)
-    return NormalizeObservation(RecordEpisodeStatistics(FrameStackObservation(env, 4)))
 
 
 def timeless(result: Any) -> Any:
@@ -87,7 +69,6 @@ def test_a_remote_environment_goes_on_from_its_state(kind: Any, isolation: Any) 
 
 
 def test_a_state_one_step_before_the_end_ends_again() -> None:
-    assert bridge.states.__doc__, "without the folder, this file goes too"
     with serve_gym("CartPole-v1") as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
         env.reset(seed=0)
         states, ended = [env.save_state()], False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -9,13 +10,13 @@ import numpy as np
 import pytest
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
-import bridge.states
 from bridge import make_vec_remote, serve_gym
 from bridge.errors import MissingAttributeError, SettingError
 from bridge.wrappers import ActionHistory, BlockingReset, Throttle
-from tests.states.test_states import DEADLINE, closing
 from tests.states_envs import Walk
 from tests.support import assert_identical
+
+DEADLINE = 60.0
 
 
 def forked(url: str, *, lanes: bool, mode: str) -> list[Any]:
@@ -40,7 +41,6 @@ def without_times(result: Any) -> Any:
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_lanes_and_worlds_of_blocking_slots_give_the_same(mode: str) -> None:
-    assert bridge.states.__doc__, "without the folder, this file goes too"
     with serve_gym("FrozenLake-v1") as server:
         lanes = forked(server.url, lanes=True, mode=mode)
         worlds = forked(server.url, lanes=False, mode=mode)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +88,6 @@ def teleport(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     yield importlib.import_module("bridge_teleport")
     sys.modules.pop("bridge_teleport", None)
-
-
-@contextlib.contextmanager
-def closing(env: Any) -> Iterator[Any]:
-    try:
-        yield env
-    finally:
-        env.close()
 
 
 def local_from(state: Any, actions: list[int]) -> list[Any]:
