@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import secrets
 import ssl
 import struct
 import time
@@ -22,7 +23,7 @@ from bridge.core.transport.frames import PREFACE, pack_frame
 from bridge.core.transport.service import METHOD, SERVICE
 from bridge.core.transport.websocket import PATH as WS_PATH
 from bridge.core.transport.websocket import SUBPROTOCOL, token_subprotocol
-from bridge.pb import bridge_pb2, properties_pb2
+from bridge.pb import bridge_pb2, properties_pb2, states_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import Inspector
 
@@ -299,6 +300,32 @@ def _reset_with(options: bridge_pb2.Value) -> bytes:
     return bytes(pb.EnvironmentRequest(reset=pb.ResetRequest(settings={"options": tensor})).SerializeToString())
 
 
+def _of_states(request: states_pb2.StatesRequest) -> bytes:
+    wrapped = bridge_pb2.PlacingRequest(request=request.SerializeToString())
+    sent = pb.EnvironmentRequest().extension
+    sent.type_url = "type.googleapis.com/gymnasium_bridge.StatesRequest"
+    sent.value = wrapped.SerializeToString()
+    return bytes(pb.EnvironmentRequest(extension=sent).SerializeToString())
+
+
+def save() -> bytes:
+    """Return a request that saves the state of the environment."""
+    return _of_states(states_pb2.StatesRequest(save=states_pb2.SaveStates(lanes=[0])))
+
+
+def guess() -> bytes:
+    """Return a request that restores a state by an identifier that nobody has; another one each time."""
+    branch = states_pb2.RestoreStates.Branch(state=f"{secrets.token_hex(8)}.{secrets.token_urlsafe(24)}", lane=0)
+    return _of_states(states_pb2.StatesRequest(restore=states_pb2.RestoreStates(branches=[branch])))
+
+
+@functools.lru_cache
+def long_guess() -> bytes:
+    """Return a request of 4 MB that restores 4,000 states by identifiers of 1 kB."""
+    branches = [states_pb2.RestoreStates.Branch(state=f"{lane:01000}", lane=lane) for lane in range(4000)]
+    return _of_states(states_pb2.StatesRequest(restore=states_pb2.RestoreStates(branches=branches)))
+
+
 @functools.lru_cache
 def client_hello() -> bytes:
     """Return the first message of a TLS handshake."""
@@ -324,6 +351,8 @@ class Attack:
     """Connections at a time; with `held`, each attacker has that many."""
     held: int = 0
     """Connections that each attacker keeps open, once each has sent one piece; 0: it sends over one until the end."""
+    begins: bool = False
+    """True if it resets that world first."""
     request: Callable[[], bytes] | None = None
     """A request for a world of the attacker's own, sent again and again once it was answered; None: `pieces` is it."""
     learn: Callable[[int], Any] | None = None
@@ -383,4 +412,7 @@ ATTACKS: dict[str, Attack] = {
     "properties without end": Attack(properties),
     "options with a million keys": Attack(_none, request=million_keys, large=True),
     "nested options": Attack(_none, request=nested_values),
+    "states saved without end": Attack(_none, request=save, begins=True),
+    "states guessed": Attack(_none, request=guess, begins=True),
+    "4,000 long guesses of states": Attack(_none, request=long_guess, begins=True, large=True),
 }

@@ -147,9 +147,12 @@ def with_requests(kind: Attack, learned: list[Any], target: Target, rate: float,
                     join = pb.JoinWorldRequest(world_name=response.create_world.world_name)
                     queue.put(pb.EnvironmentRequest(join_world=join).SerializeToString())
                     continue
+                if response.WhichOneof("payload") == "join_world" and kind.begins:
+                    queue.put(pb.EnvironmentRequest(reset=pb.ResetRequest()).SerializeToString())
+                    continue
                 if stop.wait(max(0.0, due - time.monotonic())):
                     break
-                queue.put(data)
+                queue.put(kind.request() if kind.request is not None else data)
                 due += pause
             call.cancel()
 

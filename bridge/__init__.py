@@ -2,23 +2,21 @@
 
 from typing import TYPE_CHECKING
 
-from bridge.core.extras import has_feature, is_installed
-from bridge.core.lazy import lazy_names
-from bridge.core.provided import provide
+from bridge.core.extras import has_feature, is_installed, lazy_names, provide
 from bridge.registration import register_remote
 
 if TYPE_CHECKING:
     from bridge.core.adapters.timed import TimeAction
-    from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, FileDirectory
+    from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, FileDirectory, Scheme
     from bridge.core.client.envs.env import RemoteEnv
     from bridge.core.client.envs.parallel_env import RemoteParallelEnv, make_parallel_remote
     from bridge.core.client.envs.vector_env import RemoteVectorEnv
     from bridge.core.client.messages import MessageReply, MessageTarget
-    from bridge.core.client.schemes import Scheme
     from bridge.core.client.slots.slot import SlotState
-    from bridge.core.encoding.message_form import MessageForm
+    from bridge.core.encoding.message_form import MessageForm, Origin
+    from bridge.core.encoding.properties import Property
     from bridge.core.encoding.space_json import register_space
-    from bridge.core.server.auth import Auth
+    from bridge.core.server.auth import Auth, Gate
     from bridge.core.server.calls import ServedSession
     from bridge.core.server.http11 import HttpAnswer, HttpRequest
     from bridge.core.server.port import (
@@ -27,21 +25,22 @@ if TYPE_CHECKING:
         Conversation,
         Port,
         PortProtocol,
+        PortSession,
         Route,
         SessionRoute,
     )
     from bridge.core.transport.credentials import TLS, ClientCredentials
     from bridge.core.worlds.environment import Transition
-    from bridge.core.worlds.messages import AskedMessage, MessageHandler, MessagePart, SessionMessage
-    from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
+    from bridge.core.worlds.messages import AskedMessage, MessageHandler, MessagePart, SessionMessage, Stage
+    from bridge.core.worlds.observers import Background, Episode, Episodes, Listener, Observer
     from bridge.core.worlds.realtime_options import RealTime
-    from bridge.core.worlds.turns import Decision, Turn, TurnPacer
+    from bridge.core.worlds.scheduling import Scheduler
+    from bridge.core.worlds.turn_pacer import Decision, Turn, TurnPacer
     from bridge.facade.blocking import serve
-    from bridge.facade.limits import Limits
     from bridge.facade.make import make_remote, make_vec_remote
     from bridge.facade.serve import serve_gym
     from bridge.facade.serve_parallel import serve_parallel
-    from bridge.facade.server import Server
+    from bridge.facade.server import Limits, Server
     from bridge.recording.record import Recording
     from bridge.recording.recorder import Recorder
     from bridge.states.bounds import States
@@ -54,6 +53,7 @@ __all__ = [
     "Admitted",
     "AskedMessage",
     "Auth",
+    "Background",
     "ClientCredentials",
     "ConnectionHandler",
     "Conversation",
@@ -64,6 +64,7 @@ __all__ = [
     "Episode",
     "Episodes",
     "FileDirectory",
+    "Gate",
     "HttpAnswer",
     "HttpRequest",
     "Limits",
@@ -74,8 +75,11 @@ __all__ = [
     "MessageReply",
     "MessageTarget",
     "Observer",
+    "Origin",
     "Port",
     "PortProtocol",
+    "PortSession",
+    "Property",
     "RealTime",
     "Recorder",
     "Recording",
@@ -84,12 +88,14 @@ __all__ = [
     "RemoteVectorEnv",
     "Route",
     "SavedState",
+    "Scheduler",
     "Scheme",
     "ServedSession",
     "Server",
     "SessionMessage",
     "SessionRoute",
     "SlotState",
+    "Stage",
     "States",
     "TimeAction",
     "Transition",
@@ -123,11 +129,12 @@ provide(
     server="bridge.facade.server:Server",
     groups="bridge.facade.options:GROUPS",
     make_vec_remote="bridge.facade.make:make_vec_remote",
-    other_schemes="bridge.facade.schemes:other_schemes",
+    other_schemes="bridge.facade.make:other_schemes",
     gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
     environment_properties="bridge.facade.environment_properties:ENVIRONMENT_PROPERTIES",
     as_policy="bridge.facade.policies:as_policy",
     client_methods="bridge.facade.client_methods:CLIENT_METHODS",
+    reseed="bridge.states.reseed:reseed",
 )
 
 # Each is imported when it is first asked for: the command line starts fast, and some need an extra.
@@ -135,19 +142,21 @@ _PLACES = {
     "AskedMessage": "bridge.core.worlds.messages",
     "Admitted": "bridge.core.server.port",
     "Auth": "bridge.core.server.auth",
+    "Background": "bridge.core.worlds.observers",
     "ClientCredentials": "bridge.core.transport.credentials",
     "ConnectionHandler": "bridge.core.server.port",
     "Conversation": "bridge.core.server.port",
-    "Decision": "bridge.core.worlds.turns",
+    "Decision": "bridge.core.worlds.turn_pacer",
     "Directory": "bridge.core.client.endpoints",
     "DnsDirectory": "bridge.core.client.endpoints",
     "Endpoint": "bridge.core.client.endpoints",
     "Episode": "bridge.core.worlds.observers",
     "Episodes": "bridge.core.worlds.observers",
     "FileDirectory": "bridge.core.client.endpoints",
+    "Gate": "bridge.core.server.auth",
     "HttpAnswer": "bridge.core.server.http11",
     "HttpRequest": "bridge.core.server.http11",
-    "Limits": "bridge.facade.limits",
+    "Limits": "bridge.facade.server",
     "Listener": "bridge.core.worlds.observers",
     "SessionMessage": "bridge.core.worlds.messages",
     "MessageForm": "bridge.core.encoding.message_form",
@@ -156,12 +165,15 @@ _PLACES = {
     "MessageReply": "bridge.core.client.messages",
     "MessageTarget": "bridge.core.client.messages",
     "Observer": "bridge.core.worlds.observers",
+    "Origin": "bridge.core.encoding.message_form",
     "Port": "bridge.core.server.port",
     "PortProtocol": "bridge.core.server.port",
+    "PortSession": "bridge.core.server.port",
+    "Property": "bridge.core.encoding.properties",
     "RealTime": "bridge.core.worlds.realtime_options",
     "Transition": "bridge.core.worlds.environment",
-    "Turn": "bridge.core.worlds.turns",
-    "TurnPacer": "bridge.core.worlds.turns",
+    "Turn": "bridge.core.worlds.turn_pacer",
+    "TurnPacer": "bridge.core.worlds.turn_pacer",
     "Recorder": "bridge.recording.recorder",
     "Recording": "bridge.recording.record",
     "SavedState": "bridge.states.saved",
@@ -169,10 +181,12 @@ _PLACES = {
     "RemoteParallelEnv": "bridge.core.client.envs.parallel_env",
     "RemoteVectorEnv": "bridge.core.client.envs.vector_env",
     "Route": "bridge.core.server.port",
-    "Scheme": "bridge.core.client.schemes",
+    "Scheduler": "bridge.core.worlds.scheduling",
+    "Scheme": "bridge.core.client.endpoints",
     "ServedSession": "bridge.core.server.calls",
     "Server": "bridge.facade.server",
     "SessionRoute": "bridge.core.server.port",
+    "Stage": "bridge.core.worlds.messages",
     "SlotState": "bridge.core.client.slots.slot",
     "States": "bridge.states.bounds",
     "TLS": "bridge.core.transport.credentials",

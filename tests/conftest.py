@@ -14,6 +14,8 @@ from typing import Any
 import hypothesis
 import pytest
 
+from bridge.core.transport.credentials import TOKEN_VARIABLE
+
 # A busy machine is slow, and that is no failure.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
@@ -24,6 +26,8 @@ os.environ.setdefault("MUJOCO_GL", "egl")
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")
 # Public clients run in this process, and some tests fork it: gRPC would start its threads anew there, which crashes.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+# A token of the user's shell is none of the tests'.
+os.environ.pop(TOKEN_VARIABLE, None)
 # Shells start background jobs with SIGINT ignored, and so would all programs be that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import queue
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -15,8 +14,8 @@ import pytest
 
 from bridge import RealTime
 from bridge.core.client.wire.poller import Poller, PollerTimer
-from bridge.core.client.world.events import Event, Joined
 from bridge.core.client.world.remote import Delivery, Remote
+from bridge.core.client.world.session_states import Event, Joined
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.errors import ConnectionLostError
 from bridge.testing import Conditions, Duplex, VirtualClock
@@ -232,11 +231,8 @@ class FarNetwork:
 
     def take(self) -> None:
         """Take what the streams have brought, as a call of the client does."""
-        while True:
-            try:
-                remote, number, what, arrived = self.poller.get(0.0)
-            except queue.Empty:
-                return
+        while self.poller.items:  # where there are none, `get` would look for sockets
+            remote, number, what, arrived = self.poller.get(0.0)
             event = remote.receive(number, what, arrived)
             if event is not None:
                 self.answers.append(event)

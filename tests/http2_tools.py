@@ -11,6 +11,8 @@ import h2.events
 import h2.settings
 
 from bridge.core.encoding.tensors import pack_tensor
+from bridge.core.transport.messages import MessageReader as MessageReader
+from bridge.core.transport.messages import pack_prefix as pack_prefix
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 PATH = "/dm_env_rpc.v1.Environment/Process"

@@ -3,7 +3,8 @@
 A fresh interpreter takes half a second of processor time until it serves; a forked one a tenth of that. The process is
 its own in every way that a server's tests look at: its main thread, its signals, its files, its end.
 
-One process of the tests starts one such parent, with the first program; it ends with the process of the tests.
+One process of the tests starts one such parent, with the first program; it ends with the process of the tests. Tests of
+what this package imports have another one, a bare one, that has imported other packages alone.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 import types
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,30 +35,47 @@ AVAILABLE = hasattr(os, "fork") and hasattr(socket, "send_fds")
 """False where processes cannot be forked: programs are started anew there."""
 MODULES = (
     "bridge.cli.serve",
-    "bridge.core.client.make",
+    "bridge.facade.make",
     "bridge.facade.serve",
     "bridge.testing",
     "gymnasium.envs.classic_control.cartpole",
     "tests.planned_env",
     "tests.thread_envs",
 )
+BARE_MODULES = ("gymnasium", "gymnasium.envs.classic_control.cartpole", "google.protobuf.descriptor_pb2")
+"""What the bare parent imports: packages that nobody does without."""
 
 
 class Program:
     """A program that a forked process runs; it has the part of `subprocess.Popen` that tests use.
 
     Args:
-        arguments: `-c` and a script, or `-m` and a module; then what `sys.argv` has after its first item.
+        arguments: `-c` and a script, `-m` and a module, or a file; before it may stand `-W error` or `-W ignore`, and
+            after it what `sys.argv` has after its first item.
         pipe: Give it a pipe as its standard input, `stdin`; otherwise it has none.
         session: Run it in a session of its own.
         cwd: Its folder; None: that of the tests.
+        env: Its environment variables; None: those of the tests.
+        stdout: The file descriptor of its standard output; None: a pipe, which `stdout` reads.
+        stderr: The file descriptor of its standard error; None: that of the tests.
+        bare: Fork it from a process that has not imported this package.
     """
 
-    def __init__(self, *arguments: str, pipe: bool = False, session: bool = False, cwd: Path | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        pipe: bool = False,
+        session: bool = False,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+        bare: bool = False,
+    ) -> None:
         self.returncode: int | None = None
         self._answers, theirs = socket.socketpair()
         files = [theirs.fileno()]
-        read, written = os.pipe()
+        read, written = os.pipe() if stdout is None else (os.open(os.devnull, os.O_RDONLY), os.dup(stdout))
         self.stdout = open(read, encoding="locale")  # noqa: SIM115 - `subprocess.Popen` leaves it open, too
         self.stdin: io.TextIOWrapper | None = None
         if pipe:
@@ -62,12 +84,17 @@ class Program:
         else:
             source = os.open(os.devnull, os.O_RDONLY)
         try:
-            socket.send_fds(_parent(), [b"\n"], [*files, source, written, 2])
+            socket.send_fds(_parent(bare), [b"\n"], [*files, source, written, 2 if stderr is None else stderr])
         finally:
             theirs.close()
             os.close(source)
             os.close(written)
-        wanted = {"arguments": arguments, "session": session, "cwd": str(cwd or Path.cwd()), "env": dict(os.environ)}
+        wanted = {
+            "arguments": arguments,
+            "session": session,
+            "cwd": str(cwd or Path.cwd()),
+            "env": dict(env or os.environ),
+        }
         self._answers.sendall(f"{json.dumps(wanted)}\n".encode())
         self.pid = self._read()
 
@@ -79,6 +106,16 @@ class Program:
                 raise RuntimeError("the parent of forked programs has ended")
             line += part
         return int(line)
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+        self.wait(30)
+        if self.stdin is not None:
+            self.stdin.close()
+        self.stdout.close()
 
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs."""
@@ -108,12 +145,64 @@ class Program:
         self.send_signal(signal.SIGKILL)
 
 
+def run(
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60.0,
+    typed: str = "",
+    bare: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and return what it printed; as `subprocess.run`.
+
+    Args:
+        arguments: As of `Program`.
+        cwd: Its folder; None: that of the tests.
+        env: Its environment variables; None: those of the tests.
+        timeout: Seconds until it must have ended.
+        typed: What it reads from its standard input, which ends after it.
+        bare: True if what matters is what it imports: it has imported nothing of this package yet.
+    """
+    words = [str(word) for word in arguments]
+    if not AVAILABLE:
+        return subprocess.run(
+            [sys.executable, *words],
+            input=typed,
+            cwd=cwd,
+            env=env,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    with tempfile.TemporaryFile("w+") as errors:
+        with Program(*words, cwd=cwd, env=env, pipe=bool(typed), stderr=errors.fileno(), bare=bare) as program:
+            if program.stdin is not None:
+                with program.stdin:
+                    program.stdin.write(typed)  # less than a pipe holds
+            printed = _read_all(program.stdout, timeout)
+            code = program.wait(timeout)
+        errors.seek(0)
+        return subprocess.CompletedProcess(words, code, printed, errors.read())
+
+
+def _read_all(file: io.TextIOWrapper, timeout: float) -> str:
+    """Read what a program prints until its end; raises subprocess.TimeoutExpired where that takes too long."""
+    printed, deadline = b"", time.monotonic() + timeout
+    while select.select([file], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = os.read(file.fileno(), 65536)
+        if not part:
+            return printed.decode()
+        printed += part
+    raise subprocess.TimeoutExpired("a forked program", timeout, printed)
+
+
 @functools.cache
-def _parent() -> socket.socket:
+def _parent(bare: bool) -> socket.socket:
     """Start the process that forks; return the socket to it."""
     mine, theirs = socket.socketpair()
     process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "tests.preloaded", str(theirs.fileno())],
+        [sys.executable, "-u", "-m", "tests.preloaded", str(theirs.fileno()), *["bare"] * bare],
         stdin=subprocess.DEVNULL,
         pass_fds=[theirs.fileno()],
         cwd=Path(__file__).parent.parent,
@@ -129,11 +218,14 @@ def _parent() -> socket.socket:
     return mine
 
 
-def _serve(control: socket.socket) -> dict[str, Any] | None:
+def _serve(control: socket.socket, modules: tuple[str, ...]) -> dict[str, Any] | None:
     """Fork for each request; return what to run in a forked process, and None at the end of all."""
-    for name in MODULES:
-        with contextlib.suppress(ImportError):  # the core tests have not all packages
+    for name in modules:
+        try:
             importlib.import_module(name)
+        except ImportError as error:  # the core tests have not all packages
+            if (error.name or "").startswith(("bridge", "tests")):
+                raise  # it has another name now: without it, each program would import it anew
     gc.collect()
     gc.freeze()  # a collection in a forked process would copy all of it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the keepers of programs end by themselves
@@ -183,17 +275,28 @@ def _run(arguments: list[str], session: bool, cwd: str, env: dict[str, str]) -> 
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
-    kind, what, *rest = arguments
+    if arguments[0] == "-W":
+        sys.warnoptions.append(arguments[1])  # for the processes that it starts
+        warnings.simplefilter("error" if arguments[1] == "error" else "ignore")
+        arguments = arguments[2:]
+    kind, *rest = arguments
     if kind == "-m":
-        sys.argv = ["-m", *rest]
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        sys.argv = ["-m", *rest[1:]]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
         return
-    sys.argv = ["-c", *rest]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
-    exec(compile(what, "<string>", "exec"), main.__dict__)
+    if kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        code, name = rest[0], "<string>"
+    else:
+        sys.argv = [kind, *rest]
+        sys.path[0] = str(Path(kind).resolve().parent)
+        code, name = Path(kind).read_text(encoding="utf-8"), kind
+        main.__file__ = str(Path(kind).resolve())
+    exec(compile(code, name, "exec"), main.__dict__)
 
 
 if __name__ == "__main__":
-    found = _serve(socket.socket(fileno=int(sys.argv[1])))
+    found = _serve(socket.socket(fileno=int(sys.argv[1])), BARE_MODULES if "bare" in sys.argv[2:] else MODULES)
     if found is not None:
         _run(**found)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +10,8 @@ import pytest
 
 from bridge import RealTime
 from bridge.core.client.wire.poller import Poller
-from bridge.core.client.world.events import Event, Joined
 from bridge.core.client.world.remote import Delivery, Remote
+from bridge.core.client.world.session_states import Event, Joined
 from bridge.core.client.world.step_reader import Batch
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.worlds.world import EnvWorld
@@ -25,7 +24,7 @@ from tests.support import direct_registry, direct_session, gym_source, layout_of
 def instead_of_calls(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
     """Have remotes get what `call` makes from no connection, a URL and where to deliver, in place of calls."""
     for name, value in (("connection_to", lambda *args, **keywords: None), ("ClientCall", call)):
-        monkeypatch.setattr(f"bridge.core.client.wire.connect.{name}", value)
+        monkeypatch.setattr(f"bridge.core.client.wire.connection.{name}", value)
 
 
 class Network:
@@ -109,11 +108,8 @@ class Network:
                 self.duplex.b.send(now, self.session.handle(request))
             for response in self.duplex.a.receive(now):
                 self._deliver(response)
-            while True:
-                try:
-                    remote, number, what, arrived = self.poller.get(0.0)
-                except queue.Empty:
-                    break
+            while self.poller.items:  # where there are none, `get` would look for sockets
+                remote, number, what, arrived = self.poller.get(0.0)
                 answer = remote.receive(number, what, arrived)
                 if answer is not None:
                     self.answers.append(answer)

@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import EzPickle
+from gymnasium.wrappers import FrameStackObservation, NormalizeObservation, RecordEpisodeStatistics, TimeLimit
 
 GENERATOR = np.random.default_rng(0)
 TABLE = {"a": [1, 2, 3]}
@@ -360,3 +361,9 @@ REFUSED = [
     *(ClassCount, ClassList, ModuleTable, ModuleCount, KeepsFile, KeepsLock, KeepsIterator, KeepsWeakly, KeepsClosure),
     *(KeepsSet, Foreign),
 ]
+
+
+def wrapped() -> gymnasium.Env[Any, Any]:
+    """CartPole under wrappers that have states of their own."""
+    env: Any = TimeLimit(gymnasium.make("CartPole-v1"), 30)
+    return NormalizeObservation(RecordEpisodeStatistics(FrameStackObservation(env, 4)))

@@ -16,6 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -30,7 +31,7 @@ from bridge.core.gymnasium_versions import dict_space, discrete_space
 from bridge.core.server.registry import Registry
 from bridge.core.server.session import Session
 from bridge.core.worlds.base import Agent, World
-from bridge.core.worlds.isolation import CALL_TIMEOUT, Isolation
+from bridge.core.worlds.environment import CALL_TIMEOUT, Isolation
 from bridge.core.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.scheduling import PendingResult
@@ -38,6 +39,7 @@ from bridge.core.worlds.sources.parallel_source import ParallelSource
 from bridge.core.worlds.sources.source import EnvSource
 from bridge.testing import Inspector, LocalRuntime
 from tests.inside import registry_of
+from tests.places import ROOT
 from tests.preloaded import AVAILABLE, Program
 
 everywhere = pytest.mark.parametrize("isolation", [None, "process"], indirect=True, ids=["here", "isolated"])
@@ -397,6 +399,23 @@ def stable_id(value: Any) -> str:
     if isinstance(value, (set, frozenset)):
         return f"{{{', '.join(sorted(map(stable_id, value)))}}}"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def check_types(*files: Path) -> None:
+    """Hold files that use this package to mypy's strict checks.
+
+    With the settings of `make check`, and with what it has kept of this package: else mypy would read all of that.
+    """
+    pytest.importorskip("mypy")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", *files],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def play_vector(envs: Any, steps: int, seed: int) -> None:

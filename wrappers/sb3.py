@@ -10,9 +10,10 @@ from typing import Any, Literal, cast
 import numpy as np
 from gymnasium import Space, spaces
 from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import iterate
 from stable_baselines3.common.vec_env import VecEnv
 
-from bridge.core.client.attributes import OwnAttributes
+from bridge.core.client.attributes import OwnAttributes, added_method
 from bridge.core.client.envs.vector_env import RemoteVectorEnv
 from bridge.core.encoding.tensors import Array
 from bridge.errors import InvalidActionError, SettingError
@@ -205,9 +206,12 @@ class SB3VecEnv(OwnAttributes, VecEnv):
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
         """Call a public method of the environments in some slots; raises IndexError.
 
-        In a slot that is named twice it is called twice.
+        In a slot that is named twice it is called twice. `save_state` returns a state for each slot, `restore_state` an
+        observation and an info for each; what a wrapper around this has counted or stacked stays as it was.
         """
         slots = self._slots(indices)
+        if (added := added_method(self._envs, method_name)) is not None:
+            return self._by_slot(added(*method_args, slots=slots, **method_kwargs), slots)
         found: list[Any] = [None] * len(slots)
         waiting = list(range(len(slots)))
         while waiting:
@@ -218,6 +222,16 @@ class SB3VecEnv(OwnAttributes, VecEnv):
                 found[position] = result
             waiting = [position for position in waiting if first[slots[position]] != position]
         return found
+
+    def _by_slot(self, found: Any, slots: list[int]) -> list[Any]:
+        """Return what a method that a feature adds to vector environments gave, as one item for each slot."""
+        if not isinstance(found, tuple):
+            return list(found) if isinstance(found, list) else [found] * len(slots)
+        # As a reset: slots are in episodes that go on from elsewhere.
+        observations, infos = list(iterate(self._envs.observation_space, found[0])), found[1]
+        for slot in slots:
+            self.reset_infos[slot] = _info_of(infos, slot)
+        return [(observations[slot], self.reset_infos[slot]) for slot in slots]
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
         """Tell whether the environments, where they run, are in a wrapper of this class; raises IndexError."""
@@ -233,6 +247,16 @@ class SB3VecEnv(OwnAttributes, VecEnv):
             warnings.warn(f"expected the render mode rgb_array for images, got {self.render_mode}", stacklevel=2)
             return [None] * self.num_envs
         return list(self._remote.render())
+
+
+def _info_of(infos: Mapping[str, Any], slot: int) -> dict[str, Any]:
+    """Return a slot's own info of those that Gymnasium joins as arrays with masks."""
+    found: dict[str, Any] = {}
+    for key, value in infos.items():
+        mask = infos.get(f"_{key}")
+        if mask is not None and mask[slot]:
+            found[key] = _info_of(value, slot) if isinstance(value, Mapping) else value[slot]
+    return found
 
 
 def _batch(space: Space[Any], actions: list[Any]) -> Any:

@@ -8,12 +8,13 @@ import json
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from bridge.cli.hints import connecting_lines, naming_url
 from bridge.cli.program import OK, add_wait_option, positive, say
+from bridge.core.back_off import until_up
 from bridge.core.client.world.inspector import Inspector
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.encoding.properties import read_encoded
@@ -21,7 +22,6 @@ from bridge.core.encoding.space_json import space_from_json
 from bridge.core.encoding.space_specs import space_from_specs
 from bridge.core.encoding.tensors import Spec, unpack_tensor
 from bridge.core.extras import feature
-from bridge.core.server_wait import until_up
 from bridge.core.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.errors import Code, ConnectionLostError, PeerError, RefusedError, TensorError, shown_url
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -39,9 +39,13 @@ _EPILOG = """examples:
 It creates a world, joins it, steps nothing, and destroys it.
 """
 _SIGNALS = ("reward", "discount")
+_CHECK_TIMEOUT = 120.0
+"""Seconds that a first save may take."""
 _KEYS = frozenset(
-    {f"server.{key}" for key in ("environments", "web", "worlds", "lanes", "limits.max_worlds")}
+    {"server.messages"}
+    | {f"server.{key}" for key in ("environments", "web", "worlds", "lanes", "limits.max_worlds")}
     | {f"world.{key}" for key in ("env_id", "num_envs", "observation_space", "action_space", "agent", "agents")}
+    | {"world.states"}
 )
 """The properties of which the short form is made."""
 
@@ -63,6 +67,11 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--timeout", type=positive, default=10.0, metavar="S", help="seconds to wait for each answer (default: 10)"
+    )
+    parser.add_argument(
+        "--check-states",
+        action="store_true",
+        help="reset the environment and save its state, which has its kind checked: some seconds for the first one",
     )
     parser.add_argument("--all", action="store_true", help="show the specs and all properties too, limits among them")
     add_wait_option(parser)
@@ -103,6 +112,11 @@ def _run(arguments: argparse.Namespace, url: str, credentials: ClientCredentials
                 properties = _properties(inspector, keys)
         with _reading(url):
             kind = _print_world(specs, properties, version)
+            states = _states(properties) if version is not None else ""
+        if states and arguments.check_states and not request.address.dialed:
+            states = _checked_states(arguments, url)
+        if states:
+            _row("states", states)
         shown = [request.address.url]
         if request.address.dialed:
             shown, kind = [arguments.url], "dialed"
@@ -214,6 +228,34 @@ def _print_world(specs: pb.ActionObservationSpecs, properties: Properties, versi
     if version is None:
         _row("", "spaces made of the specs: bounded integers are Discrete, other numbers Box, strings Text")
     return kind
+
+
+def _states(properties: Properties) -> str:
+    """Say how the server would save a state of the environment, by what it knows without trying it."""
+    if "states" not in properties.get("server.messages", (None, ""))[1].split():
+        return "none: the server takes no message of states"
+    if _overview(properties).get("realtime"):
+        return "none: in real time"
+    way = properties["world.states"][1] if "world.states" in properties else "none: the server does not say"
+    return way if way.startswith("none: ") else f"saved by {way}, as far as a look shows; --check-states tries it"
+
+
+def _checked_states(arguments: argparse.Namespace, url: str) -> str:
+    """Save a state of a world of its own; say how it was saved, or why it was not."""
+    from bridge.facade.make import make_vec_remote
+
+    # A server checks a kind of environment in a process of its own, within a minute.
+    timeout = max(arguments.timeout, _CHECK_TIMEOUT)
+    envs = make_vec_remote(url, timeout=timeout, blocking=True, **credential_keywords(arguments))
+    try:
+        envs.reset(seed=0)
+        (state,) = cast(Any, envs).save_state(slots=[0])
+        state.release()
+    except RefusedError as error:
+        return f"none: {error.reason}"
+    finally:
+        envs.close()
+    return f"saved by {state.how}, checked; {state.bytes} bytes each"
 
 
 def _title(texts: Mapping[str, str], agents: Sequence[str], lanes: int) -> str:

@@ -51,7 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
         for episode in episodes:
             say(json.dumps(facts_of(episode)))
     else:
-        for line in table([_HEAD, *(_row(episode) for episode in episodes)], _NUMBERS):
+        rows = [_HEAD, *(_row(episode) for episode in episodes)]
+        if any(episode.parent is not None for episode in episodes):
+            parents = ("branch of", *("" if one.parent is None else str(one.parent) for one in episodes))
+            rows = [(*row[:-1], parent, row[-1]) for row, parent in zip(rows, parents, strict=True)]
+        for line in table(rows, _NUMBERS):
             say(line)
         steps = sum(episode.length for episode in episodes)
         say(f"{len(episodes)} episodes, {steps} steps")
@@ -73,6 +77,7 @@ def facts_of(episode: RecordedEpisode) -> dict[str, Any]:
         "return": episode.total,
         "end": episode.end,
         "seed": episode.seed,
+        "parent": None if episode.parent is None else episode.parent.facts(),
         "players": episode.players,
         "incomplete": episode.incomplete,
         "observations": episode.stream.has_observations,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.core.client.schemes import Scheme
+from bridge.core.client.endpoints import Scheme
 from bridge.dial.listener import ListeningVectorEnv
 from bridge.errors import SettingError
 

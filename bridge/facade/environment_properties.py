@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.core.extras import has_feature
-from bridge.core.worlds.env_properties import EnvironmentProperty
+from bridge.core.worlds.environment import EnvironmentProperty
 
 __all__ = ["ENVIRONMENT_PROPERTIES"]
 
@@ -22,9 +22,23 @@ def _controls_of_agent(name: str, space: Any) -> str:
     return controls_of_space(space, names=known_agent_names(name, space))
 
 
-ENVIRONMENT_PROPERTIES = (
-    (EnvironmentProperty("controls", "what keys do for a person, as JSON", _controls, _controls_of_agent),)
-    if has_feature("web")
-    else ()
-)
+def _way(env: Any) -> str:
+    from bridge.states.way import way_of
+
+    return way_of(env)
+
+
+def _way_of_agent(name: str, space: Any) -> str:
+    from bridge.states.way import way_of_agent
+
+    return way_of_agent(name, space)
+
+
+_BY_FEATURE = {
+    "web": EnvironmentProperty("controls", "what keys do for a person, as JSON", _controls, _controls_of_agent),
+    "states": EnvironmentProperty(
+        "states", "how its state would be saved, or none and why, by a look at it", _way, _way_of_agent
+    ),
+}
+ENVIRONMENT_PROPERTIES = tuple(item for name, item in _BY_FEATURE.items() if has_feature(name))
 """Each imports its feature once it is read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.core.client.schemes import Scheme
+from bridge.core.client.endpoints import Scheme
 from bridge.openenv.env import OpenEnvEnv
 
 __all__ = ["SCHEME"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.core.client.schemes import Scheme
+from bridge.core.client.endpoints import Scheme
 from bridge.perlert.client import make_perlert_env
 from bridge.perlert.vector import PerlertVectorEnv
 

@@ -29,6 +29,7 @@ __all__ = [
     "name_of_agent",
     "quiet",
     "rate_of",
+    "told_branches",
     "write_film",
 ]
 
@@ -83,7 +84,8 @@ def export_minari(
                 undo.callback(shutil.rmtree, folder, ignore_errors=True)
             _write_dataset(minari, dataset, episodes[0].stream, data, author=author, **more)
             names.append(dataset)
-            say(f"{dataset}: {len(data)} episodes, {sum(len(one.actions) for one in data)} steps")
+            steps = sum(len(one.actions) for one in data)
+            say(f"{dataset}: {len(data)} episodes, {steps} steps{told_branches(data, 'metadata')}")
         undo.pop_all()  # all of them are written
     return names
 
@@ -105,7 +107,7 @@ def _write_dataset(minari: Any, name: str, stream: RecordedStream, data: Sequenc
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".* is (set to )?None")  # an address, a link: what nobody gave
-            minari.create_dataset_from_buffers(
+            dataset = minari.create_dataset_from_buffers(
                 dataset_id=name,
                 buffer=buffers,
                 env=_spec_of(stream),
@@ -116,6 +118,8 @@ def _write_dataset(minari: Any, name: str, stream: RecordedStream, data: Sequenc
                 jpeg_encoding=False,  # which loses colours
                 **more,
             )
+        branches = {number: one.episode.parent for number, one in enumerate(data) if one.episode.parent is not None}
+        dataset.storage.update_episode_metadata([parent.columns() for parent in branches.values()], list(branches))
     # It raises the last two for spaces that it cannot write.
     except (ValueError, TypeError, NotImplementedError) as error:
         raise SettingError(f"Minari does not take the dataset {name!r}: {error}") from error
@@ -149,6 +153,12 @@ def datasets_of(
         if not (data := [one for one in loaded if one.actions]):
             raise RecordingError(f"there is no step{'' if agent is None else f' of {agent}'} in these episodes")
         yield agent, data
+
+
+def told_branches(data: Sequence[EpisodeData], place: str) -> str:
+    """Say how many episodes are branches, and where a dataset has their parents; empty: none is."""
+    count = sum(one.episode.parent is not None for one in data)
+    return f"; {count} of them are branches, whose parent is in the {place} of the episode" if count else ""
 
 
 def name_of_agent(agent: str) -> str:
@@ -217,7 +227,8 @@ def export_mp4(
         rows = observed_rows(episode, env, frames=True, allow_calls=allow_calls)
         write_film(path, (frame() if frame is not None else None for _, _, frame in rows), rate)
         written.append(path)
-        say(f"{path}: {episode.length + 1} frames at {rate:g} a second")
+        branch = "" if episode.parent is None else f"; a branch of {episode.parent}, which a film has no place for"
+        say(f"{path}: {episode.length + 1} frames at {rate:g} a second{branch}")
     return written
 
 

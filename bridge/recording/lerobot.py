@@ -25,7 +25,7 @@ from bridge.core.encoding.tensors import Array
 from bridge.core.extras import imported_from
 from bridge.errors import RecordingError, SettingError
 from bridge.recording.episodes import EpisodeData, has_frames, observed_rows
-from bridge.recording.exports import Said, datasets_of, even, name_of_agent, quiet, rate_of, write_film
+from bridge.recording.exports import Said, datasets_of, even, name_of_agent, quiet, rate_of, told_branches, write_film
 from bridge.recording.reader import RecordedEpisode
 
 with imported_from("recordings need pyarrow", "record"):
@@ -99,7 +99,7 @@ def export_lerobot(
             dataset = _Dataset(path, data, rate_of(episodes[0].stream, fps), task or episodes[0].stream.title)
             dataset.write()
             written.append(path)
-            say(f"{path}: {len(data)} episodes, {dataset.frames} frames")
+            say(f"{path}: {len(data)} episodes, {dataset.frames} frames{told_branches(data, 'row')}")
     except BaseException:  # half a dataset reads as one
         shutil.rmtree(root, ignore_errors=True)
         raise
@@ -188,6 +188,11 @@ class _Dataset:
             length = len(one.actions)
             row: dict[str, Any] = {"episode_index": number, "tasks": [self._task], "length": length,
                                    "dataset_from_index": at, "dataset_to_index": at + length}  # fmt: skip
+            if any(each.episode.parent is not None for each in self._data):
+                parent = one.episode.parent
+                # All columns in each row: of one alone that has none, the table would have no such column.
+                row.update({"parent": None, "parent_step": None, "parent_seed": None})
+                row.update({} if parent is None else parent.columns())
             for part in ("data", "meta/episodes", *(f"videos/{film}" for film in self._films)):
                 row.update({f"{part}/{name}": value for name, value in _FIRST.items()})
             for film in self._films:

@@ -10,9 +10,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from bridge.core.provided import provided
+from bridge.core.extras import provided
 from bridge.core.server.auth import Auth
-from bridge.core.server.server import CoreServer
+from bridge.core.server.core_server import CoreServer
 from bridge.errors import RecordingError, SettingError
 from bridge.recording.episodes import ObservedRows, observed_rows
 from bridge.recording.reader import RecordedEpisode, open_episode
@@ -119,8 +119,8 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
             speed: As the attribute.
 
         Returns:
-            A dict of JSON's kinds: the episode's `episode`, `title`, `players`, `began`, `return` and `length`, and
-            `position`, `paused`, `speed` and `fps`.
+            A dict of JSON's kinds: the episode's `episode`, `title`, `players`, `began`, `return`, `length` and
+            `parent` (None: it is no branch), and `position`, `paused`, `speed` and `fps`.
         """
         if speed is not None:
             self.speed = speed
@@ -136,6 +136,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
             "began": episode.started,
             "return": episode.total if np.isfinite(episode.total) else None,
             "length": self.length,
+            "parent": None if episode.parent is None else episode.parent.facts(),
             "position": self.position,
             "paused": self.paused,
             "speed": self.speed,

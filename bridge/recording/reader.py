@@ -20,8 +20,9 @@ from bridge.core.encoding.spaces import Leaf
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import imported_from
 from bridge.errors import RecordingError, TensorError
+from bridge.recording.branches import Parent, next_origin, parent_of
 from bridge.recording.files import UNREADABLE, Damage, SegmentFile, find_segments, load_segment
-from bridge.recording.rows import FORMAT, AgentColumns, Columns, Kind, is_fixed, of_cell
+from bridge.recording.rows import FORMAT, AgentColumns, BranchPoint, Columns, Kind, is_fixed, of_cell
 
 with imported_from("recordings need pyarrow", "record"):
     import pyarrow as pa
@@ -125,6 +126,13 @@ class RecordedEpisode:
         reset = self.stream.resets.get(self.start)
         return None if reset is None else reset.seeds(self.stream.lanes)[self.lane]
 
+    @functools.cached_property
+    def parent(self) -> Parent | None:
+        """Where it goes on from, if it is a branch of another episode; None: it began with a reset."""
+        points = self.stream.branches.get(self.start)
+        point = None if points is None else points[self.lane]
+        return None if point is None else parent_of(self.stream, point)
+
     @property
     def started(self) -> float:
         """When it began, seconds of the epoch."""
@@ -145,6 +153,7 @@ class RecordedStream:
         columns: Its columns.
         parts: Its segments in order, each with the rows of the index that were read of it.
         damage: What of its files could not be read.
+        siblings: The streams of its folder.
     """
 
     def __init__(
@@ -154,7 +163,9 @@ class RecordedStream:
         columns: Columns,
         parts: Sequence[tuple[SegmentFile, pa.Table]],
         damage: Sequence[Damage],
+        siblings: _Siblings,
     ) -> None:
+        self._siblings = siblings
         self.run, self.number, self.columns, self.damage = run, number, columns, damage
         self.header, self.kind = columns.header, columns.kind
         """`kind`: `env`, `lanes` or `agents`."""
@@ -169,6 +180,8 @@ class RecordedStream:
         self._table = pa.concat_tables([table for _, table in parts])
         self._stops = np.cumsum([len(table) for _, table in parts])
         self._columns: dict[str, Array] = {}
+        self._of_lanes: dict[int, Array] = {}
+        self._lane_known: dict[int, list[tuple[int, BranchPoint | None]]] = {}
         self._held: dict[int, tuple[pa.RecordBatch, dict[str, tuple[Array, Array]]]] = {}
         self.names: list[str] = []
         """Who acted, by the numbers of the column `by`."""
@@ -185,6 +198,9 @@ class RecordedStream:
         self.closed = bool((kinds == Kind.END).any())
         """True if the environment was closed in order."""
         self._discarded: set[int] = set()
+        self.branches: dict[int, list[BranchPoint | None]] = {}
+        """Where environments were put elsewhere, by the numbers of the calls: for each lane where it goes on from,
+        None for one that is where it was."""
         self.resets, self.calls = self._read_events()
         """The resets by the numbers of their calls; and the calls of methods, kind and request, before each."""
 
@@ -218,6 +234,8 @@ class RecordedStream:
                 event = json.loads(events[at].as_py())
                 if kind == Kind.CALL:
                     calls.setdefault(call, []).append((str(event["what"]), base64.b64decode(event["request"])))
+                elif kind == Kind.RESET and "branch" in event:
+                    self.branches[call] = _read_branch(event["branch"], self.lanes)
                 elif kind in (Kind.RESET, Kind.FAILED_RESET):
                     options = values.decode(base64.b64decode(event["options"])) if "options" in event else None
                     resets[call] = Reset(event.get("seed"), options, event.get("mask"), "unknown_options" in event)
@@ -368,13 +386,14 @@ class RecordedStream:
         return "truncated" if self.agents or self.column("truncated")[last].any() else ""
 
     def seeded_call(self, call: int) -> int | None:
-        """Return the newest call up to this one that reset all lanes with a seed; None: there is none.
+        """Return the newest call up to this one from which on the state of all lanes is known; None: there is none.
 
-        Calls that are missing after it make it worthless, and it is None then.
+        That is a reset of all lanes with a seed, or one that put all of them elsewhere. Calls that are missing after it
+        make it worthless, and it is None then; and so do branches of which is not known what they go on from.
         """
-        found = bisect.bisect_right(self.seeded, call)
-        newest = self.seeded[found - 1] if found else None
-        return None if newest is None or _has_between(self._lost, newest, call) else newest
+        found = bisect.bisect_right(self.known, call)
+        newest = self.known[found - 1] if found else None
+        return None if newest is None or _has_between(self.breaks, newest, call) else newest
 
     def has_unknown_options(self, start: int, stop: int) -> bool:
         """Return whether options of a reset from `start` up to `stop` could not be recorded."""
@@ -383,6 +402,87 @@ class RecordedStream:
     @functools.cached_property
     def _unknown(self) -> list[int]:
         return sorted(at for at, reset in self.resets.items() if reset.unknown_options)
+
+    # Branches
+
+    def sibling(self, name: str) -> RecordedStream | None:
+        """Return a stream of the same folder, by `RUN-STREAM`; None: there is none."""
+        return self if name == f"{self.run}-{self.number}" else self._siblings.find(name)
+
+    @functools.cached_property
+    def known(self) -> list[int]:
+        """The calls after which the state of all lanes is known: resets with a seed, and branches."""
+        whole = (at for at, points in self.branches.items() if None not in points and at not in self.unknown_branches)
+        return sorted([*self.seeded, *whole])
+
+    @functools.cached_property
+    def breaks(self) -> list[int]:
+        """The calls after which a replay does not know what comes: where some are missing, and branches of unknown."""
+        return sorted([*self._lost, *self.unknown_branches])
+
+    @functools.cached_property
+    def unknown_branches(self) -> dict[int, str]:
+        """The branches that cannot be replayed, and why, by the numbers of their calls."""
+        found: dict[int, str] = {}
+        for call, points in self.branches.items():
+            for point in dict.fromkeys(points):
+                try:
+                    if point is not None:
+                        self._siblings.check(self, point)
+                except RecordingError as error:
+                    found[call] = str(error)
+                    break
+        return found
+
+    def _rows_of(self, lane: int) -> Array:
+        """Return where the resets and steps of a lane are among the rows; of several agents those of all."""
+        if lane not in self._of_lanes:
+            own = self.column("kind") < Kind.CALL
+            self._of_lanes[lane] = np.flatnonzero(own & (self.column("lane") == lane) if self.kind == "lanes" else own)
+        return self._of_lanes[lane]
+
+    def row_at(self, lane: int, call: int) -> int | None:
+        """Return the newest row of a lane up to a call; None: there is none, or rows are missing since."""
+        rows = self._rows_of(lane)
+        at = int(np.searchsorted(self.column("call")[rows], call, "right")) - 1
+        if at < 0 or call > int(self.column("call")[-1]):
+            return None
+        row = int(rows[at])
+        return None if _has_between(self._lost, int(self.column("call")[row]), call) else row
+
+    def rows_of(self, lane: int, first: int, last: int) -> Array:
+        """Return where the resets and steps of a lane are among the rows, of the calls `first` to `last`."""
+        rows = self._rows_of(lane)
+        return rows[slice(*np.searchsorted(self.column("call")[rows], [first, last + 1]))]
+
+    def known_from(self, lane: int, call: int) -> tuple[int, BranchPoint | None]:
+        """Return the call from which on the state of a lane is known up to another call.
+
+        Returns:
+            The call of its last reset with a seed and None; or that at which it was put elsewhere, and where it goes on
+            from.
+
+        Raises:
+            RecordingError: There is none, calls are missing since, or options of a reset were not recorded.
+        """
+        name = f"{self.run}-{self.number}"
+        if self.header.get("recorded_by") == "client" and self.header.get("fps"):
+            raise RecordingError(f"what it goes on from was recorded by a client in real time, in {name}")
+        if lane not in self._lane_known:
+            done = set(self.column("call")[self.column("kind") == Kind.RESET].tolist())
+            seeded = {at: None for at, reset in self.resets.items()
+                      if at in done and reset.seeds(self.lanes)[lane] is not None}  # fmt: skip
+            placed = {at: points[lane] for at, points in self.branches.items() if points[lane] is not None}
+            self._lane_known[lane] = sorted({**seeded, **placed}.items(), key=lambda item: item[0])
+        found = bisect.bisect_right(self._lane_known[lane], call, key=lambda item: item[0])
+        if not found:
+            raise RecordingError(f"what it goes on from, in {name}, has no reset with a seed before it")
+        first, point = self._lane_known[lane][found - 1]
+        if self.row_at(lane, call) is None or _has_between(self._lost, first, call):
+            raise RecordingError(f"what it goes on from, in {name}, lacks rows")
+        if self.has_unknown_options(first, call + 1):
+            raise RecordingError(f"what it goes on from, in {name}, was reset with options that could not be recorded")
+        return first, point
 
     @functools.cached_property
     def seeded(self) -> list[int]:
@@ -397,6 +497,66 @@ def _has_between(calls: Sequence[int], after: float, last: float) -> bool:
     """Return whether some of these calls, which are in order, come after one and up to another one."""
     # By bisection: a folder may have many thousand episodes, and each one asks.
     return bisect.bisect_right(calls, after) < bisect.bisect_right(calls, last)
+
+
+def _read_branch(told: Any, lanes: int) -> list[BranchPoint | None]:
+    """Return where lanes go on from; raises TypeError or ValueError where it is not to be read."""
+    if not isinstance(told, list) or len(told) != lanes or not any(told):
+        raise ValueError(f"expected a branch for each of {lanes} lanes")
+    found: list[BranchPoint | None] = []
+    for one in told:
+        point = None if one is None else BranchPoint(**one)
+        if point is not None:
+            numbers = point.lane, point.call, 0 if point.seed is None else point.seed
+            if not isinstance(point.stream, str) or not all(type(number) is int for number in numbers):
+                raise TypeError("expected a branch as the name of a stream and numbers")
+        found.append(point)
+    return found
+
+
+class _Siblings:
+    """The streams of a folder, each read when somebody asks for it.
+
+    Args:
+        folder: The folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._streams: dict[str, RecordedStream | None] = {}
+        self._checked: dict[tuple[str, int, int], str] = {}
+
+    def add(self, stream: RecordedStream) -> None:
+        """Take a stream that was read."""
+        self._streams[f"{stream.run}-{stream.number}"] = stream
+
+    def find(self, name: str) -> RecordedStream | None:
+        """Return a stream by `RUN-STREAM`; None: there is none that can be read."""
+        if name not in self._streams:
+            self._streams[name] = None
+            own = [file for file in find_segments(self._folder)[0] if f"{file.run}-{file.stream}" == name]
+            if own:
+                self._streams[name] = _read_stream(own, self)[0]
+        return self._streams[name]
+
+    def check(self, stream: RecordedStream, point: BranchPoint) -> None:
+        """Raise RecordingError where the calls that lead to a branch are not known."""
+        path: dict[tuple[str, int, int], None] = {}
+        begins: BranchPoint | None = point
+        reason = ""
+        while begins is not None and not reason:
+            key = begins.stream, begins.lane, begins.call
+            if key in self._checked:  # branches of branches have most of their ways in common
+                reason = self._checked[key]
+                break
+            try:
+                stream, begins = next_origin(stream, begins, path)
+            except RecordingError as error:
+                reason = str(error)
+            path[key] = None
+        self._checked.update(dict.fromkeys(path, reason))
+        if reason:
+            raise RecordingError(reason)
 
 
 def _printable(text: str) -> str:
@@ -468,10 +628,11 @@ def _read(files: Sequence[SegmentFile], problems: list[Damage], newest: int | No
         # A folder may hold many recordings, and a page lists the last 100 episodes: older files are not read.
         streams.sort(key=lambda own: (max(_written_at(file.path) for file in own), own[0]), reverse=True)
     damage, found = list(problems), list[RecordedStream]()
+    siblings = _Siblings(files[0].path.parent if files else Path())
     for own in streams:
         if newest is not None and sum(len(stream.episodes()) for stream in found) >= newest:
             break
-        stream, told = _read_stream(own)
+        stream, told = _read_stream(own, siblings)
         damage.extend(told)
         found.extend([] if stream is None else [stream])
     return Folder(found, damage)
@@ -485,7 +646,7 @@ def _written_at(file: Path) -> float:
         return 0.0
 
 
-def _read_stream(files: Sequence[SegmentFile]) -> tuple[RecordedStream | None, list[Damage]]:
+def _read_stream(files: Sequence[SegmentFile], siblings: _Siblings) -> tuple[RecordedStream | None, list[Damage]]:
     """Read the segments of a stream; what cannot be read of them is said."""
     damage: list[Damage] = []
     columns: Columns | None = None
@@ -512,9 +673,11 @@ def _read_stream(files: Sequence[SegmentFile]) -> tuple[RecordedStream | None, l
     if columns is None or not any(len(table) for _, table in parts):
         return None, damage
     try:
-        return RecordedStream(files[0].run, files[0].stream, columns, parts, damage), damage
+        stream = RecordedStream(files[0].run, files[0].stream, columns, parts, damage, siblings)
     except RecordingError as error:
         return None, [*damage, Damage(files[0].path, _printable(str(error)))]
+    siblings.add(stream)
+    return stream, damage
 
 
 def _load(file: SegmentFile, columns: Sequence[str] | None) -> tuple[pa.Schema, pa.Table, list[Damage]]:

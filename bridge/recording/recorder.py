@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +14,8 @@ from gymnasium.vector.utils import iterate
 
 from bridge.core.client.attributes import OwnAttributes
 from bridge.core.client.envs.vector_env import RemoteVectorEnv
+from bridge.core.client.messages import MessageReply, MessageWriter
+from bridge.core.encoding.message_form import MessageForm, Origin
 from bridge.core.encoding.tensors import Array
 from bridge.core.gymnasium_versions import BatchWrapper
 from bridge.core.worlds.environment import kept
@@ -92,6 +94,22 @@ class Recorder(OwnAttributes, BatchWrapper):
         """True if results of a reset or a step have not been told."""
         self._open = True
         """True if the recording goes on."""
+        base.listen_to_places(self)
+
+    # Where slots go on: as a `PlaceListener`
+
+    def moment(self, slot: int) -> str:
+        """Return a name for what a slot has done so far; empty: it is in no episode."""
+        return self._recorder.moment(slot) if self._slots[slot].running else ""
+
+    def placed(self, slot: int, observation: Any, origin: Origin | None) -> None:
+        """Record that a slot goes on in an episode that is a branch of another one."""
+        state = self._slots[slot]
+        if observation is None:  # its server was lost meanwhile
+            state.running = False
+            return
+        self._recorder.branch(slot, observation, origin)
+        state.running, state.seed, state.options = True, None, None
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -215,6 +233,19 @@ class Recorder(OwnAttributes, BatchWrapper):
     def _split(self, observations: Any) -> list[Any]:
         """Return each slot's observation, a copy; None: it has none."""
         return kept(list(observations)) if self._bare is not None else _parts(self.env.observation_space, observations)
+
+    def send_message(
+        self,
+        form: MessageForm,
+        write: MessageWriter,
+        slots: Sequence[int] | None = None,
+        origins: Mapping[int, Origin] | None = None,
+    ) -> MessageReply:
+        """Send a message of a feature, or of another package; as `RemoteVectorEnv.send_message`."""
+        # Where slots are put elsewhere by it, `placed` is called.
+        sender: Any = self.env
+        reply: MessageReply = sender.send_message(form, write, slots, origins)
+        return reply
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Refuse: steps of some slots are not recorded."""

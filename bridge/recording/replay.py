@@ -25,17 +25,20 @@ from bridge.core.encoding import values
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import imported_from
 from bridge.core.worlds.base import in_environment
-from bridge.core.worlds.default_actions import neutral_action
 from bridge.core.worlds.environment import kept
-from bridge.core.worlds.hosts import host_of
+from bridge.core.worlds.group import neutral_action
+from bridge.core.worlds.lane_hosts import join_infos
+from bridge.core.worlds.lane_vector import LaneVectorEnv
 from bridge.core.worlds.recipe import EnvRecipe
 from bridge.core.worlds.sources.parallel_source import ParallelRecipe, ParallelSource
 from bridge.errors import RecordingError, RequestError, SettingError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
+from bridge.recording.branches import PathPart, path_to
 from bridge.recording.facts import package_versions
 from bridge.recording.reader import RecordedEpisode, RecordedStream, open_episode
-from bridge.recording.rows import Encoder, Kind, Row, flat_of
+from bridge.recording.rows import BranchPoint, Encoder, Kind, Row, flat_of
 from bridge.recording.tape import size_of
+from bridge.recording.walk import LaneWalk, made, reseeded
 from bridge.recording.writer import BATCH_BYTES
 
 with imported_from("recordings need pyarrow", "record"):
@@ -69,6 +72,8 @@ class Verification:
     """The first difference, with its step; empty: there is none."""
     step: int | None = None
     """The step of the episode at which it differs, 0 for its first observation; negative: before the episode."""
+    parent: str = ""
+    """What the episode goes on from, if it is a branch; that was played first."""
     versions: str = ""
     """The packages whose versions differ from those at the recording; empty: none, or nothing differs."""
 
@@ -79,8 +84,13 @@ class Verification:
 
     def __str__(self) -> str:
         if self.ok:
-            return f"{self.episode}: verified, {self.rows} rows are the same"
+            branch = f", as a branch of {self.parent}" if self.parent else ""
+            return f"{self.episode}: verified, {self.rows} rows are the same{branch}"
         return f"{self.episode}: {'; '.join(filter(None, (self.difference, self.versions)))}"
+
+
+class _BranchError(RecordingError):
+    """What a branch goes on from cannot be played."""
 
 
 class Replay:
@@ -105,13 +115,10 @@ class Replay:
         kwargs = kwargs_of(stream)
         if render_mode is not None:
             kwargs["render_mode"] = render_mode
-        # The host is a server's, so that lanes, autoreset and conversions are those of the recording.
-        make = _maker(stream, env, kwargs)
-        try:
-            self._host = in_environment("its construction", lambda: host_of(make(), make))
-        except RequestError as error:
-            raise SettingError(f"the environment of the recording cannot be made: {error.message}") from error
+        self._maker = partial(_maker, stream, env, kwargs)
         self._allow_calls = allow_calls
+        # The host is a server's, so that lanes, autoreset and conversions are those of the recording.
+        self._host: Any = made(self._maker())
         self._properties = self._host.properties()
         # A recording knows agents by their names; the environment takes its own objects.
         self._ids = {str(agent): agent for agent in self._host.facts.agents}
@@ -127,19 +134,31 @@ class Replay:
             # What a method changed before the replay's beginning may count still, such as an attribute that was set
             # once.
             if call < start:
-                self._make_calls(call)
-        numbers, kinds, lanes = (self.stream.column(name) for name in ("call", "kind", "lane"))
+                self._make_calls(self.stream, call)
+        yield from self._play(self.stream, start, stop)
+
+    def _play(self, stream: RecordedStream, start: int, stop: int) -> Iterator[tuple[int, Row]]:
+        """Do as `calls`, without what was called before; `stream` is this one, or one of an environment like it."""
+        numbers, kinds, lanes = (stream.column(name) for name in ("call", "kind", "lane"))
         for first in range(start, stop, AT_ONCE):
             rows = np.arange(*np.searchsorted(numbers, [first, min(first + AT_ONCE, stop)]))
             rows = rows[kinds[rows] < Kind.CALL]
-            cells = zip(numbers[rows].tolist(), lanes[rows].tolist(), self.stream.samples("action", rows), strict=True)
+            cells = zip(numbers[rows].tolist(), lanes[rows].tolist(), stream.samples("action", rows), strict=True)
             for call, part in itertools.groupby(cells, lambda cell: cell[0]):
-                self._make_calls(call)
-                yield call, self._do(call, {lane: action for _, lane, action in part if action is not None})
+                self._make_calls(stream, call)
+                given = {lane: action for _, lane, action in part if action is not None}
+                if (branch := stream.branches.get(call)) is None:
+                    yield call, self._do(stream, call, given)
+                    continue
+                try:
+                    row = self._branch(branch)
+                except RecordingError as error:
+                    raise _BranchError(str(error)) from error
+                yield call, row
 
-    def _make_calls(self, call: int) -> None:
+    def _make_calls(self, stream: RecordedStream, call: int) -> None:
         """Make the calls of methods that were made before a call."""
-        for kind, data in self.stream.calls.get(call, ()):
+        for kind, data in stream.calls.get(call, ()):
             try:
                 if kind == "call":
                     in_environment("a call", self._host.call, bridge_pb2.CallRequest.FromString(data))
@@ -149,9 +168,67 @@ class Replay:
             except (RequestError, DecodeError):  # as when it was recorded, which no row tells
                 continue
 
-    def _do(self, call: int, given: Mapping[int, Any]) -> Row:
+    # Branches
+
+    def _branch(self, points: Sequence[BranchPoint | None]) -> Row:
+        """Put environments to where they went on from: others are made, which go through what led there."""
+        vector = getattr(self._host.env, "unwrapped", None)
+        if self.stream.kind != "lanes" or not isinstance(vector, LaneVectorEnv):
+            return self._branch_whole(points)
+        placed: dict[int, tuple[Any, Any]] = {}
+        for lane, point in enumerate(points):
+            if point is None:
+                continue
+            way = path_to(self.stream, point)
+            for part in way:
+                refuse_calls(part.stream, part.last + 1, self._allow_calls)
+            arrived = LaneWalk(self._maker(), lane)
+            placed[lane] = arrived.follow(way)
+            vector.envs[lane].close()
+            vector.envs[lane] = arrived.env
+        observations, infos = in_environment("a branch", vector.place_lanes, placed)
+        mask = None if None not in points else {"reset_mask": np.array([point is not None for point in points])}
+        joined = join_infos(infos, vector.num_envs)
+        return Row(Kind.RESET, 0.0, observation=kept(observations), info=joined, options=mask)
+
+    def _branch_whole(self, points: Sequence[BranchPoint | None]) -> Row:
+        """Do as `_branch` with an environment that is stepped as a whole."""
+        point = points[0]
+        if point is None or any(one is None or (one.stream, one.call) != (point.stream, point.call) for one in points):
+            raise RecordingError("lanes that are stepped together went on from different calls, which is not replayed")
+        way = path_to(self.stream, point)
+        for part in way:
+            refuse_calls(part.stream, part.last + 1, self._allow_calls)
+        in_environment("close", self._host.close)
+        if self.stream.kind == "env":
+            arrived = LaneWalk(self._maker())
+            self._host, result, alive = arrived.host, arrived.follow(way), ()
+        else:
+            self._host = made(self._maker())
+            self._properties = self._host.properties()
+            row = self._follow(way)
+            result, alive = (row.observation, row.info), row.alive
+        self._properties = self._host.properties()
+        return Row(Kind.RESET, 0.0, observation=kept(result[0]), info=kept(result[1]), alive=alive)
+
+    def _follow(self, way: Sequence[PathPart]) -> Row:
+        """Have the whole environment go through some calls; return what the last one gave."""
+        last: Row | None = None
+        for part in way:
+            other = part.stream
+            if (other.kind, other.lanes, other.agents) != (self.stream.kind, self.stream.lanes, self.stream.agents):
+                raise RecordingError("a branch goes on from environments that were stepped in another way")
+            for _, row in self._play(part.stream, part.first, part.last + 1):
+                last = row
+            if part.seed is not None:
+                reseeded(self._host.env, part.seed)
+        if last is None:
+            raise RecordingError("a branch goes on from where nothing was recorded")
+        return last
+
+    def _do(self, stream: RecordedStream, call: int, given: Mapping[int, Any]) -> Row:
         """Make a reset or a step, with the actions by lane, or by the number of the agent."""
-        reset = self.stream.resets.get(call)
+        reset = stream.resets.get(call)
         try:
             if reset is not None:
                 # Copies: Gymnasium's vector environments take `reset_mask` out of the dict, and a comparison needs it.
@@ -320,7 +397,7 @@ def verify(episode: RecordedEpisode | str | Path, env: Any = None, *, allow_call
     found = episode if isinstance(episode, RecordedEpisode) else open_episode(episode)
     stream, start = found.stream, replayed_from(found)
     done = _judged(found, start, _differences(stream, env, allow_calls, start, found.stop))
-    if done.difference and start and 0 in stream.seeded and not any(at <= found.start for at, _ in stream.gaps):
+    if done.difference and start and 0 in stream.seeded and not any(at <= found.start for at in stream.breaks):
         # An environment may have more in it than its reset sets back, such as a count of its episodes.
         again = _judged(found, start, _differences(stream, env, allow_calls, 0, found.stop))
         return again if again.ok else done
@@ -369,29 +446,36 @@ def _differences(stream: RecordedStream, env: Any, allow_calls: bool, begin: int
         last: The call before which it ends.
     """
     found: list[tuple[int, str]] = []
-    # Where calls are missing, what follows depends on what nobody knows, up to the next seeded reset.
-    for start, end in itertools.pairwise([begin, *(at for at, _ in stream.gaps if begin < at < last), last]):
-        seeded = [call for call in stream.seeded if start <= call < end]
+    # Where calls are missing, what follows depends on what nobody knows, up to the next seeded reset; and so it does
+    # after a branch of which is not known what it goes on from.
+    for start, end in itertools.pairwise([begin, *(at for at in stream.breaks if begin < at < last), last]):
+        seeded = [call for call in stream.known if start <= call < end]
         if not seeded:
             continue
         with Replay(stream, env, allow_calls=allow_calls) as replay:
             compare, replayed = ReplayComparison(stream), replay.calls(seeded[0], end)
             # A seed sets the generator anew: episodes after it may be right though those before it differ.
             for first, stop in itertools.pairwise([*seeded, end]):
-                found.extend(compare.all(itertools.islice(replayed, stop - first)).items())
+                try:
+                    found.extend(compare.all(itertools.islice(replayed, stop - first)).items())
+                except _BranchError as error:  # episodes that do not depend on it can be verified all the same
+                    found.append((first, str(error)))
+                    replayed = replay.calls(stop, end)
     return found
 
 
 def _judged(episode: RecordedEpisode, start: int, differences: Sequence[tuple[int, str]]) -> Verification:
     """Return what the differences of a replay mean for an episode, which depends on the calls from `start` on."""
     at = bisect.bisect_left(differences, (start,))
+    parent = "" if episode.parent is None else str(episode.parent)
     if at == len(differences) or differences[at][0] >= episode.stop:
-        return Verification(episode.id, episode.stop - start)
+        return Verification(episode.id, episode.stop - start, parent=parent)
     call, difference = differences[at]
     step = episode.step_of(call)
     where = "the first observation" if step == 0 else f"{-step} calls before the episode, which it depends on"
     where = f"step {step}" if step > 0 else where
-    return Verification(episode.id, call + 1 - start, f"{where}: {difference}", step, _versions(episode.stream))
+    versions = _versions(episode.stream)
+    return Verification(episode.id, call + 1 - start, f"{where}: {difference}", step, parent, versions)
 
 
 def replayed_from(episode: RecordedEpisode) -> int:
@@ -408,8 +492,12 @@ def replayed_from(episode: RecordedEpisode) -> int:
         )
     if episode.incomplete:
         raise RecordingError(f"{episode.id} is incomplete: rows of it were lost, so it cannot be replayed")
-    call = episode.stream.seeded_call(episode.start)
+    stream, call = episode.stream, episode.stream.seeded_call(episode.start)
     if call is None:
+        newest = bisect.bisect_right(stream.breaks, episode.start)
+        if newest and (reason := stream.unknown_branches.get(stream.breaks[newest - 1])):
+            what = "it is a branch, and" if stream.breaks[newest - 1] == episode.start else "it follows a branch, and"
+            raise RecordingError(f"{episode.id} cannot be verified: {what} {reason}")
         raise RecordingError(
             f"{episode.id} cannot be verified: no reset with a seed was recorded before it (or rows are missing "
             "since), so the state of the random generator at its beginning is not known; reset with a seed"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import io
 import itertools
@@ -35,6 +36,7 @@ __all__ = [
     "DISCARDED",
     "FLAT",
     "AgentColumns",
+    "BranchPoint",
     "Columns",
     "Encoder",
     "Kind",
@@ -102,6 +104,23 @@ class Row(NamedTuple):
     """The result of `render`, a list with an entry a lane; None: it is not recorded."""
     info: Any = None
     """The info; of lanes a dict of arrays or a list of dicts, of several agents a dict by agent."""
+    branch: Any = None
+    """Of a reset that was none, for environments go on elsewhere: a list of one `BranchPoint` for each lane, None for
+    lanes that are where they were."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BranchPoint:
+    """Where an episode goes on from, which begins in the middle of another one."""
+
+    stream: str = ""
+    """`RUN-STREAM` of the other one; empty: it was not recorded."""
+    lane: int = 0
+    """Its lane."""
+    call: int = 0
+    """The number of the last call of its environment before."""
+    seed: int | None = None
+    """By which the random generators were seeded anew; None: they go on."""
 
 
 DISCARDED: Mapping[str, Any] = {"discarded": True}
@@ -722,6 +741,10 @@ def _event(row: Row) -> str | None:
         return json.dumps({"error": row.error, **(row.options or {})})
     if not isinstance(row.error, str) and "autoreset" in row.error:
         return None
+    if row.branch is not None:
+        # Without its unknown parts, as most have no seed.
+        told = [one and {k: v for k, v in dataclasses.asdict(one).items() if v not in ("", None)} for one in row.branch]
+        return json.dumps({"branch": told})
     found: dict[str, Any] = {"error": row.error} if row.error and row.kind == Kind.FAILED_RESET else {}
     several = isinstance(row.seed, (list, tuple))
     seeds = [None if seed is None else int(seed) for seed in (row.seed if several else [row.seed])]

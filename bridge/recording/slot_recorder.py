@@ -6,6 +6,7 @@ that its policy plays.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 from collections.abc import Mapping, Sequence
@@ -16,13 +17,14 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.core.client.envs.vector_env import slots_of
-from bridge.core.encoding.interventions import ACTION
-from bridge.core.finalizers import end_apart
+from bridge.core.encoding.infos import ACTION
+from bridge.core.encoding.message_form import Origin
+from bridge.core.ownership import end_apart
 from bridge.core.worlds.environment import kept
 from bridge.recording.facts import facts_of
 from bridge.recording.record import Recording
 from bridge.recording.rows import DISCARDED, Encoder, Kind, Row
-from bridge.recording.tape import Tape, size_of
+from bridge.recording.tape import Tape, branch_points, size_of
 from bridge.recording.writer import Journal
 
 __all__ = ["SlotRecorder"]
@@ -45,7 +47,7 @@ class SlotRecorder:
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any], record: Recording) -> None:
-        world = slots_of(envs).pool.members.world_info()
+        world = slots_of(envs).world_info()
         self._journal = Journal(record)
         self.run = self._journal.run
         """The name of the recording."""
@@ -72,6 +74,26 @@ class SlotRecorder:
         """Record the first observation of a slot's next episode."""
         self._running.add(slot)
         self._add(slot, Kind.RESET, observation=kept(observation), seed=seed, options=options)
+
+    def moment(self, slot: int) -> str:
+        """Return a name for the newest reset or step of a slot, that a branch may go on from it."""
+        return self._tapes[slot].moment
+
+    def branch(self, slot: int, observation: Any, origin: Origin | None) -> None:
+        """Record the first observation of an episode that goes on from another one.
+
+        Args:
+            slot: The slot.
+            observation: The observation.
+            origin: When a slot was there before; None: that is not known.
+        """
+        self._running.add(slot)
+        if origin is not None:
+            # Of several recordings the own one, for the parent is in it then.
+            moments = sorted(origin.moment.split(), key=lambda moment: not moment.startswith(f"{self.run}-"))
+            origin = dataclasses.replace(origin, moment=moments[0] if moments else "")
+        points = branch_points([(0, origin)], 1)
+        self._add(slot, Kind.RESET, observation=kept(observation), branch=points)
 
     def step(
         self, slot: int, by: str, action: Any, observation: Any, reward: Any, *, terminated: bool, truncated: bool

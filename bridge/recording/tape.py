@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from gymnasium.vector import AutoresetMode
 
 from bridge.core.encoding import values
+from bridge.core.encoding.message_form import Origin
 from bridge.core.encoding.properties import TEXT, Property, PropertyTree, encoded, read_encoded
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.environment import IMMUTABLE, Call, Environment, EnvironmentProxy, Result, kept
@@ -26,10 +27,10 @@ from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.facts import describe_world
-from bridge.recording.rows import Encoder, Kind, Row
+from bridge.recording.rows import BranchPoint, Encoder, Kind, Row
 from bridge.recording.writer import Journal
 
-__all__ = ["RecordedEnv", "Tape", "attach", "size_of"]
+__all__ = ["RecordedEnv", "Tape", "attach", "branch_points", "size_of"]
 
 _log = SafeLog(__name__)
 _OVERHEAD = 400
@@ -47,6 +48,7 @@ class Tape:
     def __init__(self, journal: Journal, encoder: Encoder) -> None:
         self._offer = journal.offer
         self._encoder = encoder
+        self._name = f"{journal.run}-{encoder.stream}"
         self._next = 0
         """The number of the next reset or step."""
         self._fits = True
@@ -57,6 +59,11 @@ class Tape:
         """The options of the recording: which of observations, infos and frames it has."""
         self.on = True
         """True if resets and steps are recorded; calls are in any case, for what follows depends on them."""
+
+    @property
+    def moment(self) -> str:
+        """A name for the newest reset or step, of which `branch_points` makes where an episode goes on from."""
+        return f"{self._name}.{self._next - 1}"
 
     def add(self, row: Sequence[Any], size: int = 0) -> None:
         """Hand over a `Row`, or its fields in order, of about so many bytes."""
@@ -151,6 +158,13 @@ class _RecordedLane:
         self._record(Kind.RESET, result, None, "", moment, await self._frames(), *given, failed=failed)
         return result
 
+    async def place(self, outcome: PartOutcome) -> None:
+        """Record that a message has put environments into another situation: episodes that are branches of others."""
+        points = branch_points(zip(outcome.lanes, outcome.origins, strict=True), self.facts.num_envs or 1)
+        mask = None if None not in points else {"reset_mask": np.array([point is not None for point in points])}
+        frames = await self._frames()
+        self._record(Kind.RESET, outcome.placed, None, "", None, frames, options=mask, branch=points)
+
     def _failed(self) -> Any:
         """Return why lanes failed in the last call, each alone; an empty text: none did."""
         failures = self._inner.failures
@@ -235,6 +249,7 @@ class _RecordedLane:
         options: Any = None,
         *,
         failed: Any = "",
+        branch: Any = None,
     ) -> None:
         """Hand over what came of a call; nothing of this concerns the world."""
         reward, terminated, truncated, alive = 0.0, False, False, ()
@@ -267,7 +282,7 @@ class _RecordedLane:
             told = values.decode(values.encode_info(info, values.Notes()))
         now = time.monotonic() + self._epoch
         self.tape.add((kind, now, by, action, seen, reward, terminated, truncated, alive, seed, options, failed, moment,
-                       frames, told), size)  # fmt: skip
+                       frames, told, branch), size)  # fmt: skip
 
 
 class RecordedEnv(EnvironmentProxy):
@@ -325,11 +340,14 @@ class RecordedEnv(EnvironmentProxy):
             for tape in tapes:
                 tape.note("call", part)
 
-    def run_message(self, message: SessionMessage, request: bytes) -> Call[PartOutcome]:
-        """Have the part of a message beside the environment answer a request; it may put it into no other situation."""
-        # The episodes of a recording are played again from their resets, and would not lead there.
-        text = "this world is recorded, and a recording has no place for an episode that goes on elsewhere"
-        return self.inner.run_message(dataclasses.replace(message, cannot_place=f"{text}; serve it without"), request)
+    async def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
+        """Have the part of a message beside the environment answer a request, and record where that puts it."""
+        # Worlds that step lanes one by one are in real time, and put none of them elsewhere.
+        moment = "" if self._by_lane else self._tapes[0].moment
+        outcome = await self.inner.run_message(dataclasses.replace(message, moment=moment), request)
+        if outcome.placed is not None:
+            await self._parts[0].place(outcome)
+        return outcome
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Answer a request for a property; what is written is recorded, for each lane its own value."""
@@ -374,6 +392,23 @@ def attach(journal: Journal, world: EnvWorld, made_by: Mapping[str, Any]) -> Non
     parts = [_RecordedLane(world, tape, lane) for tape, lane in zip(tapes, lanes, strict=True)]
     world.env = RecordedEnv(env, parts, by_lane=by_lane)
     world.shown["recording"] = lambda: tapes[0].on
+
+
+def branch_points(placed: Iterable[tuple[int, Origin | None]], lanes: int) -> list[BranchPoint | None]:
+    """Return where each of some lanes goes on from, None for one that is where it was.
+
+    Args:
+        placed: The lanes that go on elsewhere, and when an environment was there before.
+        lanes: How many there are.
+    """
+    found: list[BranchPoint | None] = [None] * lanes
+    for lane, origin in placed:
+        if origin is None or not origin.moment:  # it was in no recording at that time
+            found[lane] = BranchPoint(seed=None if origin is None else origin.seed)
+        else:
+            stream, _, call = origin.moment.rpartition(".")
+            found[lane] = BranchPoint(stream, origin.lane, int(call), origin.seed)
+    return found
 
 
 def size_of(value: Any) -> int:

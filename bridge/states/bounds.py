@@ -36,6 +36,7 @@ class States:
     Args:
         max_states: The most states of one client at a time; all clients together have twice as many at most.
         max_state_bytes: The most bytes of memory that they take, about; those of all clients together twice as many.
+        max_replay_steps: The most steps that are replayed to restore a state, where an environment cannot be copied.
         state_timeout: Seconds after which a state goes that nobody has used.
         state_abandoned_timeout: Seconds after which a state goes once all clients have left that used it.
 
@@ -45,6 +46,7 @@ class States:
 
     max_states: int = 1024
     max_state_bytes: int = 1024 * 1024 * 1024
+    max_replay_steps: int = 10_000
     state_timeout: float = 3600.0
     state_abandoned_timeout: float = 60.0
 

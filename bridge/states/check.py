@@ -9,6 +9,7 @@ other, and whether the end of one is the end of the other. Around each reset and
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import os
@@ -27,9 +28,11 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from bridge.states.graph import CannotCopyError, EnvSnapshot, restore, take
+from bridge.states.history import History, Ledger
+from bridge.states.replay import StateReplay, replayed
 from bridge.states.scan import Shared, shared_by
 
-__all__ = ["CHECK_SECONDS", "examine", "run_check", "run_child"]
+__all__ = ["CHECK_SECONDS", "Verdict", "examine", "examine_replay", "judge", "run_check", "run_child", "single"]
 
 CHECK_SECONDS = 120.0
 """Seconds that a check has."""
@@ -39,6 +42,8 @@ _MOMENTS = (0, 1, 5, 20, 60)
 """The steps after which a state is saved."""
 _STEPS = 40
 """The steps that are compared."""
+_MOST_STEPS, _MOST_BYTES = 1_000_000, 2**40
+"""Of the history in a check, which has few."""
 _CHILD = "import sys; from bridge.states.check import run_child; run_child(sys.argv[1])"
 
 
@@ -46,8 +51,22 @@ class _DiffersError(Exception):
     """A copy is none."""
 
 
-def run_check(made: bytes, started: Callable[[subprocess.Popen[bytes]], None], timeout: float = CHECK_SECONDS) -> str:
-    """Try out what a pickled function makes, in a process of its own; return why its states are none, "": they are.
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a check has found."""
+
+    way: str
+    """`copy` or `replay`; "": there is none."""
+    reason: str = ""
+    """Why there is none."""
+    seconds: float = 0.0
+    """The processor time that it took."""
+
+
+def run_check(
+    made: bytes, started: Callable[[subprocess.Popen[bytes]], None], timeout: float = CHECK_SECONDS
+) -> Verdict:
+    """Try out what a pickled function makes, in a process of its own.
 
     Takes seconds: to be called in a thread of its own.
 
@@ -71,29 +90,29 @@ def run_check(made: bytes, started: Callable[[subprocess.Popen[bytes]], None], t
                 start_new_session=True,  # Ctrl-C goes to the server alone, which ends it
             )
         except OSError as error:
-            return f"the check of its kind could not be started: {error}"
+            return Verdict("", f"the check of its kind could not be started: {error}")
         with process:
             started(process)
             try:
                 _, said = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
-                return f"the check of its kind did not end within {timeout:g} s"
+                return Verdict("", f"the check of its kind did not end within {timeout:g} s", timeout)
         result = Path(folder, "result")
         if not result.exists():
             last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            return f"the process that checks its kind ended with {process.returncode}: {last[:300]}"
-        reason: str = json.loads(result.read_text(encoding="utf-8"))
-        return reason
+            return Verdict("", f"the process that checks its kind ended with {process.returncode}: {last[:300]}")
+        return Verdict(*json.loads(result.read_text(encoding="utf-8")))
 
 
 def run_child(folder: str) -> None:
     """Check what is in a folder, and write what was found; called in the new process."""
     try:
-        reason = examine(pickle.loads(Path(folder, "make").read_bytes()))
+        verdict = judge(pickle.loads(Path(folder, "make").read_bytes()))
     except Exception as error:  # whatever an environment of somebody raises
-        reason = f"it raised {type(error).__name__} in the check of its kind: {error}"
-    Path(folder, "written").write_text(json.dumps(reason), encoding="utf-8")
+        verdict = Verdict("", f"it raised {type(error).__name__} in the check of its kind: {error}")
+    found = verdict.way, verdict.reason, time.process_time()
+    Path(folder, "written").write_text(json.dumps(found), encoding="utf-8")
     os.replace(Path(folder, "written"), Path(folder, "result"))
     # An environment may have threads that do not end.
     os._exit(0)
@@ -119,8 +138,64 @@ def _one(made: Any) -> Any:
     return made
 
 
+def judge(make: Callable[[], Any]) -> Verdict:
+    """Try out what a function makes, by a copy and, where that is none, by replay."""
+    why = examine(make)
+    if not why:
+        return Verdict("copy")
+    again = examine_replay(make)
+    return Verdict("", f"{why}; and by replay: {again}") if again else Verdict("replay")
+
+
+def examine_replay(make: Callable[[], Any]) -> str:
+    """Try out whether what a function makes can be replayed; return why not, "": it can."""
+    make = single(make)
+    env = _one(make())
+    history = History(env, Ledger(_MOST_STEPS, _MOST_BYTES), fresh=True)
+    began = time.monotonic()
+    try:
+        for number, moment in enumerate(_MOMENTS):
+            if number and time.monotonic() - began > _ENOUGH:
+                break
+            _try_replay(history, env, make, moment, seed=number)
+    except (CannotCopyError, _DiffersError) as error:
+        return str(error)
+    finally:
+        with contextlib.suppress(Exception):
+            env.close()
+    return ""
+
+
+def _try_replay(history: History, env: Any, make: Callable[[], Any], moment: int, seed: int) -> None:
+    # A copy: the generator of its own space is a part of the state.
+    watched, space = _Watched(history), copy.deepcopy(env.action_space)
+    space.seed(seed)
+    # Seeded and not, and of an environment that has been played before.
+    watched.reset(seed if seed % 2 else None)
+    watched.advance(moment, space)
+    state = replayed(history)
+    watched.shared = shared_by(state.after.classes)
+    actions = [space.sample() for _ in range(_STEPS)]
+    wanted = watched.run(actions)
+    for in_place in (False, True) if state.track.clean else (False,):
+        replay = StateReplay(state, env, make, in_place=in_place)
+        try:
+            replay.advance(CHECK_SECONDS)
+            track = replay.finish(None)
+            if replay.in_place:
+                history.go_on(env, track)
+            beside = watched if replay.in_place else _Watched(replay.env)
+            beside.shared = watched.shared
+            _compare(beside.run(actions), wanted, "an environment that was replayed")
+        finally:
+            replay.close()
+    if history.track is not None:
+        # Nor is the original moved by all this, or by the end of the other one.
+        watched.advance(3, space)
+
+
 def examine(make: Callable[[], Any]) -> str:
-    """Try out what a function makes; return why its states are none, "": they are."""
+    """Try out whether what a function makes can be copied; return why not, "": it can."""
     make = single(make)
     env = _one(make())
     other = _one(make())
@@ -167,6 +242,18 @@ class _Watched:
     def step(self, action: Any) -> Any:
         return self._around(self._env.step, action)
 
+    def advance(self, steps: int, space: Any) -> None:
+        """Step it so often, across the ends of episodes."""
+        for _ in range(steps):
+            try:
+                _, _, terminated, truncated, _ = self.step(space.sample())
+            except _DiffersError:
+                raise
+            except Exception:
+                terminated = truncated = True
+            if terminated or truncated:
+                self.reset()
+
     def run(self, actions: Sequence[Any]) -> list[Any]:
         """Return what it gives for some actions, across the ends of episodes; it ends where it raises."""
         found: list[Any] = []
@@ -184,32 +271,21 @@ class _Watched:
         return found
 
 
-def _look(env: Any, snapshot: EnvSnapshot) -> Shared:
-    shared = shared_by(snapshot.classes)
-    if shared.reason:
-        raise _DiffersError(shared.reason)
-    return shared
+def _look(snapshot: EnvSnapshot) -> Shared:
+    return shared_by(snapshot.classes)
 
 
 def _try_out(env: Any, other: Any, moment: int, seed: int) -> None:
     watched, space = _Watched(env), env.action_space
     space.seed(seed)
     snapshot, _ = take(env)
-    watched.shared = _look(env, snapshot)
+    watched.shared = _look(snapshot)
     watched.reset(seed)
-    for _ in range(moment):
-        try:
-            _, _, terminated, truncated, _ = watched.step(space.sample())
-        except _DiffersError:
-            raise
-        except Exception:
-            terminated = True
-        if terminated or truncated:
-            watched.reset()
+    watched.advance(moment, space)
     actions = [space.sample() for _ in range(_STEPS)]
     # The space's own generator is a part of the state, and was moved by what this function has drawn.
     snapshot, _ = take(env)
-    watched.shared = _look(env, snapshot)
+    watched.shared = _look(snapshot)
     held = watched.shared.digest()
     wanted = watched.run(actions)
     restore(snapshot, env)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, overload
 
@@ -10,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from bridge.core.client.envs.env import RemoteEnv
 from bridge.core.client.messages import MessageAnswer, MessageReply, MessageTarget
+from bridge.core.encoding.message_form import Origin
 from bridge.errors import PeerError, SettingError, shown_url
 from bridge.pb import states_pb2
 from bridge.states.bounds import FORM
@@ -56,7 +58,9 @@ def save_state(env: Any, slots: Sequence[int] | None = None) -> Any:
     found: dict[int, SavedState] = {}
     for answer in reply.answers:
         found.update(zip(answer.target.slots, _states_of(answer), strict=True))
-    return [found[slot].saved_by(env, release_states) for slot in order]
+    base = env.unwrapped
+    known = {slot: dataclasses.replace(found[slot], moment=base.moment(slot)) for slot in order}
+    return [known[slot].saved_by(env, release_states) for slot in order]
 
 
 def restore_state(
@@ -113,22 +117,25 @@ def restore_state(
         restore = states_pb2.RestoreStates(branches=branches)
         return states_pb2.StatesRequest(restore=restore).SerializeToString()
 
-    return _began(env.send_message(FORM, write, order), ", ".join(dict.fromkeys(urls)))
+    # What records the slots here calls them by no lanes: each is an environment of its own.
+    origins = {slot: Origin(of_slot[slot].moment, seed=seeds[slot]) for slot in order}
+    return _began(env.send_message(FORM, write, order, origins), ", ".join(dict.fromkeys(urls)))
 
 
-def release_states(env: Any, states: Iterable[SavedState]) -> None:
+def release_states(env: Any, states: Iterable[SavedState], slots: Sequence[int] | None = None) -> None:
     """Forget states at the server of an environment; those that are gone already are no error.
 
     Args:
         env: A remote environment at the server of the states, or a vector of such.
         states: The states.
+        slots: The slots whose servers are asked; None: all.
     """
     identifiers = [state.identifier for state in states]
     release = states_pb2.StatesRequest(release=states_pb2.ReleaseStates(states=identifiers)).SerializeToString()
     if isinstance(env, RemoteEnv):
         env.send_message(FORM, release)
     else:
-        env.send_message(FORM, release, range(env.num_envs))
+        env.send_message(FORM, release, range(env.num_envs) if slots is None else slots)
 
 
 def _refuse_slots(slots: Any) -> None:

@@ -12,7 +12,9 @@ living environment. So references to them stay right, and whatever draws stays w
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import dataclasses
 import datetime
 import decimal
 import enum
@@ -25,17 +27,33 @@ import re
 import sys
 import types
 import uuid
+import zlib
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
+from bridge.states.digest import digest_of, fields_of, held_by, is_trusted, module_of, objects_in, slots_of
 from bridge.states.kinds import OwnWay, draws, own_way
+from bridge.states.scan import shared_by
 
-__all__ = ["CannotCopyError", "EnvSnapshot", "layers_of", "restore", "take"]
+__all__ = [
+    "CannotCopyError",
+    "EnvSnapshot",
+    "Fields",
+    "copied",
+    "generators_of",
+    "has_cells",
+    "is_pure",
+    "layers_of",
+    "put_fields",
+    "restore",
+    "take",
+    "take_fields",
+]
 
 _ATOMS = (
     type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice,
@@ -90,6 +108,8 @@ class EnvSnapshot:
         size: About how many bytes of memory it takes.
         how: The ways by which its parts were saved: `copy`, and the environment's own.
         classes: The classes of the layers, and of all that was copied by its fields.
+        shared: What classes and modules hold too, by its id: it is in the state as it is.
+        digest: Of all that they hold.
     """
 
     def __init__(
@@ -99,8 +119,11 @@ class EnvSnapshot:
         size: int,
         how: tuple[str, ...],
         classes: frozenset[type] = frozenset(),
+        shared: Mapping[int, Any] = types.MappingProxyType({}),
+        digest: str = "",
     ) -> None:
         self.kinds, self.fields, self.size, self.how, self.classes = kinds, fields, size, how, classes
+        self.shared, self.digest = shared, digest
 
 
 def layers_of(env: Any) -> list[Any]:
@@ -112,7 +135,7 @@ def layers_of(env: Any) -> list[Any]:
         if any(layer is other for other in found):
             continue
         found.append(layer)
-        waiting.extend(value for _, value in _fields_of(layer) if isinstance(value, gymnasium.Env))
+        waiting.extend(value for _, value in fields_of(layer) if isinstance(value, gymnasium.Env))
     return found
 
 
@@ -127,18 +150,33 @@ def take(env: Any, *more: Any) -> tuple[EnvSnapshot, tuple[Any, ...]]:
         CannotCopyError: It holds something that cannot be copied.
     """
     layers = layers_of(env)
-    copier = _Copier(layers)
+    snapshot, copied, copier = _take(layers, more, {})
+    # What a class or a module holds too stays what it is: a copy would no longer be the object that they hold.
+    shared = shared_by(snapshot.classes)
+    if shared.reason:
+        raise CannotCopyError(shared.reason)
+    objects = objects_in(shared.values())
+    if copier.met(objects):
+        snapshot, copied, _ = _take(layers, more, objects)
+    snapshot.digest = shared.digest()
+    return snapshot, copied
+
+
+def _take(
+    layers: Sequence[Any], more: Sequence[Any], shared: Mapping[int, Any]
+) -> tuple[EnvSnapshot, tuple[Any, ...], _Copier]:
+    copier = _Copier(layers, shared)
     fields: list[dict[str, Any]] = []
     for index, layer in enumerate(layers):
         _refuse_impure(type(layer), (f"{type(layer).__name__}",))
         own: dict[str, Any] = {}
-        for name, value in _fields_of(layer):
+        for name, value in fields_of(layer):
             own[name] = copier.field(value, (str(index), name))
         fields.append(own)
     copied = tuple(copier.copy(value, ("result",)) for value in more)
     how = ("copy", *sorted(copier.ways))
     kinds = [type(layer) for layer in layers]
-    return EnvSnapshot(kinds, fields, copier.size, how, frozenset((*kinds, *copier.classes))), copied
+    return EnvSnapshot(kinds, fields, copier.size, how, frozenset((*kinds, *copier.classes)), shared), copied, copier
 
 
 def restore(snapshot: EnvSnapshot, env: Any, *more: Any, seed: int | None = None) -> tuple[Any, ...]:
@@ -160,7 +198,9 @@ def restore(snapshot: EnvSnapshot, env: Any, *more: Any, seed: int | None = None
     if [type(layer) for layer in layers] != snapshot.kinds:
         mine, theirs = _titles(map(type, layers)), _titles(snapshot.kinds)
         raise CannotCopyError(f"the state is of {theirs}, this environment is {mine}")
-    copier = _Restorer(layers, seed)
+    if shared_by(snapshot.classes).digest() != snapshot.digest:
+        raise CannotCopyError("what its class or its module holds has changed since, which all environments share")
+    copier = _Restorer(layers, seed, snapshot.shared)
     fields = [
         {name: copier.field(value, (str(index), name)) for name, value in own.items()}
         for index, own in enumerate(snapshot.fields)
@@ -178,32 +218,153 @@ def restore(snapshot: EnvSnapshot, env: Any, *more: Any, seed: int | None = None
     return copied
 
 
+@dataclasses.dataclass(frozen=True)
+class Fields:
+    """Those fields of an environment that can be copied."""
+
+    kinds: list[type]
+    """The classes of the layers."""
+    fields: list[dict[str, Any]]
+    """The copies, for each layer."""
+    digests: list[dict[str, str]]
+    """Digests of what the fields held, for each layer."""
+    apart: frozenset[int]
+    """The layers that were copied whole, and share no object with other ones."""
+    size: int
+    """About how many bytes of memory it takes."""
+    classes: frozenset[type]
+    digest: str
+    """Of what these classes, and the code of their methods, share with other environments."""
+    shared: Mapping[int, Any]
+
+
+def take_fields(env: Any) -> Fields:
+    """Copy those fields of an environment that can be copied.
+
+    Raises:
+        CannotCopyError: It shares with other environments what its steps may change.
+    """
+    layers = layers_of(env)
+    index = {id(layer): number for number, layer in enumerate(layers)}
+    found = _copied_fields(layers, {})
+    kinds = [type(layer) for layer in layers]
+    classes = frozenset((*kinds, *found[1].classes))
+    shared = shared_by(classes)
+    if shared.reason:
+        raise CannotCopyError(shared.reason)
+    objects = objects_in(shared.values())
+    if found[1].met(objects):
+        found = _copied_fields(layers, objects)
+    fields, copier = found
+    digests = [
+        {
+            name: digest_of([item], layers=index)
+            for name, item in fields_of(layer)
+            if name in own and not isinstance(own[name], _Kept)
+        }
+        for layer, own in zip(layers, fields, strict=True)
+    ]
+    held = [_changeable(layer) for layer in layers]
+    apart = {
+        number
+        for number, (layer, own) in enumerate(zip(layers, fields, strict=True))
+        if len(own) == len(fields_of(layer))
+        and not any(held[number] & other for place, other in enumerate(held) if place != number)
+    }
+    return Fields(kinds, fields, digests, frozenset(apart), copier.size, classes, shared.digest(), objects)
+
+
+def _copied_fields(layers: Sequence[Any], shared: Mapping[int, Any]) -> tuple[list[dict[str, Any]], _Copier]:
+    copier = _Copier(layers, shared)
+    found: list[dict[str, Any]] = []
+    for number, layer in enumerate(layers):
+        found.append({})
+        for name, value in fields_of(layer):
+            with contextlib.suppress(CannotCopyError):
+                found[-1][name] = copier.field(value, (str(number), name))
+    return found, copier
+
+
+def _changeable(layer: Any) -> set[int]:
+    """Return the ids of what a layer holds that may change, but for its spaces."""
+    kept = list, dict, set, deque, bytearray, np.ndarray
+    objects = objects_in(value for _, value in fields_of(layer))
+    return {key for key, value in objects.items() if isinstance(value, kept) or not is_trusted(module_of(type(value)))}
+
+
+def put_fields(saved: Fields, env: Any, *, whole: bool = False) -> None:
+    """Put fields back into an environment.
+
+    Args:
+        saved: What `take_fields` returned.
+        env: An environment of the same layers.
+        whole: True: all fields of the layers that are `apart`, and no others; False: those that differ.
+
+    Raises:
+        CannotCopyError: The layers differ, or a field cannot be put back.
+    """
+    layers = layers_of(env)
+    if [type(layer) for layer in layers] != saved.kinds:
+        mine, theirs = _titles(map(type, layers)), _titles(saved.kinds)
+        raise CannotCopyError(f"the state is of {theirs}, this environment is {mine}")
+    index = {id(layer): number for number, layer in enumerate(layers)}
+    copier = _Restorer(layers, None, saved.shared)
+    for number, (layer, own) in enumerate(zip(layers, saved.fields, strict=True)):
+        living = dict(fields_of(layer))
+        digests = saved.digests[number]
+        if whole:
+            names = [name for name in own if number in saved.apart and name in digests]
+        else:
+            names = [
+                name
+                for name in digests
+                if name not in living or digest_of([living[name]], layers=index) != digests[name]
+            ]
+        for name in names:
+            _set_field(layer, name, copier.field(own[name], (str(number), name)))
+
+
+def copied(env: Any, values: Sequence[Any], *, back: bool = False) -> tuple[Any, ...]:
+    """Return copies of values that are told with a state, such as an observation; with `back` of those copies.
+
+    Raises:
+        CannotCopyError: One cannot be copied.
+    """
+    layers = layers_of(env)
+    copier = _Restorer(layers, None, {}) if back else _Copier(layers, {})
+    return tuple(copier.copy(value, ("result",)) for value in values)
+
+
+def _set_field(layer: Any, name: str, value: Any) -> None:
+    if name not in slots_of(type(layer)) and hasattr(layer, "__dict__"):
+        layer.__dict__[name] = value
+    else:
+        object.__setattr__(layer, name, value)
+
+
+def generators_of(env: Any) -> list[Any]:
+    """Return the generators of an environment in a fixed order, each once: of NumPy's the bits that they draw from."""
+    found: dict[int, Any] = {}
+    for layer in reversed(layers_of(env)):
+        # That of `gymnasium.Env` is the one that a reset seeds.
+        first: Any = getattr(layer, "__dict__", {}).get("_np_random")
+        if isinstance(first, np.random.Generator):
+            found.setdefault(id(first.bit_generator), first.bit_generator)
+    for layer in layers_of(env):
+        for value in objects_in(item for _, item in fields_of(layer)).values():
+            if isinstance(value, np.random.Generator):
+                found.setdefault(id(value.bit_generator), value.bit_generator)
+            elif isinstance(value, (np.random.RandomState, random.Random, np.random.BitGenerator)):
+                found.setdefault(id(value), value)
+    return list(found.values())
+
+
 def _titles(kinds: Any) -> str:
     return " of ".join(kind.__name__ for kind in kinds)
 
 
-def _slots_of(kind: type) -> Iterator[str]:
-    for owner in kind.__mro__:
-        slots = owner.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            if name not in ("__dict__", "__weakref__"):
-                # Private names of slots are mangled, as those of attributes are in code.
-                mangled = name.startswith("__") and not name.endswith("__")
-                yield f"_{owner.__name__.lstrip('_')}{name}" if mangled else name
-
-
-def _fields_of(value: Any) -> list[tuple[str, Any]]:
-    found = list(getattr(value, "__dict__", {}).items())
-    for name in _slots_of(type(value)):
-        try:
-            found.append((name, object.__getattribute__(value, name)))
-        except AttributeError:  # it has none yet
-            continue
-    return found
-
-
 def _set_fields(value: Any, fields: Mapping[str, Any]) -> None:
-    slots = set(_slots_of(type(value)))
+    slots = set(slots_of(type(value)))
     own = getattr(value, "__dict__", None)
     if own is not None:
         own.clear()
@@ -226,10 +387,12 @@ class _Copier:
 
     Args:
         layers: The layers of the environment.
+        shared: What is not copied, by its id.
     """
 
-    def __init__(self, layers: Sequence[Any]) -> None:
+    def __init__(self, layers: Sequence[Any], shared: Mapping[int, Any]) -> None:
         self._layers = layers
+        self._shared = shared
         self._index = {id(layer): index for index, layer in enumerate(layers)}
         self._memo: dict[int, Any] = {}
         self._alive: list[Any] = []  # whose ids are in the memo
@@ -239,6 +402,10 @@ class _Copier:
         self.size = 0
         self.ways: set[str] = set()
         self.classes: set[type] = set()
+
+    def met(self, objects: Mapping[int, Any]) -> bool:
+        """True if one of some objects was copied."""
+        return any(made is not objects[key] for key, made in self._memo.items() if key in objects)
 
     def field(self, value: Any, path: tuple[str, ...]) -> Any:
         """Copy the value of an attribute of a layer."""
@@ -270,18 +437,20 @@ class _Copier:
         return made
 
     def _make(self, value: Any, kind: type, path: tuple[str, ...]) -> Any:
+        if id(value) in self._shared:
+            return self._keep(value, value)
         special = self._special(value, path)
         if special is not None:
             return self._keep(value, special)
         if kind is np.ndarray:
             return self._array(value, path)
-        if kind is list or (isinstance(value, list) and _is_pure(kind)):
+        if kind is list or (isinstance(value, list) and is_pure(kind)):
             made: Any = self._keep(value, _new(kind))
             self.size += sys.getsizeof(value)
             for index, item in enumerate(list.__iter__(value)):
                 list.append(made, self.copy(item, (*path, str(index))))
             return self._with_fields(value, made, path)
-        if kind is OrderedDict or kind is defaultdict or kind is dict or (isinstance(value, dict) and _is_pure(kind)):
+        if kind is OrderedDict or kind is defaultdict or kind is dict or (isinstance(value, dict) and is_pure(kind)):
             made = self._keep(value, _new(kind))
             self.size += sys.getsizeof(value)
             if isinstance(value, defaultdict):
@@ -293,7 +462,7 @@ class _Copier:
                 setitem = OrderedDict.__setitem__ if isinstance(value, OrderedDict) else dict.__setitem__
                 setitem(made, own, self.copy(item, (*path, repr(key)[:40])))
             return self._with_fields(value, made, path)
-        if kind is tuple or (isinstance(value, tuple) and _is_pure(kind)):
+        if kind is tuple or (isinstance(value, tuple) and is_pure(kind)):
             items = [self.copy(item, (*path, str(index))) for index, item in enumerate(tuple.__iter__(value))]
             known = self._memo.get(id(value))  # it may be within itself, by way of a list
             if known is not None:
@@ -345,7 +514,7 @@ class _Copier:
         return self._with_fields(value, made, path)
 
     def _with_fields(self, value: Any, made: Any, path: tuple[str, ...]) -> Any:
-        fields = _fields_of(value)
+        fields = fields_of(value)
         if fields:
             _set_fields(made, {name: self.copy(item, (*path, name)) for name, item in fields})
         return made
@@ -391,10 +560,9 @@ class _Copier:
             raise CannotCopyError(f"{_place(path)} is a {kind} within a list or dict, which is not copied")
 
     def _function(self, value: types.FunctionType, path: tuple[str, ...]) -> Any:
-        """Return a function, or what stands for one whose closure holds what may differ elsewhere."""
-        held = [cell.cell_contents for cell in value.__closure__ or () if _has_contents(cell)]
-        held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *value.__dict__.values()]
-        if all(_is_constant(item) for item in held):
+        """Return a function, or what stands for one that holds what may change, or differ elsewhere."""
+        # What a closure holds may be written by another function that shares it, also a number.
+        if not has_cells(value) and all(map(_is_constant, held_by(value))):
             return value
         self._refuse_container(path, value)
         # It stays with the living environment, whose own closure holds its own layers; what else it holds is compared.
@@ -411,6 +579,8 @@ class _Copier:
         root = value
         while isinstance(root.base, np.ndarray):
             root = root.base
+        if id(root) in self._shared:
+            return self._keep(value, value)
         foreign = root.base is not None and not isinstance(root.base, bytes)
         if foreign and (path[0] == "result" or self._owns_pictures(root.base)):
             # Of a result its values count: they were told.
@@ -440,7 +610,11 @@ class _Copier:
         offset = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
         if whole.strides != root.strides:
             raise CannotCopyError(f"{_place(path)} is a part of an array whose memory has gaps")
-        flat = np.ndarray((whole.nbytes,), np.uint8, buffer=whole.data if whole.flags.c_contiguous else whole.T.data)
+        # Its memory has no gaps, in whatever order of its axes.
+        plain = whole.transpose(np.argsort([-step for step in whole.strides], kind="stable"))
+        if not plain.flags.c_contiguous:
+            raise CannotCopyError(f"{_place(path)} is a part of an array whose memory has gaps")
+        flat = np.ndarray((whole.nbytes,), np.uint8, buffer=plain.data)
         made = np.ndarray(value.shape, value.dtype, flat, offset, value.strides)
         made.flags.writeable = value.flags.writeable
         return self._keep(value, made)
@@ -462,6 +636,8 @@ class _Copier:
     def _generator(self, value: Any, path: tuple[str, ...]) -> Any:
         if value is np.random.mtrand._rand or value is getattr(random, "_inst", None):  # noqa: SLF001
             raise CannotCopyError(f"{_place(path)} is the generator of random or numpy.random, which all share")
+        if isinstance(value, random.SystemRandom):
+            raise CannotCopyError(f"{_place(path)} draws from the system, which cannot be set back")
         if type(value).__module__.partition(".")[0] not in ("numpy", "random"):
             raise CannotCopyError(f"{_place(path)} is a generator of a class of its own, {type(value).__qualname__}")
         self.size += 3000 if isinstance(value, (np.random.RandomState, random.Random)) else 300
@@ -492,12 +668,16 @@ class _Restorer(_Copier):
     Args:
         layers: The living layers.
         seed: Seeds the generators; None: they go on.
+        shared: As of `_Copier`.
     """
 
-    def __init__(self, layers: Sequence[Any], seed: int | None) -> None:
-        super().__init__(layers)
+    def __init__(self, layers: Sequence[Any], seed: int | None, shared: Mapping[int, Any]) -> None:
+        super().__init__(layers, shared)
         self._seed = seed
-        self._generators = 0
+        self._living_fields: dict[int, dict[str, Any]] = {}
+        base = next((at for at, layer in enumerate(layers) if not isinstance(layer, gymnasium.Wrapper)), 0)
+        self._first = (str(base), "_np_random")
+        """Where the generator is that a reset seeds."""
         self.puts: list[tuple[Callable[[Any, int | None], None], Any]] = []
 
     def field(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -508,9 +688,13 @@ class _Restorer(_Copier):
         return self.copy(value, path)
 
     def _living(self, path: tuple[str, ...]) -> Any:
-        value = self._layers[int(path[0])]
-        for name in path[1:]:
-            value = dict(_fields_of(value)).get(name)
+        index, name, *more = path
+        # Of each field of a layer it is asked, so they are listed once.
+        if int(index) not in self._living_fields:
+            self._living_fields[int(index)] = dict(fields_of(self._layers[int(index)]))
+        value = self._living_fields[int(index)].get(name)
+        for each in more:
+            value = dict(fields_of(value)).get(each)
         return value
 
     def _special(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -555,9 +739,10 @@ class _Restorer(_Copier):
         if isinstance(value, np.random.Generator):
             # Those that share their bits go on sharing them.
             return self._keep(value, np.random.Generator(self.copy(value.bit_generator, path)))
-        number, self._generators = self._generators, self._generators + 1
-        # The first gets what a reset with this seed gives it.
-        sequence = np.random.SeedSequence(self._seed) if not number else np.random.SeedSequence([self._seed, number])
+        # The environment's own gets what a reset with this seed gives it. The seeds of others come of their places, and
+        # not of their number: a space makes a generator when somebody asks for it, such as a vector environment.
+        own = () if path == self._first else (zlib.crc32("\0".join(path).encode()),)
+        sequence = np.random.SeedSequence([self._seed, *own] if own else self._seed)
         if isinstance(value, np.random.BitGenerator):
             return self._keep(value, type(value)(sequence))
         if isinstance(value, np.random.RandomState):
@@ -586,20 +771,27 @@ def _only_draws(value: Any, depth: int = 0) -> bool:
     return False
 
 
-def _has_contents(cell: types.CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
+def has_cells(function: types.FunctionType) -> bool:
+    """True if the closure of a function holds more than functions without one, classes and modules."""
+    for cell in function.__closure__ or ():
+        try:
+            value = cell.cell_contents
+        except ValueError:  # it is empty yet
+            return True
+        if isinstance(value, types.FunctionType):
+            if has_cells(value):
+                return True
+        elif not isinstance(value, (type, types.ModuleType)):
+            return True
+    return False
 
 
 def _is_constant(value: Any) -> bool:
     """True if nothing can change a value, nor what it holds."""
     if isinstance(value, types.FunctionType):
-        held = [cell.cell_contents for cell in value.__closure__ or () if _has_contents(cell)]
-        held += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *value.__dict__.values()]
-        return all(not isinstance(item, types.FunctionType) and _is_constant(item) for item in held)
+        if has_cells(value):
+            return False
+        return all(not isinstance(item, types.FunctionType) and _is_constant(item) for item in held_by(value))
     if isinstance(value, types.ModuleType):
         return value not in (random, np.random)
     if isinstance(value, types.BuiltinMethodType):
@@ -620,10 +812,7 @@ def _digest_function(function: Any, layers: Mapping[int, int], path: tuple[str, 
         elif isinstance(value, types.FunctionType) and depth < 5:
             parts.append(f"function {value.__module__}.{value.__qualname__}".encode())
             parts.append(value.__code__.co_code)
-            for cell in value.__closure__ or ():
-                if _has_contents(cell):
-                    add(cell.cell_contents, depth + 1)
-            for item in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), *value.__dict__.values()):
+            for item in held_by(value):
                 add(item, depth + 1)
         elif type(value) is np.ndarray and not value.dtype.hasobject:
             parts.append(f"array {value.dtype.str} {value.shape}".encode() + value.tobytes())
@@ -647,10 +836,11 @@ def _digest_function(function: Any, layers: Mapping[int, int], path: tuple[str, 
 
 
 def _is_jax(value: Any) -> bool:
-    return str(getattr(type(value), "__module__", "")).startswith("jaxlib") and type(value).__name__ == "ArrayImpl"
+    return module_of(type(value)).startswith("jaxlib") and type(value).__name__ == "ArrayImpl"
 
 
-def _is_pure(kind: type) -> bool:
+def is_pure(kind: type) -> bool:
+    """True if the objects of a class can be copied by their fields."""
     return _impure(kind) is None
 
 
@@ -677,7 +867,7 @@ def _find_impure(kind: type) -> str | None:
             continue
         if not owner.__flags__ & (1 << 9):  # no class of Python's
             return f"{title}, which is of no class written in Python, and is not copied"
-        slots = set(_slots_of(owner))
+        slots = set(slots_of(owner))
         for name, value in vars(owner).items():
             # What C has defined shows by its methods and members.
             made_in_c = isinstance(value, (types.MethodDescriptorType, types.ClassMethodDescriptorType))

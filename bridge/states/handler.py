@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import os
 import secrets
 import subprocess
 import threading
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -21,8 +23,8 @@ from bridge.core.worlds.scheduling import PendingResult, Scheduler
 from bridge.errors import Code, RequestError
 from bridge.pb import states_pb2
 from bridge.states.bounds import START_KEY, States
-from bridge.states.check import run_check
-from bridge.states.part import drop, forget
+from bridge.states.check import Verdict, run_check
+from bridge.states.part import drop, forget, left
 
 __all__ = ["StatesHandler"]
 
@@ -30,6 +32,8 @@ _MOST_LANES = 4096
 _MOST_KINDS = 1000
 _CLIENTS = 2
 """How many times the bounds of one client all clients may have together: one alone leaves as much to the others."""
+_MOST_CHARGED = 0.2
+"""The most seconds of a check that are charged: it runs in a process of its own, at a time when no other one does."""
 _LOOK = 0.5
 """The most seconds between two looks for states whose time is over."""
 
@@ -51,6 +55,40 @@ class _StateEntry:
     """When the last of them left."""
 
 
+class _Entries(dict[str, _StateEntry]):
+    """The states by identifier, with sums: whoever saves without end costs as much to refuse as one who does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[object] = Counter()
+        """How many each client has."""
+        self.sizes: Counter[object] = Counter()
+        """How many bytes those of each client take."""
+        self.size = 0
+        """How many bytes all take."""
+
+    def add(self, identifier: str, entry: _StateEntry) -> None:
+        """Take a state, whose size is not known yet."""
+        self[identifier] = entry
+        self.counts[entry.owner] += 1
+
+    def resize(self, entry: _StateEntry, size: int) -> None:
+        """Note how large a state is."""
+        self.size += size - entry.size
+        self.sizes[entry.owner] += size - entry.size
+        entry.size = size
+
+    def remove(self, identifier: str) -> _StateEntry | None:
+        """Forget a state; return it, None: there is none."""
+        entry = self.pop(identifier, None)
+        if entry is not None:
+            self.resize(entry, 0)
+            self.counts[entry.owner] -= 1
+            if not self.counts[entry.owner]:
+                del self.counts[entry.owner], self.sizes[entry.owner]
+        return entry
+
+
 class StatesHandler(MessageHandler):
     """Answers the message of states.
 
@@ -64,11 +102,16 @@ class StatesHandler(MessageHandler):
         super().__init__(scheduler)
         self._limits = limits
         self._start = start
-        self._entries: dict[str, _StateEntry] = {}
-        self._verdicts: dict[str, PendingResult[str]] = {}
+        self._entries = _Entries()
+        self._verdicts: dict[str, PendingResult[Verdict]] = {}
         """Why a kind of environment has no states, by what it is; not done while it is checked."""
         self._dropped: dict[object, list[str]] = {}
         """States that are gone, and whose memory is to be given back where they are."""
+        self._numbers: dict[object, int] = {}
+        """Of clients for which actions are kept."""
+        self._count = itertools.count()
+        self._checks = threading.Lock()
+        """Held by a check: one at a time, so that they take one processor at most."""
         self._looks = False
         self._closed = False
         self._threads: list[threading.Thread] = []
@@ -94,6 +137,10 @@ class StatesHandler(MessageHandler):
             return states_pb2.StatesResponse().SerializeToString()
         raise RequestError(Code.INVALID_ARGUMENT, "expected to save, restore or release states, got neither")
 
+    async def joined(self, asked: AskedMessage) -> None:
+        """Have the actions of the environments be kept: nobody knows yet whether they can be copied."""
+        await self._ask(asked, "keep", *self._kept(asked.client))
+
     async def _ask(self, asked: AskedMessage, name: str, *arguments: object) -> Any:
         return values.decode(await asked.run(values.encode([name, *arguments])))
 
@@ -103,22 +150,23 @@ class StatesHandler(MessageHandler):
         _check_lanes(lanes)
         # Before the environment is looked at: who has no room left costs nothing.
         self._check_room(asked.client, len(lanes), 0)
-        environment = await self._checked(asked)
+        environment, way = await self._checked(asked)
         identifiers = [f"{self._start}.{secrets.token_urlsafe(24)}" for _ in lanes]
         # Held while the environment is in the call, in which the deputy may serve another request.
         entries = [
             _StateEntry(asked.home, environment, 0, asked.client, {asked.client}, self.scheduler.now()) for _ in lanes
         ]
-        self._entries.update(zip(identifiers, entries, strict=True))
+        for identifier, entry in zip(identifiers, entries, strict=True):
+            self._entries.add(identifier, entry)
         try:
-            found = await self._ask(asked, "save", lanes, identifiers)
+            found = await self._ask(asked, "save", lanes, identifiers, way, *self._kept(asked.client))
         except BaseException:
             for identifier in identifiers:
-                self._entries.pop(identifier, None)
+                self._entries.remove(identifier)
             raise
         response = states_pb2.StatesResponse()
         for identifier, entry, (how, size) in zip(identifiers, entries, found, strict=True):
-            entry.size = size
+            self._entries.resize(entry, size)
             response.states.add(identifier=identifier, how=how, bytes=size, environment=_digest(environment))
         try:
             self._check_room(asked.client, 0, 0)
@@ -130,36 +178,46 @@ class StatesHandler(MessageHandler):
         self._look_later()
         return response.SerializeToString()
 
-    async def _checked(self, asked: AskedMessage) -> str:
-        """Return what the environments are; raises FAILED_PRECONDITION where such have no states."""
+    def _kept(self, client: object) -> tuple[int, int, int]:
+        """Return what is said to a part that keeps actions: for whom, how many, and of how many bytes."""
+        if client not in self._numbers:
+            self._numbers[client] = next(self._count)
+        return self._numbers[client], self._limits.max_replay_steps, self._limits.max_state_bytes
+
+    async def _checked(self, asked: AskedMessage) -> tuple[str, str]:
+        """Return what the environments are, and how they are saved; raises FAILED_PRECONDITION where they are not."""
         environment, made, problem = await self._ask(asked, "describe", False)
-        verdict = self._verdicts.get(environment)
-        if verdict is None:
+        pending = self._verdicts.get(environment)
+        asks = pending is None
+        if pending is None:
             environment, made, problem = await self._ask(asked, "describe", True)
             if len(self._verdicts) >= _MOST_KINDS:
                 self._verdicts.clear()
-            verdict = self._verdicts[environment] = PendingResult()
+            pending = self._verdicts[environment] = PendingResult()
             if problem:
-                verdict.set_result(problem)
+                pending.set_result(Verdict("", problem))
             else:
-                arguments = made, verdict
+                arguments = made, pending
                 thread = threading.Thread(target=self._check, args=arguments, name="bridge-states-check", daemon=True)
                 self._threads = [each for each in self._threads if each.is_alive()]
                 self._threads.append(thread)
                 thread.start()
-        reason = await verdict
-        if reason:
-            text = f"this environment has no state that can be copied: {reason}"
+        verdict = await pending
+        if asks:
+            asked.charge(min(verdict.seconds, _MOST_CHARGED))
+        if not verdict.way:
+            text = f"this environment has no state that can be copied: {verdict.reason}"
             raise RequestError(Code.FAILED_PRECONDITION, text)
-        return str(environment)
+        return str(environment), verdict.way
 
-    def _check(self, made: bytes, verdict: PendingResult[str]) -> None:
+    def _check(self, made: bytes, verdict: PendingResult[Verdict]) -> None:
         """Check a kind of environment; in a thread of its own, which waits for the process that does it."""
-        try:
-            reason = run_check(made, self._started)
-        except Exception as error:  # such as a full disk: whoever waits is told
-            reason = f"its kind could not be checked: {error!r}"
-        self.scheduler.call_soon_threadsafe(partial(verdict.set_result, reason))
+        with self._checks:
+            try:
+                found = Verdict("", "the server ends") if self._closed else run_check(made, self._started)
+            except Exception as error:  # such as a full disk: whoever waits is told
+                found = Verdict("", f"its kind could not be checked: {error!r}")
+        self.scheduler.call_soon_threadsafe(partial(verdict.set_result, found))
 
     def _started(self, process: subprocess.Popen[bytes]) -> None:
         self._processes.append(process)
@@ -169,15 +227,15 @@ class StatesHandler(MessageHandler):
     def _check_room(self, client: object, states: int, size: int) -> None:
         """Raise RESOURCE_EXHAUSTED where there is no room for so many more states and bytes."""
         limits = self._limits
-        own = [entry for entry in self._entries.values() if entry.owner == client]
-        for who, entries, times in (
-            ("this client has", own, 1),
-            ("all clients have", self._entries.values(), _CLIENTS),
+        entries = self._entries
+        for who, count, held, times in (
+            ("this client has", entries.counts[client], entries.sizes[client], 1),
+            ("all clients have", len(entries), entries.size, _CLIENTS),
         ):
-            if len(entries) + states > limits.max_states * times:
+            if count + states > limits.max_states * times:
                 more = f"of at most {times} times max_states={limits.max_states}" if times > 1 else ""
-                raise _full(f"{who} {len(entries)} states {more or f'of at most max_states={limits.max_states}'}")
-            taken = sum(entry.size for entry in entries) + size
+                raise _full(f"{who} {count} states {more or f'of at most max_states={limits.max_states}'}")
+            taken = held + size
             if taken > limits.max_state_bytes * times:
                 most = f"max_state_bytes={limits.max_state_bytes}"
                 raise _full(f"{who} states of {taken} bytes, of at most {f'{times} times ' if times > 1 else ''}{most}")
@@ -199,7 +257,13 @@ class StatesHandler(MessageHandler):
                 text = "the state is of another environment, or of one with other arguments or wrappers"
                 raise RequestError(Code.FAILED_PRECONDITION, text)
         self._use([identifier for identifier, _, _ in plan], asked)
-        await self._ask(asked, "restore", [list(one) for one in plan])
+        done = await self._ask(asked, "restore", [list(one) for one in plan], *self._kept(asked.client))
+        while not done:
+            # Others are served between two slices of a replay.
+            pause: PendingResult[None] = PendingResult()
+            self.scheduler.call_later(0.0, partial(pause.set_result, None))
+            await pause
+            done = await self._ask(asked, "go_on")
         return states_pb2.StatesResponse().SerializeToString()
 
     def _gone(self, identifier: str) -> RequestError:
@@ -224,7 +288,7 @@ class StatesHandler(MessageHandler):
 
     def _forget(self, identifiers: Iterable[str]) -> None:
         for identifier in identifiers:
-            entry = self._entries.pop(identifier, None)
+            entry = self._entries.remove(identifier)
             if entry is not None:
                 self._dropped.setdefault(entry.home, []).append(identifier)
 
@@ -236,6 +300,9 @@ class StatesHandler(MessageHandler):
 
     def left(self, client: object) -> None:
         """Let the time of states begin that only this client used."""
+        number = self._numbers.pop(client, None)
+        if number is not None:
+            left(self._start, number)
         now = self.scheduler.now()
         for entry in self._entries.values():
             entry.users.discard(client)
@@ -246,7 +313,7 @@ class StatesHandler(MessageHandler):
     def ended(self, home: object) -> None:
         """Forget what a process held."""
         for identifier in [one for one, entry in self._entries.items() if entry.home == home and home != _here()]:
-            del self._entries[identifier]
+            self._entries.remove(identifier)
         if home != _here():
             self._dropped.pop(home, None)
 
@@ -277,7 +344,7 @@ class StatesHandler(MessageHandler):
         """Return what clients can read of it."""
         counts = {
             "states": lambda: len(self._entries),
-            "bytes": lambda: sum(entry.size for entry in self._entries.values()),
+            "bytes": lambda: self._entries.size,
             "max_states": lambda: self._limits.max_states,
             "max_state_bytes": lambda: self._limits.max_state_bytes,
         }

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from bridge.states.atari import AtariState
+from bridge.states.digest import module_of
 
 __all__ = ["OwnWay", "draws", "own_way"]
 
@@ -56,14 +57,8 @@ _DRAWING_MODULES = (
 def draws(value: Any) -> bool:
     """True if an object draws, such as a surface, a window or a renderer: it decides nothing that comes next."""
     kind = type(value)
-    module = _module_of(kind)
+    module = module_of(kind)
     return kind.__name__ in _DRAWING.get(module, ()) or module.startswith(_DRAWING_MODULES)
-
-
-def _module_of(kind: type) -> str:
-    # A class of C may have none.
-    module = getattr(kind, "__module__", None)
-    return module if isinstance(module, str) else ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +80,7 @@ class OwnWay:
 
 def own_way(value: Any) -> OwnWay | None:
     """Have an object save itself; None: it is of no class that can."""
-    module, name = _module_of(type(value)), type(value).__name__
+    module, name = module_of(type(value)), type(value).__name__
     if name == "ALEInterface" and module.startswith("ale_py"):
         return _of_ale(value)
     if module.startswith("mujoco"):

@@ -44,12 +44,19 @@ class _LateHandler(MessageHandler):
 
     async def answer(self, request: bytes, asked: AskedMessage) -> bytes:
         """Hand on a request."""
+        answer: bytes = await self._made_now().answer(request, asked)
+        return answer
+
+    async def joined(self, asked: AskedMessage) -> None:
+        """Hand on that a client is going to save states."""
+        await self._made_now().joined(asked)
+
+    def _made_now(self) -> Any:
         if self._made is None:
             from bridge.states.handler import StatesHandler
 
             self._made = StatesHandler(self._limits, self._start, self.scheduler)
-        answer: bytes = await self._made.answer(request, asked)
-        return answer
+        return self._made
 
     def left(self, client: object) -> None:
         """Hand on that a client is gone."""

@@ -6,36 +6,71 @@ restored in another; of an isolated world in the world's own.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
 
 from bridge.core.encoding import values
+from bridge.core.encoding.message_form import Origin
 from bridge.core.worlds.messages import MessagePart, Stage
 from bridge.errors import Code, RequestError
 from bridge.states.check import single
-from bridge.states.graph import CannotCopyError, EnvSnapshot, layers_of, restore, take
-from bridge.states.scan import shared_by
+from bridge.states.graph import CannotCopyError, EnvSnapshot, copied, layers_of, restore, take
+from bridge.states.history import History, Ledger, Track
+from bridge.states.replay import ReplayState, StateReplay, replayed
 
-__all__ = ["StatesPart", "drop", "forget"]
+__all__ = ["StatesPart", "drop", "forget", "left"]
 
 
+_SLICE = 0.05
+"""Seconds for which a replay goes on at a time."""
+
+
+@dataclasses.dataclass(frozen=True)
 class _Saved:
-    """A state."""
+    """A state: by a copy, or by what was done; with the observation and the info that were told."""
 
-    def __init__(self, snapshot: EnvSnapshot, result: tuple[Any, ...], shared: str) -> None:
-        self.snapshot, self.result, self.shared = snapshot, result, shared
+    state: EnvSnapshot | ReplayState
+    result: tuple[Any, ...]
+    origin: Origin
+    """Where its episode was, for what records it."""
+
+
+@dataclasses.dataclass
+class _Job:
+    """A restore of one environment."""
+
+    saved: _Saved
+    lane: int
+    seed: int | None
+    replay: StateReplay | None = None
+    """What plays it; None: it has not begun, or is a copy."""
 
 
 _stores: dict[str, dict[str, _Saved]] = {}
 """The states of each start of a server, by identifier."""
+_ledgers: dict[tuple[str, int], Ledger] = {}
+"""What the histories of clients take, by the start of the server and the client's number there."""
+
+
+def left(start: str, client: int) -> None:
+    """Keep no more actions for a client, which is gone."""
+    ledger = _ledgers.pop((start, client), None)
+    if ledger is not None:
+        ledger.gone = True
 
 
 def forget(start: str) -> None:
     """Drop all states of a start of a server."""
     _stores.pop(start, None)
+    for key in [key for key in _ledgers if key[0] == start]:
+        left(*key)
 
 
 def drop(start: str, identifiers: Iterable[str]) -> None:
@@ -55,7 +90,13 @@ class StatesPart(MessagePart):
 
     def __init__(self, stage: Stage, start: str) -> None:
         super().__init__(stage)
+        self._start = start
         self._states = _stores.setdefault(start, {})
+        self._histories: dict[int, History] = {}
+        self._jobs: list[_Job] = []
+        """Those of the restore at hand."""
+        self._limits: tuple[int, ...] = ()
+        """For whom it is, as of `_keep`."""
 
     def answer(self, request: bytes) -> bytes:
         """Answer the handler: a name, and arguments."""
@@ -73,45 +114,134 @@ class StatesPart(MessagePart):
         except Exception as error:  # whatever the pickling of a user's objects raises
             return [_title(env, self.stage), b"", f"what makes it cannot be sent to a process of its own: {error!r}"]
 
-    def _save(self, lanes: Sequence[int], identifiers: Sequence[str]) -> Any:
+    def _keep(self, client: int, max_steps: int, max_bytes: int) -> Any:
+        """Keep from here on what is done, for a client."""
+        for lane in range(len(self.stage.envs)):
+            self._history(lane, client, max_steps, max_bytes)
+        return None
+
+    def _history(self, lane: int, client: int, max_steps: int, max_bytes: int) -> History:
+        env, history = self._one(lane), self._histories.get(lane)
+        ledger = _ledgers.setdefault((self._start, client), Ledger(max_steps, max_bytes))
+        if history is None or history.ledger is not ledger or history.env is not env:
+            history = self._histories[lane] = History(env, ledger, fresh=self.stage.fresh)
+            self.stage.intercept(lane, history)
+        return history
+
+    def _save(self, lanes: Sequence[int], identifiers: Sequence[str], way: str, *limits: int) -> Any:
         found: list[_Saved] = []
         for lane in lanes:
-            env = self._one(lane)
+            env, origin = self._one(lane), Origin(self.stage.moment, lane)
+            # Before it is looked whether an episode runs: from here on, the actions are kept.
+            history = self._history(lane, *limits) if way == "replay" else None
             observation, info = self.stage.newest(lane)
             try:
-                snapshot, result = take(env, observation, dict(info))
+                if history is not None:
+                    result = copied(env, (observation, dict(info)))
+                    found.append(_Saved(replayed(history), result, origin))
+                    continue
+                if lane in self._histories:
+                    # It was not known yet that a copy is one.
+                    self._histories.pop(lane).stop("it is copied")
+                    self.stage.intercept(lane, None)
+                found.append(_Saved(*take(env, observation, dict(info)), origin))
             except CannotCopyError as error:
                 raise _refused(error) from error
-            shared = shared_by(snapshot.classes)
-            if shared.reason:
-                raise _refused(shared.reason)
-            found.append(_Saved(snapshot, result, shared.digest()))
         # Only now: a save of some lanes that fails has saved none.
         self._states.update(zip(identifiers, found, strict=True))
-        return [["+".join(saved.snapshot.how), saved.snapshot.size] for saved in found]
+        return [["+".join(saved.state.how), saved.state.size] for saved in found]
 
-    def _restore(self, branches: Sequence[Any]) -> Any:
+    def _restore(self, branches: Sequence[Any], *limits: int) -> Any:
+        """Begin to restore; return whether all is done, else `go_on` is to be asked."""
         self.stage.check_place()
-        plan = []
+        self._end_jobs()
+        jobs = []
         for identifier, lane, seed in branches:
             saved, env = self._states.get(identifier), self._one(lane)
             if saved is None:
                 text = "the state is not where this environment is: it is kept in the process of another world"
                 raise RequestError(Code.FAILED_PRECONDITION, text)
-            if shared_by(saved.snapshot.classes).digest() != saved.shared:
-                text = "what its class or its module holds has changed since, which all environments share"
-                raise _refused(text)
             kinds = [type(layer) for layer in layers_of(env)]
-            if kinds != saved.snapshot.kinds:
+            if kinds != saved.state.kinds:
                 raise RequestError(Code.FAILED_PRECONDITION, "the state is of an environment with other wrappers")
-            plan.append((saved, lane, env, seed))
-        for saved, lane, env, seed in plan:
-            try:
-                observation, info = restore(saved.snapshot, env, *saved.result, seed=seed)
-            except (CannotCopyError, ValueError) as error:
-                raise _refused(error) from error
-            self.stage.place(lane, observation, info)
-        return None
+            jobs.append(_Job(saved, lane, seed))
+        self._jobs, self._limits = jobs, limits
+        return self._go_on()
+
+    def _go_on(self) -> Any:
+        """StateReplay for a while; return whether all environments are restored."""
+        if not self._jobs:
+            raise RequestError(Code.CANCELLED, "the restore was given up")
+        until = time.monotonic() + _SLICE
+        try:
+            for job in self._jobs:
+                if isinstance(job.saved.state, EnvSnapshot):
+                    continue
+                if job.replay is None:
+                    make, held = single(self.stage.make), self._may_be_held()
+                    job.replay = StateReplay(job.saved.state, self._one(job.lane), make, in_place=held)
+                if not job.replay.advance(until - time.monotonic()) or time.monotonic() > until + _SLICE:
+                    return False
+            tracks = [None if job.replay is None else job.replay.finish(job.seed) for job in self._jobs]
+            for job, track in zip(self._jobs, tracks, strict=True):
+                self._put(job, track)
+        except (CannotCopyError, ValueError) as error:
+            self._end_jobs()
+            raise _refused(error) from error
+        except BaseException:
+            self._end_jobs()
+            raise
+        self._jobs = []
+        return True
+
+    def _put(self, job: _Job, track: Track | None) -> None:
+        """Put a state into its environment, or an environment that has replayed it into the place of that one."""
+        saved, env = job.saved, self._one(job.lane)
+        history = self._histories.get(job.lane)
+        if isinstance(saved.state, EnvSnapshot):
+            observation, info = restore(saved.state, env, *saved.result, seed=job.seed)
+            if history is not None:
+                history.stop("a copy was put into it since")
+        else:
+            assert job.replay is not None, "it was replayed"
+            assert track is not None, "so there is what was done"
+            observation, info = copied(env, saved.result, back=True)
+            env = job.replay.env
+            if not job.replay.in_place:
+                self.stage.replace(job.lane, env)
+            job.replay = None
+            # Also of a lane of which no actions were kept so far: they are known from here on.
+            history = self._history(job.lane, *self._limits)
+            history.go_on(env, track)
+        self.stage.place(job.lane, observation, info, dataclasses.replace(saved.origin, seed=job.seed))
+
+    def _end_jobs(self) -> None:
+        """Give up the restore at hand."""
+        jobs, self._jobs = self._jobs, []
+        for job in jobs:
+            if job.replay is None:
+                continue
+            if job.replay.in_place and job.replay.began:
+                # It is somewhere between: nobody may take that for an episode.
+                history = self._histories.get(job.lane)
+                if history is not None:
+                    history.stop("a replay has failed in it since")
+                self.stage.intercept(job.lane, _Spoiled(self.stage, job.lane, history))
+            with contextlib.suppress(Exception):
+                job.replay.close()
+
+    def _may_be_held(self) -> bool:
+        """True if a function of the user's has made the environment, which may still hold it."""
+        made = getattr(getattr(self.stage.make, "__self__", None), "factory", None)
+        while isinstance(made, functools.partial):
+            made = made.func
+        return made is not None and not isinstance(made, type)
+
+    def close(self) -> None:
+        """Forget what was done."""
+        self._end_jobs()
+        for history in self._histories.values():
+            history.stop("it is closed")
 
     def _drop(self, identifiers: Sequence[str]) -> Any:
         for identifier in identifiers:
@@ -128,6 +258,37 @@ class StatesPart(MessagePart):
         if not 0 <= lane < len(envs):
             raise RequestError(Code.INVALID_ARGUMENT, f"expected lanes 0 to {len(envs) - 1}, got {lane}")
         return envs[lane]
+
+
+class _Spoiled:
+    """Is called in the place of an environment whose replay in place has failed, until it is reset.
+
+    Args:
+        stage: Reaches it.
+        lane: Its lane.
+        history: What is called afterwards; None: the environment itself.
+    """
+
+    def __init__(self, stage: Stage, lane: int, history: History | None) -> None:
+        self._stage, self._lane, self._history = stage, lane, history
+
+    def reset(self, **given: Any) -> Any:
+        """Begin a new episode, as if nothing had been."""
+        self._stage.intercept(self._lane, self._history)
+        if self._history is None:
+            return self._stage.envs[self._lane].reset(**given)
+        return self._history.reset(**given)
+
+    def step(self, action: Any) -> Any:
+        """Refuse."""
+        text = "a state could not be replayed in this environment, and its episode is over: reset it"
+        raise RequestError(Code.FAILED_PRECONDITION, text)
+
+    def called(self, request: Any) -> None:
+        """Note nothing."""
+
+    def changed(self, name: str, value: Any) -> None:
+        """Note nothing."""
 
 
 def _refused(why: object) -> RequestError:

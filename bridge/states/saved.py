@@ -22,9 +22,11 @@ class SavedState:
     Args:
         identifier: Names the state at its server, as long as that runs.
         url: The server, without a token.
-        how: The ways by which it was saved, joined by `+`: `copy`, and an environment's own, `ale` or `mujoco`.
+        how: The ways by which it was saved, joined by `+`: `copy`, and an environment's own, `ale` or `mujoco`;
+            or `replay`.
         bytes: About how many bytes of memory it takes there.
         environment: A digest of what the environment is: it restores into equal ones.
+        moment: Where its episode is in the recording of a `Recorder`; empty: none records it.
 
     Raises:
         SettingError: A field is of another type.
@@ -35,6 +37,7 @@ class SavedState:
     how: str
     bytes: int
     environment: str
+    moment: str = dataclasses.field(default="", repr=False)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -14,6 +14,7 @@ import pytest
 from bridge import serve_gym
 from bridge.cli import main
 from tests.places import ROOT
+from tests.preloaded import run
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -150,13 +151,10 @@ def test_the_command_of_the_page_on_plugins_runs(install: Install) -> None:
         bridge_count=blocks["bridge_count.py"],
     )
     with serve_gym("CartPole-v1") as server:
-        done = subprocess.run(
-            [sys.executable, "-m", "bridge", "count", server.url, "--seed", "1"],
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
+        done = run(
+            *("-m", "bridge", "count", server.url, "--seed", "1"),
             env={**os.environ, "PYTHONPATH": sys.path[0]},
-            check=False,
+            bare=True,
         )
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"\d+ steps\n", done.stdout)
@@ -180,13 +178,7 @@ sys.exit(main(sys.argv[1:]))
 
 def lacking(feature: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command line in an installation that lacks a folder of the package."""
-    return subprocess.run(
-        [sys.executable, "-c", LACKING, f"bridge.{feature}", *words],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    return run("-c", LACKING, f"bridge.{feature}", *words, bare=True)
 
 
 @pytest.mark.parametrize(
@@ -275,12 +267,5 @@ def test_what_needs_a_feature_that_an_installation_lacks_says_so_and_the_rest_wo
     tmp_path: Path, feature: str, use: str, told: str
 ) -> None:
     program = LACKING.partition("from bridge.cli")[0] + USES.format(use=use)
-    done = subprocess.run(
-        [sys.executable, "-c", program, f"bridge.{feature}"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        cwd=tmp_path,
-        check=False,
-    )
+    done = run("-c", program, f"bridge.{feature}", cwd=tmp_path, bare=True)
     assert (done.stdout, done.stderr) == (f"this installation lacks bridge.{feature}, {told}\n", "")

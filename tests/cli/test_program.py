@@ -11,6 +11,7 @@ import pytest
 from bridge.cli import main, program
 from bridge.cli.program import positive
 from tests.inside import add_command
+from tests.preloaded import run
 
 DEADLINE = 30.0
 
@@ -62,9 +63,7 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
     )
     code = "from bridge.cli import program; program.COMMANDS['slow'] = ('slow_command', ''); program.main(['slow'])"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE, env=environment
-    )
+    done = run("-c", code, env=environment, bare=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "bridge: interrupted\n")
 
 
@@ -80,12 +79,7 @@ _PACKAGES_OF_EXTRAS = (
 
 @pytest.mark.parametrize("command", program.COMMANDS)
 def test_the_help_of_a_command_needs_no_extra(command: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_EXTRAS, _PACKAGES_OF_EXTRAS, command, "--help"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
+    done = run("-c", _WITHOUT_EXTRAS, _PACKAGES_OF_EXTRAS, command, "--help", bare=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "exit codes:" in done.stdout
 
@@ -105,12 +99,7 @@ def test_the_help_of_a_command_needs_no_extra(command: str) -> None:
 def test_a_command_of_an_extra_that_is_not_installed_says_in_a_line_how_to_install_it(
     words: tuple[str, ...], said: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_EXTRAS, _PACKAGES_OF_EXTRAS, *words],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-    )
+    done = run("-c", _WITHOUT_EXTRAS, _PACKAGES_OF_EXTRAS, *words, bare=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"bridge: {said}")
     assert "pip install" in done.stderr
@@ -141,14 +130,8 @@ def test_the_help_has_the_name_by_which_the_program_was_called() -> None:
 
 def test_the_prose_of_a_help_fits_the_terminal() -> None:
     for command in ("evaluate", "demo", "play", "health"):
-        done = subprocess.run(
-            [sys.executable, "-m", "bridge", command, "--help"],
-            capture_output=True,
-            text=True,
-            timeout=DEADLINE,
-            check=True,
-            env={**os.environ, "COLUMNS": "60"},
-        )
+        done = run("-m", "bridge", command, "--help", env={**os.environ, "COLUMNS": "60"}, bare=True)
+        assert done.returncode == 0, done.stderr
         prose = [line for line in done.stdout.splitlines() if not line.startswith(" ") and not line.endswith(":")]
         assert [line for line in prose if len(line) > 60] == []
         assert "\n  " in done.stdout.partition("examples:")[2], "commands are not divided"

@@ -2,9 +2,8 @@
 
 import dataclasses
 import inspect
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from bridge import Limits, serve_gym, serve_parallel
 from bridge.cli import main
 from bridge.cli.serve import client_credentials, read_pairs, serve_options
 from bridge.errors import SettingError
+from tests.preloaded import run
 
 
 def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() -> None:
@@ -43,7 +43,7 @@ def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() 
         "action_names",
         "quality",
     ]
-    keywords += ["max_states", "max_state_bytes", "state_timeout", "state_abandoned_timeout"]
+    keywords += ["max_states", "max_state_bytes", "max_replay_steps", "state_timeout", "state_abandoned_timeout"]
     assert {"num_envs", "vectorization_mode", "env_kwargs", "host", "port", "max_connections"} <= set(keywords)
     # Lists of names are an option that is given for each of them.
     singular = {"protocols": "protocol", "observers": "observer", "messages": "message"}
@@ -167,8 +167,8 @@ def test_the_console_says_where_an_environment_failed_while_it_was_made(
     name: str, functions: list[str], error: str, more: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    command = [sys.executable, "-m", "bridge", "serve", f"mine:{name}", *more]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    # As an interpreter of its own, where modules of the current folder are found.
+    done = run("-m", "bridge", "serve", f"mine:{name}", *more, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."})
     assert done.returncode == 1
     *traceback, last = done.stderr.splitlines()
     assert last.startswith("bridge: ")

@@ -19,6 +19,7 @@ import bridge.wrappers
 from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.wrappers import BlockingReset
 from tests.inside import in_serving_thread
+from tests.support import server_process
 
 ROOT, WRAPPERS = Path(bridge.__file__).parent, Path(bridge.wrappers.__file__).parent
 # What a step of CartPole may take at most: calls, and files.
@@ -26,6 +27,14 @@ CLIENT = (24, 14)
 SERVER = (18, 12)
 # What a step of a vector environment of one slot may take, and each further slot.
 ONE_SLOT, FURTHER_SLOT = 60, 15
+# What a step of one slot may take that sees that its server was killed.
+LOST_SERVER = (120, 29)
+_SERVER = """
+from bridge import serve_gym
+with serve_gym("CartPole-v1") as server:
+    print(server.url, flush=True)
+    server.wait()
+"""
 
 
 class Counter:
@@ -91,6 +100,26 @@ def test_a_vector_step_passes_few_functions_and_each_further_slot_few_more() -> 
     arrivals = ("Poller.ready", "ready", "Connection._receive", "_receive", "GrpcClient.receive_data", "receive_data")
     few, many = (sum(name not in arrivals for _, name in calls) for calls in (four, twelve))
     assert (many - few) / 8 <= FURTHER_SLOT, f"{few} calls for 4 slots, {many} for 12"
+
+
+def test_a_step_that_sees_a_lost_server_passes_few_functions() -> None:
+    """Its process was killed: the connection ends without a word, and the episode is truncated."""
+    counter = Counter()
+    with server_process(_SERVER) as (process, url):
+        envs = BlockingReset(make_vec_remote(url, num_envs=1))
+        envs.reset(seed=0)
+        for action in (0, 1, 0, 1):  # what is remembered is remembered then
+            envs.step(np.full(1, action))
+        process.kill()
+        process.wait(30)
+        sys.setprofile(counter)
+        try:
+            truncations = envs.step(np.zeros(1, np.int64))[3]
+        finally:
+            sys.setprofile(None)
+        envs.close()
+    assert truncations.tolist() == [True]
+    counter.check(LOST_SERVER)
 
 
 def test_one_step_passes_few_functions_of_the_server() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import socket
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from bridge.perlert import serve_perlert
 from bridge.policies import RemotePolicy, serve_policy
 from bridge.testing import CountingEnv
 from tests.parallel_envs import Relay
+from tests.preloaded import run
 from tests.recording_reader import read_run
 from tests.support import until
 
@@ -201,6 +200,6 @@ print(env.step(1)[1], RemotePolicy(policy_url)(np.ones(1)))
 
 def test_a_dropped_server_serves_until_the_end_of_the_program() -> None:
     """Others use it: that its maker keeps only the URL is no reason to end it."""
-    found = subprocess.run([sys.executable, "-c", SERVERS], capture_output=True, text=True, timeout=60, check=True)
+    found = run("-c", SERVERS)
     assert found.stdout == "1.0 [1.]\n"
     assert found.stderr == ""

@@ -1,41 +1,20 @@
 """The compliance classes of the public `dm-env-rpc` library, run on our server (issue's own measure of D-3 to D-17)."""
 
 import itertools
-import string
 
 import gymnasium
-import numpy as np
 import pytest
-from dm_env_rpc.v1 import compliance, dm_env_rpc_pb2, tensor_spec_utils, tensor_utils
-from gymnasium import spaces
+from dm_env_rpc.v1 import compliance, dm_env_rpc_pb2, tensor_utils
 
 import bridge
 from bridge.web.gateway import serve_gateway
+from tests.ends.compliance import INVALID, SPACES, least, methods, run, run_reset
 from tests.parallel_envs import Relay
 from tests.peers import PublicClient
 from tests.support import chosen
 from tests.websocket_tools import WebSocketChannel
 
-TEXT = spaces.Text(8, min_length=0, charset=string.printable)
-VECTOR = spaces.Box(np.array([-1, -2, 0], np.float32), np.array([1, 2, 9], np.float32))
-SPACES = {
-    "scalar bounded": spaces.Box(-3, 3, (), np.float64),
-    "scalar unbounded": spaces.Box(-np.inf, np.inf, (), np.float32),
-    "vector bounded": VECTOR,
-    "vector unbounded": spaces.Box(-np.inf, np.inf, (2,), np.float64),
-    "matrix of bytes": spaces.Box(0, 255, (2, 3), np.uint8),
-    "integers": spaces.Box(-5, 5, (2, 2), np.int32),
-    "discrete": spaces.Discrete(5, start=2),
-    "multi-discrete": spaces.MultiDiscrete([3, 4]),
-    "multi-binary": spaces.MultiBinary(3),
-    "string": TEXT,
-    "nested": spaces.Dict(
-        arm=spaces.Dict(torque=VECTOR, grip=spaces.Box(0, 1, (2, 2), np.float32)), say=TEXT, move=spaces.Discrete(3)
-    ),
-    "tuple": spaces.Tuple((spaces.Discrete(3), spaces.Box(-1, 1, (), np.float64))),
-}
 OVER_WEBSOCKET = ("websocket", "gateway")
-INVALID = {"level": tensor_utils.pack_tensor(3)}
 
 
 class Endless(gymnasium.Env):
@@ -97,17 +76,6 @@ def create(client, space):
     return client.send(dm_env_rpc_pb2.CreateWorldRequest(settings=settings)).world_name
 
 
-def methods(cls):
-    return [name for name in dir(cls) if name.startswith("test_")]
-
-
-def run(cls, method, **members):
-    """Run one method of a compliance class with the properties that it asks for."""
-    case = type(cls.__name__, (cls,), {name: property(lambda _, v=value: v) for name, value in members.items()})
-    result = case(method).run()
-    assert result.wasSuccessful(), "\n".join(text for _, text in result.failures + result.errors)
-
-
 @over_every_transport
 @pytest.mark.parametrize("method", methods(compliance.CreateDestroyWorld))
 def test_create_and_destroy_comply(method, client):
@@ -130,15 +98,6 @@ def test_join_and_leave_comply(method, space, client):
     run(compliance.JoinLeaveWorld, method, connection=client, world_name=name, invalid_join_settings=INVALID)
 
 
-def least(spec):
-    """A lawful value of an action, as the compliance classes make one."""
-    shape = np.maximum(np.asarray(spec.shape, int), 1)
-    if spec.dtype == dm_env_rpc_pb2.DataType.STRING:
-        return tensor_utils.pack_tensor(np.full(shape, ""))
-    low = np.zeros(()) if not spec.HasField("min") else tensor_spec_utils.bounds(spec).min
-    return tensor_utils.pack_tensor(np.full(shape, low), dtype=spec.dtype)
-
-
 # The public class casts the least double to float for an unbounded action.
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 @over_transports(SPACES)
@@ -150,17 +109,6 @@ def test_steps_comply(method, space, client):
     if method == "test_first_step_actions_are_ignored":
         required = {}
     run(compliance.Step, method, connection=client, specs=client.specs, required_actions=required)
-
-
-def run_reset(method, client, world, **settings):
-    class Reset(compliance.Reset):
-        connection = property(lambda self: client)
-
-        def join_world(self):
-            return client.join(world, **settings).specs
-
-    result = Reset(method).run()
-    assert result.wasSuccessful(), str(result.failures + result.errors)
 
 
 @over_transports(SPACES)

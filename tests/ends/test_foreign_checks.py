@@ -15,7 +15,7 @@ from gymnasium.utils.env_match import check_environments_match
 from pettingzoo.utils.conversions import parallel_to_aec
 
 from bridge import make_parallel_remote, make_remote, serve_gym, serve_parallel
-from tests.support import NO_BOX2D, TAXI, import_box2d
+from tests.support import NO_BOX2D, TAXI, chosen, import_box2d
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PettingZoo's own tests import what it deprecates
@@ -38,6 +38,8 @@ TEAMS = {
     "cooperative_pong": "pettingzoo.butterfly.cooperative_pong_v6",
     "rps": "pettingzoo.classic.rps_v2",
 }
+SMALL_TEAMS = chosen(TEAMS, lambda name: name != "pistonball")
+"""Without the one whose large pictures take a second for each check; it passes one of them in `make test`."""
 Make = Callable[..., Any]
 
 pytestmark = [
@@ -108,38 +110,38 @@ def test_a_remote_of_several_agents_passes_parallel_api_test(name: str, teams: A
     checks.parallel_api_test(parallel(), num_cycles=50)
 
 
-@pytest.mark.parametrize("name", TEAMS)
+@pytest.mark.parametrize("name", SMALL_TEAMS)
 def test_a_remote_of_several_agents_passes_parallel_seed_test(name: str, teams: Any) -> None:
     parallel, _ = teams(name)
     checks.parallel_seed_test(parallel, num_cycles=20)
 
 
-@pytest.mark.parametrize("name", TEAMS)
+@pytest.mark.parametrize("name", SMALL_TEAMS)
 def test_a_remote_as_an_aec_environment_passes_api_test(name: str, teams: Any) -> None:
     _, aec = teams(name)
     checks.api_test(aec(), num_cycles=20)
 
 
-@pytest.mark.parametrize("name", TEAMS)
+@pytest.mark.parametrize("name", SMALL_TEAMS)
 def test_a_remote_as_an_aec_environment_passes_seed_test(name: str, teams: Any) -> None:
     _, aec = teams(name)
     checks.seed_test(aec, num_cycles=20)
 
 
-@pytest.mark.parametrize("name", TEAMS)
+@pytest.mark.parametrize("name", SMALL_TEAMS)
 def test_a_remote_of_several_agents_passes_max_cycles_test(name: str, teams: Any) -> None:
     parallel, aec = teams(name)
     checks.max_cycles_test(SimpleNamespace(parallel_env=parallel, env=aec))
 
 
-@pytest.mark.parametrize("name", TEAMS)
+@pytest.mark.parametrize("name", SMALL_TEAMS)
 def test_a_remote_as_an_aec_environment_passes_render_test(name: str, teams: Any) -> None:
     """Over the modes that a remote has: `human` opens a window where the environment runs."""
     _, aec = teams(name)
     checks.render_test(aec)
 
 
-@pytest.mark.parametrize("name", [name for name in TEAMS if name != "rps"])
+@pytest.mark.parametrize("name", [name for name in SMALL_TEAMS if name != "rps"])
 def test_a_remote_of_several_agents_passes_state_test(name: str, teams: Any) -> None:
     """Rock paper scissors has no `state_space` locally either."""
     parallel, aec = teams(name)

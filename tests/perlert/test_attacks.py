@@ -12,16 +12,15 @@ import socket
 import threading
 import time
 
-import gymnasium
 import numpy as np
 import psutil
 import pytest
-from gymnasium import spaces
 
 from bridge.errors import RemoteTimeoutError
 from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, serve_perlert
 from tests.draft_peers import PlainClient
-from tests.perlert.test_server import two_agents
+from tests.perlert.environments import two_agents
+from tests.perlert.recorder import Recorder
 from tests.perlert_simulation import client_of
 
 pytestmark = pytest.mark.slow
@@ -29,26 +28,6 @@ pytestmark = pytest.mark.slow
 KEY = "0123456789abcdef0123456789abcdef"
 WARY = GuardConfig(trusted=())
 """No address is believed, not even one of this machine."""
-
-
-class Recorder(gymnasium.Env):
-    """Records the actions that it is given, by episode; an episode lasts `length` steps."""
-
-    observation_space = spaces.Box(-1e6, 1e6, (1,))
-    action_space = spaces.Discrete(1000)
-
-    def __init__(self, length=20):
-        self.length, self.episodes = length, []
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.episodes.append([])
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.episodes[-1].append(int(action))
-        count = len(self.episodes[-1])
-        return np.array([count], np.float32), 1.0, count >= self.length, False, {}
 
 
 def sock_of(env):

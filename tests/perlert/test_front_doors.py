@@ -12,6 +12,7 @@ import pytest
 from bridge import errors, make_remote, make_vec_remote
 from bridge.cli import main
 from bridge.perlert import PerlertEnv, PerlertVectorEnv, serve_perlert
+from tests.preloaded import run
 
 
 def test_make_remote_and_make_vec_remote_take_perlert_urls() -> None:
@@ -55,8 +56,7 @@ def test_bridge_serve_publishes_over_perlert_until_sigterm() -> None:
 
 
 def test_a_lobby_ends_with_its_standard_input() -> None:
-    command = [sys.executable, "-m", "bridge", "serve", "CartPole-v1", "--perlert", "0", "--exit-on-eof"]
-    ended = subprocess.run(command, input="", capture_output=True, text=True, timeout=60)
+    ended = run("-m", "bridge", "serve", "CartPole-v1", "--perlert", "0", "--exit-on-eof")
     assert ended.returncode == 0, ended.stderr
     assert "serving perlert://127.0.0.1:" in ended.stdout
 

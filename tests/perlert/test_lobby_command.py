@@ -5,8 +5,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -17,13 +15,13 @@ from bridge.cli import main
 from bridge.cli.lobby import _user, clean, key_actions, key_legend, run_lobby
 from bridge.perlert import LobbyConfig, PerlertEnv, serve_perlert
 from bridge.perlert.protocol.packet import MAX_CLIENT_MESSAGE
-from tests.perlert.test_server import Counter
+from tests.perlert.environments import Counter
+from tests.preloaded import Program, run
 
 
 def serve(*options):
     """Start `bridge serve --perlert`; return the process and its URL."""
-    command = [sys.executable, "-W", "error", "-m", "bridge", "serve", "CartPole-v1", "--perlert", "0", *options]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    server = Program("-W", "error", "-m", "bridge", "serve", "CartPole-v1", "--perlert", "0", *options)
     return server, server.stdout.readline().split()[-1]
 
 
@@ -35,8 +33,7 @@ def end(server):
 
 
 def lobby(url, *options, typed=""):
-    command = [sys.executable, "-W", "error", "-m", "bridge", "lobby", url, *options]
-    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60, check=False)
+    return run("-W", "error", "-m", "bridge", "lobby", url, *options, typed=typed)
 
 
 def test_served_until_a_signal_and_played_in_the_terminal_through_a_pipe():

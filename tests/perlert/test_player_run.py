@@ -7,7 +7,7 @@ import numpy as np
 
 from bridge.perlert import PerlertEnv, serve_perlert
 from bridge.perlert.player_run import Stats
-from tests.perlert.test_attacks import Recorder
+from tests.perlert.recorder import Recorder
 
 
 def test_what_a_client_measures_is_when_a_datagram_arrived_and_not_when_the_agent_read_it(monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import shutil
 import socket
 import subprocess
 import sys
@@ -22,9 +21,9 @@ from bridge.cli.evaluate import EvaluationProgress
 from bridge.errors import ConnectError, InvalidActionError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, compare, evaluate, serve_policy
 from bridge.testing import make_certificates
+from tests.browser import in_browser, launched
 from tests.support import until
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EPISODES = 12
 
 
@@ -430,11 +429,8 @@ class Shown(gymnasium.Env):
         return np.full((16, 16, 3), 30 * self.count, np.uint8)
 
 
-@pytest.mark.skipif(
-    CHROMIUM is None, reason="chromium is not installed: apt-get install --no-install-recommends chromium"
-)
+@in_browser
 def test_a_page_shows_the_worlds_of_a_running_evaluation_and_its_results_so_far():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     shown, calls = threading.Event(), 0
@@ -446,13 +442,12 @@ def test_a_page_shows_the_worlds_of_a_running_evaluation_and_its_results_so_far(
             assert shown.wait(60.0)
         return np.zeros(len(observations), np.int64)
 
-    with serve_gym(Shown, web=True) as server, sync_api.sync_playwright() as playwright:
+    with serve_gym(Shown, web=True) as server, launched() as browser:
         found = []
         keywords = {"episodes": 12, "num_envs": 4, "web_port": port}
         thread = threading.Thread(target=lambda: found.append(evaluate(server.url, wait, **keywords)))
         thread.start()
         try:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
             page = browser.new_page()
             page.add_init_script(
                 """const Own = WebSocket;
@@ -490,5 +485,4 @@ def test_a_page_shows_the_worlds_of_a_running_evaluation_and_its_results_so_far(
         finally:
             shown.set()
             thread.join()
-        browser.close()
     assert found[0].returns.tolist() == [4.0] * 12

@@ -11,10 +11,7 @@ from gymnasium import spaces
 from bridge.errors import SettingError
 from bridge.facade.policies import GivenPolicies, as_policy, policy_name
 from tests.parallel_envs import Relay
-
-
-def still(observation):
-    return 0
+from tests.policies.plain import still
 
 
 def test_a_random_policy_takes_any_action_that_the_mask_allows():

@@ -21,9 +21,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from bridge import TLS
+from bridge.cli import main
 from bridge.errors import Code, ConnectError, RefusedError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, by_rows, serve_policy
 from tests.policy_peers import array, numbers
+from tests.preloaded import Program
 from tests.support import until
 
 
@@ -280,7 +282,7 @@ def test_a_server_beyond_loopback_makes_a_token():
 
 
 def test_tls_protects_the_way(tmp_path):
-    subprocess.run([sys.executable, "-m", "bridge", "cert", "--name", "localhost", "--out", tmp_path], check=True)
+    assert main(["cert", "--name", "localhost", "--out", str(tmp_path)]) == 0
     own = TLS(certificate=tmp_path / "server.pem", key=tmp_path / "server.key")
     with serve_policy(double, tls=own, token="secret-token") as server:
         url = server.url.replace("127.0.0.1", "localhost")
@@ -290,7 +292,7 @@ def test_tls_protects_the_way(tmp_path):
 
 
 def test_a_server_beyond_loopback_may_ask_for_certificates_in_a_tokens_place(tmp_path):
-    subprocess.run([sys.executable, "-m", "bridge", "cert", "--name", "localhost", "--out", tmp_path], check=True)
+    assert main(["cert", "--name", "localhost", "--out", str(tmp_path)]) == 0
     ca = tmp_path / "ca.pem"
     own = TLS(certificate=tmp_path / "server.pem", key=tmp_path / "server.key", client_ca=ca)
     with serve_policy(double, host="0.0.0.0", tls=own) as server:
@@ -381,8 +383,8 @@ def test_settings_out_of_their_range_are_refused():
 
 def test_the_command_serves_a_function_of_a_module(tmp_path):
     (tmp_path / "mine.py").write_text("def act(seen):\n    return int(seen[0] > 0)\n")
-    command = [sys.executable, "-m", "bridge", "policy", "mine:act", "--rows", "--port", "0"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
+    command = ("-m", "bridge", "policy", "mine:act", "--rows", "--port", "0")
+    with Program(*command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}) as process:
         line = process.stdout.readline()
         url = line.split()[-1]
         assert "mine:act" in line
@@ -392,4 +394,3 @@ def test_the_command_serves_a_function_of_a_module(tmp_path):
             assert answer.status == 200
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
-        process.stdout.read()

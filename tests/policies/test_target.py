@@ -5,7 +5,7 @@ import pytest
 from bridge.cli.target import find_policies
 from bridge.errors import SettingError
 from tests.parallel_envs import Relay
-from tests.policies.test_policies import still
+from tests.policies.plain import still
 
 
 def test_the_command_line_names_policies_by_their_modules():

@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from bridge import serve_gym
 from bridge.cli import make_parser
 from tests.places import ROOT
-from tests.project.test_packaging import MODULES, source_of
+from tests.project.modules import MODULES, source_of
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -199,7 +199,7 @@ def context(to: Path) -> None:
 
 
 def test_the_rules_of_dockerignore_are_those_of_docker() -> None:
-    assert not ignored("bridge/core/server/server.py")
+    assert not ignored("bridge/core/server/core_server.py")
     assert not ignored("deploy/constraints.txt")
     assert ignored("bridge/__pycache__/x.cpython-311.pyc")
     assert ignored("bridge/cli/__pycache__/x.cpython-311.pyc")

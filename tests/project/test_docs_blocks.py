@@ -12,8 +12,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -24,8 +22,10 @@ import pytest
 from bridge import make_remote, serve_gym
 from bridge.core.transport.credentials import write_secret
 from bridge.recording.reader import read_folder
-from bridge.testing import ServerProcess, make_certificates
+from bridge.testing import make_certificates
 from tests.places import ROOT
+from tests.preloaded import Program, run
+from tests.project.processes import free_port, waits_for_sigterm
 from tests.support import until
 
 DOCS = ROOT / "docs"
@@ -63,12 +63,6 @@ class Elsewhere:
     test: str
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
-
-
 def parts(url: str) -> Mapping[str, str]:
     """A server's URL for a block: whole, and its port."""
     plain = url.partition("?")[0]
@@ -80,10 +74,10 @@ def command(*words: str) -> Terminal:
 
     @contextlib.contextmanager
     def run() -> Iterator[Mapping[str, str]]:
-        with ServerProcess(*words) as server:
+        with child("-m", "bridge", "serve", *words, "--port", "0") as printed:
             listed = Path("urls.txt").resolve()
-            listed.write_text(server.url, encoding="utf-8")
-            yield {**parts(server.url), "directory": listed.as_uri()}
+            listed.write_text(printed["url"], encoding="utf-8")
+            yield {**printed, "directory": listed.as_uri()}
 
     return run
 
@@ -134,10 +128,8 @@ def recorded() -> Iterator[Mapping[str, str]]:
 @contextlib.contextmanager
 def replayed() -> Iterator[Mapping[str, str]]:
     """`gymnasium-bridge replay --serve` of a recorded episode in the other terminal."""
-    with recorded() as names:
-        words = [sys.executable, "-m", "bridge", "replay", names["episode"], "--serve"]
-        with child(words) as printed:
-            yield printed
+    with recorded() as names, child("-m", "bridge", "replay", names["episode"], "--serve") as printed:
+        yield printed
 
 
 @contextlib.contextmanager
@@ -145,18 +137,16 @@ def dialed() -> Iterator[Mapping[str, str]]:
     """`gymnasium-bridge serve --dial` in the other terminal: it dials until somebody listens at the port."""
     port = free_port()
     dial = ["--dial", f"grpcs://127.0.0.1:{port}", "--dial-ca", "certs/ca.pem"]
-    with child([sys.executable, "-m", "bridge", "serve", "CartPole-v1", *dial], BRIDGE_TOKEN="a-secret"):
+    with child("-m", "bridge", "serve", "CartPole-v1", *dial, BRIDGE_TOKEN="a-secret"):
         yield {"port": str(port)}
 
 
 @contextlib.contextmanager
-def child(words: list[str], port: int | None = None, **variables: str) -> Iterator[Mapping[str, str]]:
+def child(*words: str, port: int | None = None, **variables: str) -> Iterator[Mapping[str, str]]:
     """Run a program until it listens at a port, or has printed a URL, and interrupt it in the end."""
     log = Path(f"printed-{free_port()}.txt")
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            words, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONUNBUFFERED": "1", **variables}
-        )
+        process = Program(*words, stdout=output.fileno(), stderr=output.fileno(), env={**os.environ, **variables})
 
     def ready() -> bool:
         assert process.poll() is None, log.read_text(encoding="utf-8")
@@ -177,14 +167,7 @@ def child(words: list[str], port: int | None = None, **variables: str) -> Iterat
         assert process.wait(DEADLINE) == 0, log.read_text(encoding="utf-8")
         assert "Traceback" not in log.read_text(encoding="utf-8")
     finally:
-        process.kill()
-        process.wait()
-
-
-def waits_for_sigterm(pid: int) -> bool:
-    """True if the process has a handler of SIGTERM, as Linux says."""
-    caught = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(encoding="utf-8"), re.MULTILINE)
-    return caught is not None and bool(int(caught[1], 16) >> (signal.SIGTERM - 1) & 1)
+        process.__exit__()
 
 
 @contextlib.contextmanager
@@ -194,7 +177,7 @@ def serving(code: str) -> Iterator[Mapping[str, str]]:
     file.write_text(code, encoding="utf-8")
     named = re.search(r"\bport=(\d+)", code)
     port = int(named[1]) if named and named[1] != "0" else None
-    with child([sys.executable, "-W", "error", str(file)], port) as printed:
+    with child("-W", "error", str(file), port=port) as printed:
         yield printed
 
 
@@ -216,7 +199,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Elsewhere("tests/ray/test_docs.py"),
     ],
     "environments.md": [
-        *[Elsewhere("tests/standalone/test_standalone.py")] * 2,
+        *[Elsewhere("tests/standalone/test_command_line.py")] * 2,
     ],
     "limits.md": [Elsewhere("tests/core/encoding/test_conversions.py")],
     "performance.md": [
@@ -278,7 +261,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Elsewhere("tests/cli/test_commands.py"),
         Elsewhere("tests/core/server/test_messages.py"),
         *[Elsewhere("tests/core/server/test_port_protocols.py")] * 3,
-        *[Elsewhere("tests/core/client/test_schemes.py")] * 2,
+        *[Elsewhere("tests/core/client/test_make_schemes.py")] * 2,
         Elsewhere("tests/core/worlds/test_turn_pacers.py"),
     ],
     "reference.in.md": [Elsewhere("tests/project/test_readme.py")],
@@ -368,7 +351,5 @@ def test_a_block_runs(page: str, number: int, tmp_path: Path, monkeypatch: pytes
                 return
         file = tmp_path / "block.py"
         file.write_text(code, encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-W", "error", str(file)], capture_output=True, text=True, timeout=DEADLINE, check=False
-        )
+        done = run("-W", "error", file, timeout=DEADLINE)
     assert (done.returncode, done.stderr) == (0, "")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.places import ROOT
+from tests.preloaded import run as run_program
 
 EXAMPLES = ROOT / "examples"
 ELSEWHERE = {
@@ -32,8 +33,7 @@ ELSEWHERE = {
 
 def run(name: str, *arguments: str | Path) -> str:
     """Run an example in a process of its own, and return its output."""
-    command = [sys.executable, EXAMPLES / name, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_program(EXAMPLES / name, *arguments, timeout=120.0)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -64,6 +64,14 @@ def test_three_clients_vote_in_a_world_of_their_own() -> None:
 
 
 @pytest.mark.slow
+def test_a_search_over_forks_solves_what_its_greedy_policy_does_not() -> None:
+    greedy, searched, found = run("tree_search.py").splitlines()
+    assert greedy == "greedy: return -200"
+    assert re.fullmatch(r"searched: \d+ states, each of \d+ forks into 64 lanes by one message", searched)
+    assert float(found.removeprefix("found: return ")) > -200
+
+
+@pytest.mark.slow
 def test_a_served_policy_is_called_once_a_step() -> None:
     assert re.fullmatch(
         r"50 steps of 4 environments, reward \d+: 50 calls\n",
@@ -86,13 +94,7 @@ def test_two_machines_play_with_a_token_and_tls_and_others_are_refused(tmp_path:
             other.mkdir()
             (other / "ca.pem").write_bytes((folder / "ca.pem").read_bytes())
             (other / "token").write_text("a-wrong-token")
-            refused = subprocess.run(
-                [sys.executable, EXAMPLES / "two_machines.py", "play", url, "--folder", other],
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
+            refused = run_program(EXAMPLES / "two_machines.py", "play", url, "--folder", other, timeout=120.0)
             assert refused.returncode == 1
             assert "the token is wrong" in refused.stderr
         finally:

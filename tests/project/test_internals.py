@@ -6,6 +6,7 @@ import textwrap
 import pytest
 
 from tests import internals
+from tests.places import ROOT
 
 
 def findings(code, file="tests/test_things.py"):
@@ -31,6 +32,22 @@ def test_the_vocabulary_names_modules_that_exist():
 def test_each_entry_of_the_helpers_names_a_file_that_imports_it():
     found = {(each.file, each.what.removeprefix("bridge.")) for each in internals.find() if each.kind == "helpers"}
     assert found == {(file, name) for file, (_, names) in internals.HELPERS.items() for name in names.split()}
+
+
+def test_no_test_file_imports_another_one():
+    """What several need is in a helper module, and fixtures are in the `conftest.py` of their folder."""
+    found = []
+    for file in sorted((ROOT / "tests").rglob("*.py")):
+        own = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tests"):
+                modules = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+                found += [
+                    f"{file.relative_to(ROOT)} imports {module}"
+                    for module in modules
+                    if module.rpartition(".")[2].startswith("test_") and module != own
+                ]
+    assert found == []
 
 
 def test_what_a_helper_may_import_counts_apart():

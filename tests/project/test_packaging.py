@@ -7,7 +7,6 @@ import functools
 import importlib
 import importlib.metadata
 import os
-import pkgutil
 import re
 import shutil
 import subprocess
@@ -24,19 +23,13 @@ import yaml
 import bridge
 import bridge.wrappers
 from tests.places import ROOT
+from tests.project.modules import MODULES, source_of
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-MODULES = sorted(
-    {
-        "bridge",
-        *(found.name for found in pkgutil.walk_packages(bridge.__path__, "bridge.")),
-        *(found.name for found in pkgutil.walk_packages(bridge.wrappers.__path__, "bridge.wrappers.")),
-    }
-)
 OURS = [name for name in MODULES if not name.startswith("bridge.pb.") and not name.endswith("__main__")]
 # The version is no more than a name, `__main__` modules no more than a call.
 WITHOUT_ALL = {"bridge.pb", "bridge.version"}
@@ -58,15 +51,6 @@ def imported(name: str) -> types.ModuleType:
         if error.name in EXTRAS_WITHOUT_TESTS_HERE:
             pytest.skip(f"{name} needs {error.name}, an extra")
         raise
-
-
-def source_of(name: str) -> Path:
-    """The file of a module of ours, found without importing it."""
-    *parents, last = name.split(".")
-    if parents[:2] == ["bridge", "wrappers"] or (parents == ["bridge"] and last == "wrappers"):
-        parents = parents[1:]
-    package = ROOT.joinpath(*parents, last, "__init__.py")
-    return package if package.exists() else ROOT.joinpath(*parents, f"{last}.py")
 
 
 @functools.cache
@@ -275,8 +259,8 @@ with serve_gym("CartPole-v1") as server:
         each.close()
 print(*sorted(name for name in sys.modules if name.split(".")[0] == "bridge"))
 """
-MOST_MODULES = 171
-"""The most modules of `bridge` that a server and its clients in one process load; 120 are aimed at, so lower it."""
+MOST_MODULES = 120
+"""The most modules of `bridge` that a server and its clients in one process load."""
 LOADED_NOT_YET: set[str] = set()
 """Packages that they load without a use for them: to be mended, so none is added."""
 
@@ -579,10 +563,12 @@ def test_the_core_tests_import_what_their_extra_brings_and_no_more():
     wanted = [*project["dependencies"], *project["optional-dependencies"]["test-core"]]
     brought = {re.split(r"[\[<>=!~; ]", requirement)[0].lower().replace("_", "-") for requirement in wanted}
     files = (ROOT / "tests" / "core.txt").read_text("utf-8").split()
+    folders = {folder for file in files for folder in Path(file).parents}
+    fixtures = [folder / "conftest.py" for folder in folders if (ROOT / folder / "conftest.py").is_file()]
     distributions = importlib.metadata.packages_distributions()
     foreign = {
         name: str(file)
-        for name, file in imports_of_tests([*files, "tests/conftest.py"]).items()
+        for name, file in imports_of_tests([*files, *fixtures]).items()
         if name not in sys.stdlib_module_names and name != "bridge"
         if brought.isdisjoint(own.lower().replace("_", "-") for own in distributions.get(name, []))
     }

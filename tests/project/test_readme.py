@@ -24,6 +24,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import Inspector, ServerProcess
 from tests.parallel_envs import Relay
 from tests.places import ROOT
+from tests.preloaded import run
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -93,8 +94,7 @@ def run_code(code: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "program.py"
         file.write_text(code, encoding="utf-8")
-        command = [sys.executable, "-W", "error", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = run("-W", "error", file, timeout=120.0)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

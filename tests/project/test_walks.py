@@ -22,10 +22,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.browser import in_browser, says, shows
 from tests.places import ROOT
-from tests.project.test_docs_blocks import free_port, waits_for_sigterm
+from tests.project.processes import free_port, waits_for_sigterm
 from tests.support import until
-from tests.web.test_page import browser, in_browser, no_token_in_the_environment, opened, says, shows  # noqa: F401
 
 INSTALLS = ("make demo", "pip install")
 DEADLINE = 120.0
@@ -144,7 +144,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 @in_browser
-def test_a_newcomer_goes_through_the_readme(desk: Desk, opened) -> None:  # noqa: F811
+def test_a_newcomer_goes_through_the_readme(desk: Desk, opened) -> None:
     here, wide = str(free_port()), str(free_port())
     blocks = blocks_of("README.md")
     kinds = [kind for kind, _ in blocks]
@@ -176,7 +176,7 @@ def test_a_newcomer_goes_through_the_readme(desk: Desk, opened) -> None:  # noqa
 
 
 @in_browser
-def test_a_roboticist_serves_a_policy_evaluates_corrects_and_makes_a_dataset(desk: Desk, opened) -> None:  # noqa: F811
+def test_a_roboticist_serves_a_policy_evaluates_corrects_and_makes_a_dataset(desk: Desk, opened) -> None:
     port, policy = str(free_port()), str(free_port())
     console = block("docs/policies.md", "corrected-v0").splitlines()
     saved, serve, alone, correct, export = lines_of("\n".join(console))

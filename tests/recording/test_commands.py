@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,8 @@ from bridge.recording.player import EpisodeEnv, serve_episode
 from bridge.recording.reader import open_episode, read_folder
 from bridge.testing import VirtualClock
 from tests.parallel_envs import Relay
-from tests.recording.test_replay import change
+from tests.preloaded import Program
+from tests.recording.changes import change
 from tests.support import until
 
 
@@ -46,31 +45,15 @@ def record(
 
 
 def test_bridge_serve_records_what_its_options_say(tmp_path):
-    command = [
-        sys.executable,
-        "-u",
-        "-m",
-        "bridge.__main__",
-        "serve",
-        "CartPole-v1",
-        "--record",
-        str(tmp_path / "runs"),
-    ]
-    process = subprocess.Popen(
-        [*command, "--record-observations", "--record-max-bytes", "100000000"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
+    command = ["-m", "bridge", "serve", "CartPole-v1", "--record", str(tmp_path / "runs")]
+    with Program(*command, "--record-observations", "--record-max-bytes", "100000000") as process:
         url = process.stdout.readline().split(" served at ")[1].split()[0]
         env = make_remote(url)
         env.reset(seed=1)
         env.step(0)
         env.close()
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
-    finally:
-        process.kill()
-        process.wait(30)
+        process.wait(60)
     (episode,) = read_folder(tmp_path / "runs").episodes()
     assert episode.stream.has_observations
     assert episode.end == "closed"
@@ -262,14 +245,7 @@ def test_an_episode_of_several_agents_is_watched_over_the_first_ones_shoulder(tm
 
 def test_the_command_serves_an_episode_until_a_signal(tmp_path):
     (name,) = record(tmp_path, episodes=1)
-    process = subprocess.Popen(
-        [sys.executable, "-u", "-m", "bridge.__main__", "replay", str(tmp_path / name), "--serve", "--fps", "60"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
+    with Program("-m", "bridge", "replay", str(tmp_path / name), "--serve", "--fps", "60") as process:
         line = process.stdout.readline()
         assert line.startswith(f"{name} served at grpc://"), line
         watcher = make_remote(f"{line.split(' served at ')[1].split()[0]}?world=", role="spectator")
@@ -277,11 +253,7 @@ def test_the_command_serves_an_episode_until_a_signal(tmp_path):
         until(lambda: watcher.step(0)[4].get("position", 0) > 0)
         watcher.close()
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-        assert process.returncode == 0, err
-    finally:
-        process.kill()
-        process.wait(30)
+        assert process.wait(60) == 0
 
 
 def test_an_episode_that_can_be_neither_shown_nor_replayed_is_refused(tmp_path):

@@ -321,7 +321,7 @@ def test_an_export_that_cannot_be_made_says_why(tmp_path, datasets):
 
 
 def test_a_replay_that_differs_is_no_dataset(tmp_path, datasets):
-    from tests.recording.test_replay import Noisy
+    from tests.recording.environments import Noisy
 
     with serve_gym(Noisy, record=tmp_path) as server:
         play(server.url, 1, steps=4)

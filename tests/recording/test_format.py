@@ -172,6 +172,31 @@ def test_a_graph_that_its_environment_writes_over_is_recorded_as_it_was(tmp_path
     assert [graph.nodes[0, 0] for graph in stream.samples("observation", episode.own)] == [0, 1, 2, 3, 4, 5]
 
 
+class Takes(gymnasium.Env):
+    """Writes into the actions that it is given."""
+
+    observation_space = spaces.Discrete(2)
+    action_space = spaces.Box(0, 100, (2,), np.int64)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        action[:] = 0
+        return 1, 0.0, False, False, {}
+
+
+def test_an_action_that_its_environment_writes_over_is_recorded_as_it_was(tmp_path):
+    with serve_gym(Takes, record=tmp_path) as server:
+        env = make_remote(server.url)
+        env.reset()
+        for number in range(1, 6):
+            env.step(np.full(2, number))
+        env.close()
+    ((episode,), (stream,)) = read_folder(tmp_path).episodes(), read_folder(tmp_path).streams
+    assert [action.tolist() for action in stream.samples("action", episode.own[1:])] == [[n, n] for n in range(1, 6)]
+
+
 def test_options_travel_into_the_recording(tmp_path):
     with serve_gym(CountingEnv, record=tmp_path) as server:
         env = make_remote(server.url)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import gymnasium
 import numpy as np
 import pytest
@@ -17,6 +14,7 @@ from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
 from bridge.testing import CountingEnv, VirtualClock
 from bridge.wrappers import BlockingReset
+from tests.preloaded import run
 from tests.recording_reader import read_run
 from tests.support import play_vector, until
 
@@ -192,13 +190,7 @@ def test_a_program_that_ends_without_close_leaves_what_was_recorded(tmp_path):
         "[envs.step(np.array([0])) for _ in range(3)]; sys.exit('on purpose')"
     )
     with serve_gym(CountingEnv) as server:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code, server.url, str(tmp_path)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run("-W", "ignore", "-c", code, server.url, tmp_path)
     assert "on purpose" in done.stderr
     assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".parquet", ".sums"]
     assert [episode.length for episode in read_folder(tmp_path).episodes()] == [3]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import re
 import sys
@@ -35,6 +34,8 @@ from bridge.recording.replay import Replay, Verification, replayed_from, verify,
 from bridge.testing import CountingEnv, FailingEnv, Proxy, VirtualClock
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
+from tests.recording.changes import change, forge
+from tests.recording.environments import Noisy
 from tests.recording_reader import read_run
 from tests.support import NO_BOX2D, everywhere, import_box2d, minigrid, play_vector, pong, sampled, until, world_of
 
@@ -381,19 +382,6 @@ def test_a_step_that_returns_nonsense_marks_its_episode_incomplete(tmp_path):
 # What is not as it was recorded
 
 
-class Noisy(gymnasium.Env[Any, Any]):
-    """Its observations are of a generator that nobody seeds."""
-
-    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float64)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        return np.zeros(2), {}
-
-    def step(self, action: Any) -> Any:
-        return np.random.default_rng().random(2), 0.0, False, False, {}
-
-
 def test_an_environment_that_does_not_follow_its_seed_is_named_at_its_first_step(tmp_path):
     with serve_gym(Noisy, record=tmp_path) as server:
         play(server.url, 5)
@@ -421,32 +409,6 @@ def recorded_cartpole(folder: Path, *, observations: bool = True) -> Path:
         play(server.url, 100)
     (file,) = folder.glob("*.parquet")
     return file
-
-
-def change(file: Path, column: str, row: int) -> None:
-    """Change a cell of a file, and its digests with it, as somebody does who wants to deceive."""
-    segment = pa.ipc.new_stream(stream := io.BytesIO(), (table := pq.read_table(file)).schema)
-    cells = table[column].to_pylist()
-    cell = cells[row]
-    if isinstance(cell, list):
-        cells[row] = [float(np.nextafter(np.float32(cell[0]), np.float32(9))), *cell[1:]]
-    elif isinstance(cell, bytes):
-        cells[row] = bytes([cell[0] ^ 1, *cell[1:]])
-    else:
-        cells[row] = not cell if isinstance(cell, bool) else 1 - cell
-    segment.write_table(table.set_column(table.schema.get_field_index(column), table.schema.field(column),
-                                         pa.array(cells, table.schema.field(column).type)))  # fmt: skip
-    segment.close()
-    forge(file, stream.getvalue())
-
-
-def forge(file: Path, data: bytes) -> None:
-    """Put a stream in the place of a file, with digests that fit."""
-    forged = file.with_suffix(".arrow")
-    forged.write_bytes(data)
-    digest = hashlib.sha256(data).hexdigest()
-    forged.with_name(forged.name + ".sums").write_text(f"0 {len(data)} {digest}\n")
-    file.unlink()
 
 
 @pytest.mark.parametrize("column", ["action", "reward", "terminated", "hash", "observation"])

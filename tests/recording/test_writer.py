@@ -21,7 +21,7 @@ from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
 from bridge.recording.writer import Journal
 from bridge.wrappers import BlockingReset
-from tests.places import ROOT
+from tests.preloaded import run
 from tests.recording_tape import Tape, fill, reset_row, step_row, tape_of
 from tests.support import server_process, until
 
@@ -38,14 +38,7 @@ server.wait(grace=0.0)
 
 def run_script(script: str, folder: Path) -> None:
     """Run a script in a process of its own, which gets a folder."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run("-W", "ignore", "-c", script, folder)
     assert done.returncode == 0, done.stderr
 
 

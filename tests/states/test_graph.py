@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import gymnasium
@@ -16,14 +16,6 @@ from tests.states_envs import Walk
 from tests.support import TAXI, assert_identical, minigrid, pong, stable_id
 
 STEPS = 100
-
-
-@contextlib.contextmanager
-def closing(env: Any) -> Iterator[Any]:
-    try:
-        yield env
-    finally:
-        env.close()
 
 
 def wrapped() -> gymnasium.Env[Any, Any]:

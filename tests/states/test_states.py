@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
-from gymnasium.wrappers import FrameStackObservation, NormalizeObservation, RecordEpisodeStatistics, TimeLimit
 
-import bridge.states
 from bridge import Auth, MessageForm, SavedState, States, make_remote, make_vec_remote, serve_gym
 from bridge.core.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RefusedError, SettingError
 from bridge.testing import Inspector
-from tests.states_envs import REFUSED, Walk
+from tests.states_envs import REFUSED, Walk, wrapped
 from tests.support import assert_identical, stable_id
 
 DEADLINE = 60.0
 STEPS = 100
-
-
-@contextlib.contextmanager
-def closing(env: Any) -> Iterator[Any]:
-    try:
-        yield env
-    finally:
-        env.close()
-
-
-def wrapped() -> gymnasium.Env[Any, Any]:
-    """CartPole under wrappers that have states of their own."""
-    env: Any = TimeLimit(gymnasium.make("CartPole-v1"), 30)
-    return NormalizeObservation(RecordEpisodeStatistics(FrameStackObservation(env, 4)))
 
 
 def timeless(result: Any) -> Any:
@@ -87,7 +69,6 @@ def test_a_remote_environment_goes_on_from_its_state(kind: Any, isolation: Any) 
 
 
 def test_a_state_one_step_before_the_end_ends_again() -> None:
-    assert bridge.states.__doc__, "without the folder, this file goes too"
     with serve_gym("CartPole-v1") as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
         env.reset(seed=0)
         states, ended = [env.save_state()], False
@@ -157,6 +138,19 @@ def test_worlds_of_one_server_share_its_states() -> None:
         wanted = envs.step(np.array([2, 2, 2]))[0][1]
         envs.restore_state(state)
         assert_identical(envs.step(np.array([2, 2, 2]))[0], np.array([wanted] * 3))
+
+
+def test_worlds_in_processes_of_their_own_share_none() -> None:
+    with (
+        serve_gym(Walk, isolation="process") as server,
+        closing(make_vec_remote(server.url, num_envs=2, lanes=False, blocking=True, timeout=DEADLINE)) as envs,
+    ):
+        envs.reset(seed=0)
+        (state,) = envs.save_state(slots=[0])
+        with pytest.raises(RefusedError, match="restore it where it was saved") as refused:
+            envs.restore_state(state, slots=[1])
+        assert refused.value.code == Code.FAILED_PRECONDITION
+        envs.restore_state(state, slots=[0])
 
 
 def test_a_slot_at_another_server_is_refused_by_name_and_nothing_is_sent() -> None:
@@ -316,29 +310,3 @@ def test_kinds_of_worlds_that_have_no_states_say_so(given: dict[str, Any], told:
         with pytest.raises(RefusedError, match=told) as refused:
             envs.save_state()
         assert refused.value.code == Code.UNIMPLEMENTED
-
-
-def test_a_recorded_world_saves_and_does_not_restore(tmp_path: Any) -> None:
-    pytest.importorskip("pyarrow")
-    with serve_gym(Walk, record=tmp_path) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
-        env.reset(seed=0)
-        state = env.save_state()
-        wanted = env.step(1)
-        with pytest.raises(RefusedError, match="this world is recorded") as refused:
-            env.restore_state(state)
-        assert refused.value.code == Code.UNIMPLEMENTED
-        assert wanted[4] == {"t": 1}
-        assert env.step(1)[4] == {"t": 2}, "nothing was changed"
-
-
-def test_an_environment_that_the_user_holds_is_restored_in_place() -> None:
-    held = Walk()
-    with serve_gym(lambda: held) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
-        env.reset(seed=0)
-        state = env.save_state()
-        env.step(1)
-        assert held.t == 1
-        env.restore_state(state)
-        assert held.t == 0
-        env.step(1)
-        assert held.t == 1

@@ -13,7 +13,7 @@ from gymnasium.vector import AutoresetMode
 
 from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.wrappers import BlockingReset, SB3VecEnv
-from tests.core.worlds.test_simulators import play_beside
+from tests.core.worlds.simulators_beside import play_beside
 from tests.simulators import IsaacDouble, ManiSkillDouble
 from tests.support import assert_identical
 

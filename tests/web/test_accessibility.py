@@ -8,18 +8,10 @@ import pytest
 from gymnasium import spaces
 
 from bridge import make_remote, serve_gym, serve_parallel
-from tests.places import ROOT
-from tests.web.test_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
+from tests.browser import AXE, FINDINGS, in_browser, says, shows
 from tests.web_envs import Paddle, Race
 
 pytestmark = [in_browser, pytest.mark.slow]
-
-AXE = ROOT / "tests" / "web_checks" / "node_modules" / "axe-core" / "axe.min.js"
-FINDINGS = """async () => {
-  const {violations} = await axe.run();
-  return violations.filter(({impact}) => ["serious", "critical"].includes(impact))
-    .map(({id, nodes}) => `${id}: ${nodes.map(({html}) => html).join(", ")}`);
-}"""
 
 
 class Numbers(gymnasium.Env):
@@ -39,7 +31,7 @@ class Numbers(gymnasium.Env):
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: make check-web")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("touch", [False, True], ids=["mouse", "touch"])
-def test_axe_finds_nothing_serious(opened, scheme, touch):  # noqa: F811
+def test_axe_finds_nothing_serious(opened, scheme, touch):
     # Without motion: a color half way through its transition is none of the page's.
     options = {
         "color_scheme": scheme,
@@ -78,7 +70,7 @@ def test_axe_finds_nothing_serious(opened, scheme, touch):  # noqa: F811
         assert page.evaluate(FINDINGS) == [], "in an invitation"
 
 
-def test_the_first_link_skips_to_the_picture_and_stays_on_the_page(opened):  # noqa: F811
+def test_the_first_link_skips_to_the_picture_and_stays_on_the_page(opened):
     with serve_gym(Paddle, web=True, fps=30) as server:
         page = opened(server.web_url)
         page.evaluate("() => { window.same = true; }")
@@ -89,7 +81,7 @@ def test_the_first_link_skips_to_the_picture_and_stays_on_the_page(opened):  # n
         assert page.evaluate("() => window.same")
 
 
-def test_ends_of_short_episodes_are_not_all_read_aloud(opened):  # noqa: F811
+def test_ends_of_short_episodes_are_not_all_read_aloud(opened):
     with serve_gym(lambda render_mode: Paddle(render_mode, length=3), web=True, fps=30) as server:
         page = opened(server.web_url)
         page.evaluate("""() => {
@@ -106,7 +98,7 @@ def test_ends_of_short_episodes_are_not_all_read_aloud(opened):  # noqa: F811
 
 
 @pytest.mark.parametrize("reduced", ["reduce", "no-preference"])
-def test_nothing_moves_for_those_who_want_little_motion(opened, reduced):  # noqa: F811
+def test_nothing_moves_for_those_who_want_little_motion(opened, reduced):
     with serve_gym(Paddle, web=True, fps=30) as server:
         page = opened(server.web_url, reduced_motion=reduced)
         seconds = page.evaluate("() => getComputedStyle(document.getElementById('play')).transitionDuration")
@@ -119,7 +111,7 @@ LOOKS = """(selector) => {
 }"""
 
 
-def test_a_palette_of_the_system_s_own_tells_what_is_chosen_and_held(opened):  # noqa: F811
+def test_a_palette_of_the_system_s_own_tells_what_is_chosen_and_held(opened):
     with serve_gym(Paddle, web=True) as server:
         envs = [make_remote(server.url) for _ in range(2)]
         page = opened(server.web_url, forced_colors="active")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import pytest
 
 from bridge import make_remote, serve_gym, serve_parallel
-from tests.web.test_accessibility import AXE, FINDINGS
-from tests.web.test_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
+from tests.browser import AXE, FINDINGS, in_browser, says, shows
+from tests.support import sampled
 from tests.web_envs import Doors, Paddle, Paddles
 
 pytestmark = in_browser
 
-SIZES = [(320, 568), (390, 844), (768, 1024), (1280, 800), (1920, 1080)]
+SIZES = [[320, 568], [390, 844], [768, 1024], [1280, 800], [1920, 1080]]
+ALL_SIZES = [*SIZES, [844, 390], [1081, 700]]
 PLACE = """() => {
   const {left, top, width, height} = document.getElementById("canvas").getBoundingClientRect();
   return [left, top, width, height];
@@ -29,6 +31,11 @@ OUTSIDE = """() => {
     })
     .map((part) => part.id || part.textContent);
 }"""
+
+
+def named(value):
+    """The id of a parameter."""
+    return "x".join(map(str, value)) if isinstance(value, list) else None
 
 
 class ManyKeys(Doors):
@@ -70,7 +77,7 @@ def standing_still(page):
     check("at the end")
 
 
-def sized(opened, server, size, **options):  # noqa: F811
+def sized(opened, server, size, **options):
     touch = size[0] < 1000
     page = opened(server.web_url, has_touch=touch, is_mobile=touch, reduced_motion="reduce", bypass_csp=True, **options)
     page.set_viewport_size({"width": size[0], "height": size[1]})
@@ -78,9 +85,10 @@ def sized(opened, server, size, **options):  # noqa: F811
     return page
 
 
-@pytest.mark.parametrize("make", [Paddle, ManyKeys])
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
-def test_the_picture_stands_still_while_one_plays_records_and_gives_back(opened, tmp_path, size, make):  # noqa: F811
+@pytest.mark.parametrize(
+    ("size", "make"), sampled(itertools.product(SIZES, [Paddle, ManyKeys]), 3, slow=True), ids=named
+)
+def test_the_picture_stands_still_while_one_plays_records_and_gives_back(opened, tmp_path, size, make):
     with serve_gym(make, web=True, fps=30, record=tmp_path) as server:
         page = sized(opened, server, size)
         page.click("#play")
@@ -107,8 +115,8 @@ def test_the_picture_stands_still_while_one_plays_records_and_gives_back(opened,
             says(page, "#play", "Play")
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: "x".join(map(str, size)))
-def test_the_picture_stands_still_while_one_takes_over_and_gives_back(opened, tmp_path, size):  # noqa: F811
+@pytest.mark.parametrize("size", sampled(SIZES, 4, slow=True), ids=named)
+def test_the_picture_stands_still_while_one_takes_over_and_gives_back(opened, tmp_path, size):
     with serve_gym(Paddle, web=True, fps=30, record=tmp_path) as server:
         agent = make_remote(f"{server.url}?world=", player="agent:PPO")
         agent.reset()
@@ -130,8 +138,8 @@ def test_the_picture_stands_still_while_one_takes_over_and_gives_back(opened, tm
         agent.close()
 
 
-@pytest.mark.parametrize("size", [*SIZES, (844, 390), (1081, 700)], ids=lambda size: "x".join(map(str, size)))
-def test_a_bar_with_everything_in_it_is_one_row(opened, tmp_path, size):  # noqa: F811
+@pytest.mark.parametrize("size", sampled(ALL_SIZES, 3, slow=True), ids=named)
+def test_a_bar_with_everything_in_it_is_one_row(opened, tmp_path, size):
     """Several seats and a recording; a long title, which gives way."""
     titled = type("ManipulationOfSeveralObjectsWithManyNames", (Paddles,), {})
     with serve_parallel(titled, web=True, fps=30, record=tmp_path) as server:
@@ -146,7 +154,7 @@ def test_a_bar_with_everything_in_it_is_one_row(opened, tmp_path, size):  # noqa
         assert page.evaluate(OUTSIDE) == []
 
 
-def test_the_tools_of_a_narrow_bar_are_behind_one_button(opened):  # noqa: F811
+def test_the_tools_of_a_narrow_bar_are_behind_one_button(opened):
     with serve_gym(Paddle, web=True, fps=30) as server:
         page = sized(opened, server, (390, 844))
         page.click("#play")
@@ -169,7 +177,7 @@ def test_the_tools_of_a_narrow_bar_are_behind_one_button(opened):  # noqa: F811
         assert page.is_hidden("#tools")
 
 
-def test_a_key_after_a_click_on_a_tool_is_for_the_world(opened, tmp_path):  # noqa: F811
+def test_a_key_after_a_click_on_a_tool_is_for_the_world(opened, tmp_path):
     with serve_gym(Paddle, web=True, fps=30, record=tmp_path) as server:
         page = sized(opened, server, (1280, 800))
         assert page.is_hidden("#more")

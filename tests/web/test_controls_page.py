@@ -9,8 +9,8 @@ from gymnasium import spaces
 
 from benchmarks.web_controls import ENTRIES, GAMES, PLACE, by_keys, by_touch, seated
 from bridge import Web, serve_gym
+from tests.browser import in_browser, says, shows
 from tests.support import until
-from tests.web.test_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
 from tests.web_envs import Paddle
 
 pytestmark = in_browser
@@ -62,14 +62,14 @@ PLAYS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("game", "by"), PLAYS)
-def test_each_action_that_is_shown_happens_and_no_other(browser, game, by):  # noqa: F811
+def test_each_action_that_is_shown_happens_and_no_other(browser, game, by):
     modules = {"simple_tag": "mpe2", "tic-tac-toe": "pettingzoo", "MiniGrid": "minigrid"}
     pytest.importorskip(modules.get(game.name, "gymnasium"))
     pytest.importorskip("ale_py" if game.name in ("Breakout", "Pong") else "gymnasium")
     assert by(browser, game, 2.0) > 0
 
 
-def test_the_button_for_left_is_left_of_the_one_for_right(browser):  # noqa: F811
+def test_the_button_for_left_is_left_of_the_one_for_right(browser):
     pytest.importorskip("ale_py")
     (game,) = (game for game in GAMES if game.name == "Breakout")  # its actions are fire, right, left
     with seated(browser, game, phone=True) as (page, _):
@@ -79,7 +79,7 @@ def test_the_button_for_left_is_left_of_the_one_for_right(browser):  # noqa: F81
         assert left["y"] == right["y"]
 
 
-def seat(opened, server):  # noqa: F811
+def seat(opened, server):
     page = opened(server.web_url)
     page.click("#begin")
     says(page, "#badge", "playing")
@@ -87,7 +87,7 @@ def seat(opened, server):  # noqa: F811
     return page
 
 
-def test_a_stick_is_pushed_as_far_as_it_is_and_a_trigger_too(opened):  # noqa: F811
+def test_a_stick_is_pushed_as_far_as_it_is_and_a_trigger_too(opened):
     Rudder.done.clear()
     with serve_gym(Rudder, web=Web(play_fps=60)) as server:
         page = seat(opened, server)
@@ -97,7 +97,7 @@ def test_a_stick_is_pushed_as_far_as_it_is_and_a_trigger_too(opened):  # noqa: F
             until(lambda expected=expected: abs(Rudder.done[-1] - expected) < 1e-6)
 
 
-def test_buttons_and_the_cross_of_a_gamepad_press_keys(opened):  # noqa: F811
+def test_buttons_and_the_cross_of_a_gamepad_press_keys(opened):
     Cook.done.clear()
     with serve_gym(Cook, web=Web(play_fps=60)) as server:
         page = seat(opened, server)
@@ -109,7 +109,7 @@ def test_buttons_and_the_cross_of_a_gamepad_press_keys(opened):  # noqa: F811
             until(lambda: Cook.done[-1:] == [0])
 
 
-def test_the_stick_that_is_pushed_counts_of_two_gamepads_and_none_once_they_are_gone(opened):  # noqa: F811
+def test_the_stick_that_is_pushed_counts_of_two_gamepads_and_none_once_they_are_gone(opened):
     Rudder.done.clear()
     with serve_gym(Rudder, web=Web(play_fps=60)) as server:
         page = seat(opened, server)
@@ -129,7 +129,7 @@ def test_the_stick_that_is_pushed_counts_of_two_gamepads_and_none_once_they_are_
 KEY = """([kind, key, code]) => document.dispatchEvent(new KeyboardEvent(kind, {key, code}))"""
 
 
-def test_a_key_is_let_go_though_shift_changed_its_name(opened):  # noqa: F811
+def test_a_key_is_let_go_though_shift_changed_its_name(opened):
     Cook.done.clear()
     with serve_gym(Cook, web=Web(play_fps=60)) as server:
         page = seat(opened, server)
@@ -143,7 +143,7 @@ def test_a_key_is_let_go_though_shift_changed_its_name(opened):  # noqa: F811
 
 
 @pytest.mark.parametrize(("key", "code"), [("ы", "KeyS"), ("σ", "KeyS")], ids=["Cyrillic", "Greek"])
-def test_without_latin_letters_the_key_in_their_place_acts(opened, key, code):  # noqa: F811
+def test_without_latin_letters_the_key_in_their_place_acts(opened, key, code):
     Cook.done.clear()
     with serve_gym(Cook, web=Web(play_fps=60)) as server:
         page = seat(opened, server)
@@ -153,7 +153,7 @@ def test_without_latin_letters_the_key_in_their_place_acts(opened, key, code):  
         until(lambda: Cook.done[-1:] == [0])
 
 
-def test_the_mouse_is_a_stick_while_its_button_is_down(opened):  # noqa: F811
+def test_the_mouse_is_a_stick_while_its_button_is_down(opened):
     Rudder.done.clear()
     with serve_gym(Rudder, web=Web(play_fps=60)) as server:
         page = seat(opened, server)
@@ -169,7 +169,7 @@ def test_the_mouse_is_a_stick_while_its_button_is_down(opened):  # noqa: F811
         assert set(np.round(Rudder.done, 1)) <= {0.0, 0.5, -0.5}
 
 
-def test_a_name_that_is_no_direction_chooses_its_letter_and_labels_its_button(opened):  # noqa: F811
+def test_a_name_that_is_no_direction_chooses_its_letter_and_labels_its_button(opened):
     Cook.done.clear()
     with serve_gym(Cook, web=Web(play_fps=60)) as server:
         page = seat(opened, server)

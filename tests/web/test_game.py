@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.server
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,14 +19,11 @@ from bridge import make_remote, make_vec_remote
 from bridge.dial import DialListener
 from bridge.errors import EnvironmentFailedError, InvalidActionError
 from bridge.testing import check_server
+from tests.browser import in_browser
 from tests.places import ROOT
 from tests.support import until
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="chromium is not installed: apt-get install --no-install-recommends chromium"
-)
+pytestmark = in_browser
 FOLDER = ROOT / "examples" / "web_game"
 # An environment with all kinds of spaces, in place of the game.
 ECHO = """
@@ -44,14 +40,6 @@ class Echo {
 }
 serve("ws://127.0.0.1:PORT", () => new Echo(), {name: "echo", token: "secret~?"});
 """
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +83,7 @@ def names(listener: DialListener) -> list[str]:
     return [endpoint.name for endpoint in listener.endpoints()]
 
 
-@pytest.mark.parametrize("more", ["", "&fps=120"], ids=["lock-step", "real-time"])
+@pytest.mark.parametrize("more", ["", pytest.param("&fps=120", marks=pytest.mark.slow)], ids=["lock-step", "real-time"])
 def test_the_page_passes_the_conformance_check_through_a_listener(opened: Any, more: str) -> None:
     port = free_port()
     opened(port, more)
@@ -189,6 +177,7 @@ def test_a_closed_tab_truncates_its_episode_and_a_reopened_one_has_its_slot_agai
         envs.close()
 
 
+@pytest.mark.slow
 def test_the_example_trains_a_policy_on_four_tabs_at_once(opened: Any) -> None:
     port = free_port()
     command = [sys.executable, str(FOLDER / "train.py"), "--page", "0", "--steps", "1600"]

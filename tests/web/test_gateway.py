@@ -37,11 +37,6 @@ from tests.web_envs import Paddle, Paddles
 SECRET = "the-servers-own-secret"
 
 
-@pytest.fixture(autouse=True)
-def no_token_in_the_environment(monkeypatch):
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-
-
 def overview(gateway, **credentials):
     with Inspector(gateway.url, 20.0, ClientCredentials.of(**credentials)) as inspector:
         return json.loads(str(unpack_tensor(inspector.read_property("server.web"))[()]))

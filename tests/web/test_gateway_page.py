@@ -14,18 +14,10 @@ from bridge import Auth, make_remote, serve_gym, serve_parallel
 from bridge.perlert import serve_perlert
 from bridge.testing import CountingEnv
 from bridge.web.gateway import serve_gateway
+from tests.browser import in_browser, says, shows
 from tests.places import ROOT
 from tests.support import server_process, until, world_of
-from tests.web.test_page import (  # noqa: F401 - fixtures
-    PADDLE,
-    browser,
-    in_browser,
-    no_token_in_the_environment,
-    opened,
-    says,
-    shows,
-)
-from tests.web_envs import Paddle, Race
+from tests.web_envs import PADDLE, Paddle, Race
 
 pytestmark = [in_browser, pytest.mark.slow]
 
@@ -51,7 +43,7 @@ def choose(page, server):
 
 
 @pytest.mark.slow
-def test_one_page_shows_two_servers_one_is_lost_and_comes_back_and_the_other_goes_on(opened, monkeypatch):  # noqa: F811
+def test_one_page_shows_two_servers_one_is_lost_and_comes_back_and_the_other_goes_on(opened, monkeypatch):
     with (
         bridge_serve(monkeypatch, "--fps", "30") as (process, lost),
         bridge_serve(monkeypatch, "--fps", "30") as (_, url),
@@ -88,7 +80,7 @@ def test_one_page_shows_two_servers_one_is_lost_and_comes_back_and_the_other_goe
             shows(page, f"() => ({PADDLE})() < 60")
 
 
-def test_an_agent_of_a_server_without_a_page_is_watched_and_taken_over_from_through_the_gateway(opened):  # noqa: F811
+def test_an_agent_of_a_server_without_a_page_is_watched_and_taken_over_from_through_the_gateway(opened):
     with serve_gym(Paddle, env_kwargs={"render_mode": "rgb_array"}) as server, serve_gateway(server.url) as gateway:
         env = make_remote(f"{server.url}?world=")
         env.reset()
@@ -107,7 +99,7 @@ def test_an_agent_of_a_server_without_a_page_is_watched_and_taken_over_from_thro
 
 
 @pytest.mark.slow
-def test_a_match_is_played_through_the_gateway(opened):  # noqa: F811
+def test_a_match_is_played_through_the_gateway(opened):
     served = serve_parallel(Race, web=True, fps=30, match=True, countdown=0.0, agents=lambda observation: 0)
     with served as server, serve_gateway(server.url) as gateway:
         page = opened(gateway.web_url)
@@ -121,7 +113,7 @@ def test_a_match_is_played_through_the_gateway(opened):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_one_of_several_environments_is_chosen_through_the_gateway(opened):  # noqa: F811
+def test_one_of_several_environments_is_chosen_through_the_gateway(opened):
     with serve_gym(["CartPole-v1", "MountainCar-v0"], web=True) as server, serve_gateway(server.url) as gateway:
         page = opened(gateway.web_url)
         says(page, "#worlds", place(server.url))
@@ -133,7 +125,7 @@ def test_one_of_several_environments_is_chosen_through_the_gateway(opened):  # n
 
 
 @pytest.mark.slow
-def test_a_lock_step_server_is_played_through_the_gateway_in_a_world_of_one_s_own(opened):  # noqa: F811
+def test_a_lock_step_server_is_played_through_the_gateway_in_a_world_of_one_s_own(opened):
     with serve_gym(Paddle) as server, serve_gateway(server.url) as gateway:  # the world is made with its pictures
         page = opened(gateway.web_url)
         says(page, "#empty-text", "Paddle is ready")
@@ -158,7 +150,7 @@ class Seen(gymnasium.Env):
         return np.full((40, 60, 3), (10, 200, 30), np.uint8), 0.0, False, False, {}
 
 
-def test_a_world_without_pictures_says_so_and_shows_observations_that_are_images(opened):  # noqa: F811
+def test_a_world_without_pictures_says_so_and_shows_observations_that_are_images(opened):
     with serve_gym(Seen) as server, serve_gateway(server.url) as gateway:
         env = make_remote(f"{server.url}?world=")
         env.reset()
@@ -173,7 +165,7 @@ def test_a_world_without_pictures_says_so_and_shows_observations_that_are_images
         env.close()
 
 
-def test_a_world_without_pictures_shows_its_numbers_and_can_be_played(opened):  # noqa: F811
+def test_a_world_without_pictures_shows_its_numbers_and_can_be_played(opened):
     with serve_gym(lambda: CountingEnv(10**6)) as server, serve_gateway(server.url) as gateway:
         page = opened(gateway.web_url)
         page.click("#begin")
@@ -192,7 +184,7 @@ def test_a_world_without_pictures_shows_its_numbers_and_can_be_played(opened):  
         env.close()
 
 
-def test_a_server_without_an_encoder_for_jpeg_sends_pictures_without_loss(opened, monkeypatch):  # noqa: F811
+def test_a_server_without_an_encoder_for_jpeg_sends_pictures_without_loss(opened, monkeypatch):
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     monkeypatch.setitem(sys.modules, "PIL", None)  # as where it is not installed
     with serve_gym(Paddle) as server, serve_gateway(server.url) as gateway:
@@ -204,7 +196,7 @@ def test_a_server_without_an_encoder_for_jpeg_sends_pictures_without_loss(opened
         shows(page, f"() => ({PADDLE})() > 130")
 
 
-def test_the_servers_token_never_reaches_the_browser_and_the_gateway_asks_for_its_own(opened, monkeypatch):  # noqa: F811
+def test_the_servers_token_never_reaches_the_browser_and_the_gateway_asks_for_its_own(opened, monkeypatch):
     secret = "the-servers-own-secret"
     with (
         serve_gym(Paddle, fps=30, env_kwargs={"render_mode": "rgb_array"}, token=secret) as server,
@@ -228,7 +220,7 @@ def test_the_servers_token_never_reaches_the_browser_and_the_gateway_asks_for_it
         assert not any(secret.encode() in (data if isinstance(data, bytes) else data.encode()) for data in came)
 
 
-def test_who_may_only_watch_sees_pictures_through_the_gateway(opened):  # noqa: F811
+def test_who_may_only_watch_sees_pictures_through_the_gateway(opened):
     tokens = {"token": "gateway", "auth": Auth(watch_token="guests")}
     with (
         serve_gym(Paddle, fps=30, web=True) as server,
@@ -264,7 +256,7 @@ class Hasty(Guess):
         return observation, reward, self.steps >= 10, truncated, info
 
 
-def test_a_person_has_time_for_the_first_key_in_a_lobby(opened):  # noqa: F811
+def test_a_person_has_time_for_the_first_key_in_a_lobby(opened):
     with serve_perlert(Hasty, fps=30, port=0) as server, serve_gateway(server.url) as gateway:
         page = opened(gateway.web_url)
         page.click('#panel button[data-slot="agent0"]')
@@ -276,7 +268,7 @@ def test_a_person_has_time_for_the_first_key_in_a_lobby(opened):  # noqa: F811
         assert float(page.text_content("#panel .result").split("return ")[1].split(" ")[0]) > 0
 
 
-def test_a_perlert_lobby_is_joined_played_and_its_result_shown_on_the_page(opened):  # noqa: F811
+def test_a_perlert_lobby_is_joined_played_and_its_result_shown_on_the_page(opened):
     with serve_perlert(Guess, fps=20, port=0, countdown=0.0) as server, serve_gateway(server.url) as gateway:
         ann, bob = opened(gateway.web_url), opened(gateway.web_url)
         says(ann, "#worlds", "guess:0")
@@ -307,7 +299,7 @@ def test_a_perlert_lobby_is_joined_played_and_its_result_shown_on_the_page(opene
         says(ann, "#panel", "Register")
 
 
-def test_who_goes_to_a_lobby_gives_up_the_seat_elsewhere(opened):  # noqa: F811
+def test_who_goes_to_a_lobby_gives_up_the_seat_elsewhere(opened):
     with (
         serve_gym(Paddle, fps=30, env_kwargs={"render_mode": "rgb_array"}) as server,
         serve_perlert(Guess, fps=20, port=0) as lobby,
@@ -322,7 +314,7 @@ def test_who_goes_to_a_lobby_gives_up_the_seat_elsewhere(opened):  # noqa: F811
         until(lambda: not any(world_of(server).played.values()))
 
 
-def test_a_name_that_a_lobby_cannot_have_is_told(opened):  # noqa: F811
+def test_a_name_that_a_lobby_cannot_have_is_told(opened):
     with serve_perlert(Guess, fps=20, port=0) as server, serve_gateway(server.url) as gateway:
         page = opened(gateway.web_url)
         says(page, "#panel", "Register")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bridge import make_remote, serve_parallel
+from tests.browser import in_browser, says, shows
 from tests.support import until, world_of
-from tests.web.test_page import browser, in_browser, no_token_in_the_environment, opened, says, shows  # noqa: F401
 from tests.web_envs import Race
 
 pytestmark = [in_browser, pytest.mark.slow]
@@ -22,7 +22,7 @@ def server():
         yield serving
 
 
-def enter(opened, server, name, seat=None, **options):  # noqa: F811 - the fixture, handed on
+def enter(opened, server, name, seat=None, **options):
     """Open the page, say a name, and take a seat."""
     page = opened(server.web_url, **options)
     says(page, "#status", "connected")
@@ -41,7 +41,7 @@ def seats(page):
 
 
 @pytest.mark.slow
-def test_two_browsers_and_an_agent_play_a_match_to_its_end_and_again(opened, server):  # noqa: F811
+def test_two_browsers_and_an_agent_play_a_match_to_its_end_and_again(opened, server):
     ann = enter(opened, server, "Ann")
     says(ann, "#badge", "you are upper")
     says(ann, "#match-title", "You are upper")
@@ -91,7 +91,7 @@ def test_two_browsers_and_an_agent_play_a_match_to_its_end_and_again(opened, ser
 
 
 @pytest.mark.slow
-def test_a_result_stays_with_those_who_played(opened, server):  # noqa: F811
+def test_a_result_stays_with_those_who_played(opened, server):
     ann, ben = enter(opened, server, "Ann"), enter(opened, server, "Ben", "lower")
     for page in (ann, ben):
         page.keyboard.press("Enter")
@@ -110,7 +110,7 @@ def test_a_result_stays_with_those_who_played(opened, server):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_who_leaves_and_who_comes_in_a_round(opened, server):  # noqa: F811
+def test_who_leaves_and_who_comes_in_a_round(opened, server):
     """The server's agent plays on in the seat of whoever leaves; whoever comes plays in the next round."""
     ann, ben = enter(opened, server, "Ann"), enter(opened, server, "Ben", "lower")
     for page in (ann, ben):
@@ -140,7 +140,7 @@ def test_who_leaves_and_who_comes_in_a_round(opened, server):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_a_person_changes_their_mind_and_plays_with_a_program(opened, server):  # noqa: F811
+def test_a_person_changes_their_mind_and_plays_with_a_program(opened, server):
     ann = enter(opened, server, "Ann")
     env = make_remote(f"{server.url}?world=", agent="lower", player="agent:PPO", timeout=20)
     says(ann, "#seats", "PPO")
@@ -166,7 +166,7 @@ def test_a_person_changes_their_mind_and_plays_with_a_program(opened, server):  
     env.close()
 
 
-def test_a_policy_that_raises_ends_the_round_in_words_and_everybody_stays(opened):  # noqa: F811
+def test_a_policy_that_raises_ends_the_round_in_words_and_everybody_stays(opened):
     calls = []
 
     def broken(observation):
@@ -186,7 +186,7 @@ def test_a_policy_that_raises_ends_the_round_in_words_and_everybody_stays(opened
         says(ann, "#match-title", "You win")
 
 
-def test_a_name_is_remembered_and_nobody_needs_one(opened, server):  # noqa: F811
+def test_a_name_is_remembered_and_nobody_needs_one(opened, server):
     page = enter(opened, server, "Ann")
     page.reload()
     says(page, "#status", "connected")
@@ -198,7 +198,7 @@ def test_a_name_is_remembered_and_nobody_needs_one(opened, server):  # noqa: F81
     says(other, "#seats", "person ")
 
 
-def test_a_match_fits_a_phone_and_a_finger(opened, server):  # noqa: F811
+def test_a_match_fits_a_phone_and_a_finger(opened, server):
     page = enter(opened, server, "An extremely long name for a player", has_touch=True, is_mobile=True)
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
@@ -217,7 +217,7 @@ class Dense(Race):
         return observations, {agent: reward + 0.5 for agent, reward in rewards.items()}, *rest
 
 
-def test_a_seat_that_is_pressed_while_the_returns_change_is_taken(opened):  # noqa: F811
+def test_a_seat_that_is_pressed_while_the_returns_change_is_taken(opened):
     with serve_parallel(Dense, web=True, fps=30, match=True, countdown=0, agents=still) as server:
         ann = enter(opened, server, "Ann")
         viewer = opened(server.web_url)

@@ -9,17 +9,9 @@ from bridge import Auth, Recording, make_remote, make_vec_remote, serve_gym
 from bridge.recording.reader import RecordedEpisode, read_folder
 from bridge.recording.replay import verify
 from bridge.wrappers import BlockingReset
+from tests.browser import in_browser, says, shows
 from tests.support import until, world_of
-from tests.web.test_page import (  # noqa: F401 - fixtures
-    PADDLE,
-    browser,
-    in_browser,
-    no_token_in_the_environment,
-    opened,
-    says,
-    shows,
-)
-from tests.web_envs import Paddle
+from tests.web_envs import PADDLE, Paddle
 
 pytestmark = [in_browser, pytest.mark.slow]
 SEEK = """(step) => {
@@ -55,7 +47,7 @@ def places(episode) -> list[int]:
     return found
 
 
-def test_a_list_that_is_still_being_read_does_not_ask_again_what_was_chosen(opened, tmp_path):  # noqa: F811
+def test_a_list_that_is_still_being_read_does_not_ask_again_what_was_chosen(opened, tmp_path):
     def still_read(socket):
         server = socket.connect_to_server()
         server.on_message(lambda data: socket.send(data.replace(b'"reading": false', b'"reading": true ')))
@@ -83,7 +75,7 @@ def test_a_list_that_is_still_being_read_does_not_ask_again_what_was_chosen(open
 
 
 @pytest.mark.slow
-def test_a_person_s_episode_is_recorded_and_replayed_pixel_for_pixel(opened, tmp_path):  # noqa: F811
+def test_a_person_s_episode_is_recorded_and_replayed_pixel_for_pixel(opened, tmp_path):
     with serve_gym(short_paddle, web=True, record=tmp_path) as server:
         page = opened(server.web_url)
         page.click("#begin")
@@ -134,7 +126,7 @@ def test_a_person_s_episode_is_recorded_and_replayed_pixel_for_pixel(opened, tmp
         until(lambda: server.status()["slots"] == 0)
 
 
-def test_recording_is_switched_on_and_off_for_a_world(opened, tmp_path):  # noqa: F811
+def test_recording_is_switched_on_and_off_for_a_world(opened, tmp_path):
     with serve_gym(Paddle, web=True, record=tmp_path) as server:
         env = make_remote(f"{server.url}?world=")
         env.reset(seed=1)
@@ -152,7 +144,7 @@ def test_recording_is_switched_on_and_off_for_a_world(opened, tmp_path):  # noqa
         env.close()
 
 
-def test_a_server_that_records_nothing_says_how_to_have_it_record(opened):  # noqa: F811
+def test_a_server_that_records_nothing_says_how_to_have_it_record(opened):
     with serve_gym(Paddle, web=True) as server:
         env = make_remote(f"{server.url}?world=")
         env.reset()
@@ -165,7 +157,7 @@ def test_a_server_that_records_nothing_says_how_to_have_it_record(opened):  # no
 
 
 @pytest.mark.slow
-def test_a_token_for_looking_on_switches_nothing_and_shows_nothing(opened, tmp_path):  # noqa: F811
+def test_a_token_for_looking_on_switches_nothing_and_shows_nothing(opened, tmp_path):
     tokens = {"token": "for-players", "auth": Auth(watch_token="for-watchers")}
     with serve_gym(Paddle, web=True, record=tmp_path, **tokens) as server:
         env = make_remote(f"{server.url}?world=", token="for-players")
@@ -185,7 +177,7 @@ def test_a_token_for_looking_on_switches_nothing_and_shows_nothing(opened, tmp_p
 
 
 @pytest.mark.slow
-def test_one_lane_of_a_mosaic_is_taken_over_and_recorded_so(opened, tmp_path):  # noqa: F811
+def test_one_lane_of_a_mosaic_is_taken_over_and_recorded_so(opened, tmp_path):
     with serve_gym(Paddle, web=True, num_envs=4, record=tmp_path) as server:
         envs = BlockingReset(make_vec_remote(f"{server.url}?world=", player="agent:PPO"))
         envs.reset(seed=0)
@@ -207,7 +199,7 @@ def test_one_lane_of_a_mosaic_is_taken_over_and_recorded_so(opened, tmp_path):  
     assert who == {0: ["agent:PPO"], 1: ["agent:PPO"], 2: [f"person:{name}"], 3: ["agent:PPO"]}
 
 
-def test_at_a_phone_s_width_the_bar_and_the_list_fit(opened, tmp_path):  # noqa: F811
+def test_at_a_phone_s_width_the_bar_and_the_list_fit(opened, tmp_path):
     with serve_gym(short_paddle, web=True, record=tmp_path) as server:
         env = make_remote(server.url)
         env.reset(seed=1)
@@ -227,7 +219,7 @@ def test_at_a_phone_s_width_the_bar_and_the_list_fit(opened, tmp_path):  # noqa:
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
 
 
-def test_what_somebody_has_played_is_listed_and_the_rest_on_demand(opened, tmp_path):  # noqa: F811
+def test_what_somebody_has_played_is_listed_and_the_rest_on_demand(opened, tmp_path):
     """In real time a world plays on after its player: of two seconds with nobody nothing is to be seen first."""
     recording = Recording(tmp_path, unattended=True)
     with serve_gym(short_paddle, web=True, fps=60, record=recording) as server:
@@ -257,7 +249,7 @@ def test_what_somebody_has_played_is_listed_and_the_rest_on_demand(opened, tmp_p
         assert page.locator("#recordings-list .who").all_text_contents() == listed
 
 
-def test_a_list_that_takes_long_says_what_is_read_and_shows_the_last_one_meanwhile(opened, tmp_path):  # noqa: F811
+def test_a_list_that_takes_long_says_what_is_read_and_shows_the_last_one_meanwhile(opened, tmp_path):
     def slow(socket):
         server = socket.connect_to_server()
         server.on_message(lambda data: socket.send(data.replace(b'"reading": false', b'"reading": true ')))

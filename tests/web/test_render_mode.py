@@ -4,7 +4,7 @@ import gymnasium
 
 from bridge.testing import CountingEnv
 from bridge.web.watching.render_mode import drawing_kwargs
-from tests.web.test_watching import Painted
+from tests.web.viewers import Painted
 
 
 def test_environments_are_made_to_draw_where_they_can():

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from bridge import Limits, Web, make_remote, serve_gym, serve_parallel
+from tests.browser import in_browser, says, shows
 from tests.support import until
-from tests.web.test_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
-from tests.web.test_takeover_page import Trainer, take_over
+from tests.web.taking_over import Trainer, take_over
 from tests.web_envs import Paddle, Paddles, Race
 
 pytestmark = in_browser
@@ -45,7 +45,7 @@ def sit(page, name, seat):
     says(page, "#badge", f"you are {seat}")
 
 
-def test_a_reload_in_a_round_keeps_the_seat_and_the_round(opened):  # noqa: F811
+def test_a_reload_in_a_round_keeps_the_seat_and_the_round(opened):
     with serve_parallel(Paddles, web=True, fps=30, match=True) as server:
         ann = opened(server.web_url)
         sit(ann, "Ann", "upper")
@@ -66,7 +66,7 @@ def test_a_reload_in_a_round_keeps_the_seat_and_the_round(opened):  # noqa: F811
         says(ann, "#badge", "watching")
 
 
-def test_a_seat_of_a_real_time_world_waits_and_is_nobody_else_s(opened):  # noqa: F811
+def test_a_seat_of_a_real_time_world_waits_and_is_nobody_else_s(opened):
     with serve_gym(Paddle, web=True, fps=30) as server:
         ann = opened(server.web_url)
         ann.click("#begin")
@@ -79,7 +79,7 @@ def test_a_seat_of_a_real_time_world_waits_and_is_nobody_else_s(opened):  # noqa
         says(ann, "#legend", "→")
 
 
-def test_a_person_who_took_over_has_the_place_again_after_a_reload(opened):  # noqa: F811
+def test_a_person_who_took_over_has_the_place_again_after_a_reload(opened):
     with serve_gym(Paddle, web=Web(play_fps=20)) as server, Trainer(server) as trainer:
         page = opened(server.web_url)
         take_over(page)
@@ -93,7 +93,7 @@ def test_a_person_who_took_over_has_the_place_again_after_a_reload(opened):  # n
         until(lambda: trainer.last == {})
 
 
-def test_a_world_of_one_s_own_is_played_again_after_a_reload(opened):  # noqa: F811
+def test_a_world_of_one_s_own_is_played_again_after_a_reload(opened):
     with serve_gym(Paddle, web=True) as server:
         page = opened(server.web_url)
         page.click("#begin")
@@ -104,7 +104,7 @@ def test_a_world_of_one_s_own_is_played_again_after_a_reload(opened):  # noqa: F
         until(lambda: server.worlds == [])
 
 
-def test_a_link_invites_to_a_seat_and_its_code_says_the_same(opened):  # noqa: F811
+def test_a_link_invites_to_a_seat_and_its_code_says_the_same(opened):
     asked = []
     with serve_parallel(Paddles, web=True, fps=30, match=True, token="a-token-for-all") as server:
         ann = opened(f"{server.web_url}#token=a-token-for-all")
@@ -143,7 +143,7 @@ def test_a_link_invites_to_a_seat_and_its_code_says_the_same(opened):  # noqa: F
 
 
 @pytest.mark.slow
-def test_all_rounds_are_counted_for_each_player(opened):  # noqa: F811
+def test_all_rounds_are_counted_for_each_player(opened):
     with serve_parallel(Race, web=True, fps=60, match=True, countdown=0.5, agents=lambda observation: 0) as server:
         page = opened(server.web_url)
         sit(page, "Ann", "upper")
@@ -162,7 +162,7 @@ def called(page):
 
 
 @pytest.mark.parametrize("fps", [None, 30], ids=["lock-step", "real time"])
-def test_a_world_says_who_plays_in_it_a_person_or_an_agent(opened, fps):  # noqa: F811
+def test_a_world_says_who_plays_in_it_a_person_or_an_agent(opened, fps):
     with serve_gym(Paddle, web=True, fps=fps) as server:
         page = opened(server.web_url)
         page.click("#begin")
@@ -170,16 +170,17 @@ def test_a_world_says_who_plays_in_it_a_person_or_an_agent(opened, fps):  # noqa
         says(page, "#worlds", f"● {called(page)}")  # person 1234, where no name was chosen
         page.keyboard.press("Escape")
     with serve_gym(Paddle, web=True, fps=fps) as server:
+        page = opened(server.web_url)
         for player, shown in (("agent:PPO", "● agent PPO"), ("person:Ann", "● person Ann"), ("agent", "● agent")):
             env = make_remote(f"{server.url}?world=", player=player)
             env.reset()
-            page = opened(server.web_url)
             says(page, "#worlds", shown)
             env.close()
+            shows(page, "() => !document.getElementById('worlds').textContent.includes('●')")
 
 
 @pytest.mark.parametrize("fps", [None, 30], ids=["lock-step", "real time"])
-def test_each_seat_says_who_has_it_and_who_takes_over(opened, fps):  # noqa: F811
+def test_each_seat_says_who_has_it_and_who_takes_over(opened, fps):
     with serve_parallel(Paddles, web=True, fps=fps) as server:
         ann = make_remote(f"{server.url}?world=", agent="upper", player="person:Ann")
         ppo = make_remote(f"{server.url}?world=", agent="third", player="agent:PPO")
@@ -198,7 +199,7 @@ def test_each_seat_says_who_has_it_and_who_takes_over(opened, fps):  # noqa: F81
         ppo.close()
 
 
-def test_a_seat_that_was_left_is_offered_with_the_time_that_it_is_kept(opened):  # noqa: F811
+def test_a_seat_that_was_left_is_offered_with_the_time_that_it_is_kept(opened):
     with serve_gym(Paddle, web=Web(play_fps=20), limits=Limits(seat_timeout=6)) as server, Trainer(server) as trainer:
         ann, eve = opened(server.web_url), opened(server.web_url)
         take_over(ann)
@@ -220,7 +221,7 @@ def test_a_seat_that_was_left_is_offered_with_the_time_that_it_is_kept(opened): 
         eve.keyboard.press("Escape")
 
 
-def test_an_offer_that_nobody_accepts_says_when_the_seat_is_free(opened):  # noqa: F811
+def test_an_offer_that_nobody_accepts_says_when_the_seat_is_free(opened):
     with serve_gym(Paddle, web=Web(play_fps=20), limits=Limits(seat_timeout=2)) as server, Trainer(server):
         ann, eve = opened(server.web_url), opened(server.web_url)
         take_over(ann)

@@ -13,11 +13,14 @@ import pytest
 from bridge import Limits, Recording, Web, make_remote, serve_gym
 from bridge.recording.episodes import load_episode
 from bridge.recording.reader import read_folder
+from tests.browser import TAP, in_browser, says, shows
 from tests.inside import let_holds_lapse
 from tests.places import ROOT
 from tests.support import keeping, until
-from tests.web.test_page import TAP, browser, no_token_in_the_environment, opened, pytestmark, says, shows  # noqa: F401
+from tests.web.taking_over import Trainer, take_over
 from tests.web_envs import Paddle
+
+pytestmark = in_browser
 
 EXAMPLE = ROOT / "examples" / "learn_from_takeover.py"
 
@@ -30,53 +33,8 @@ TAP_AT_ONCE = """() => {
 }"""
 
 
-class Trainer:
-    """Steps the default world as fast as it can in a thread of its own.
-
-    Attributes:
-        steps: For each step: the time before it was sent, the time after its answer arrived, and the info.
-    """
-
-    def __init__(self, server):
-        self.steps: list[tuple[float, float, dict]] = []
-        self._env = make_remote(f"{server.url}?world=")
-        self._env.reset(seed=0)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._train)
-
-    def _train(self):
-        while not self._over.is_set():
-            sent = time.monotonic()
-            info = self._env.step(0)[4]
-            self.steps.append((sent, time.monotonic(), info))
-
-    @property
-    def interventions(self):
-        return sum("intervention" in info for _, _, info in list(self.steps))
-
-    @property
-    def last(self):
-        return self.steps[-1][2] if self.steps else {}
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error):
-        self._over.set()
-        self._thread.join()
-        with contextlib.suppress(Exception):
-            self._env.close()
-
-
-def take_over(page):
-    says(page, "#play", "Take over")
-    page.click("#play")
-    says(page, "#badge", "agent acts: hold a key")
-
-
 @contextlib.contextmanager
-def taps_on_paddle(opened, monkeypatch):  # noqa: F811
+def taps_on_paddle(opened, monkeypatch):
     """A page that has taken over from a trainer at 2 steps a second, and the trainer."""
     let_holds_lapse(monkeypatch, 30.0)  # a tap waits that long for the trainer's step, on a machine that stalls, too
     with serve_gym(Paddle, web=Web(play_fps=2)) as server, Trainer(server) as trainer:
@@ -86,7 +44,7 @@ def taps_on_paddle(opened, monkeypatch):  # noqa: F811
         yield page, trainer
 
 
-def test_a_trainer_runs_at_the_pace_of_the_person_and_at_full_speed_again(opened):  # noqa: F811
+def test_a_trainer_runs_at_the_pace_of_the_person_and_at_full_speed_again(opened):
     with serve_gym(Paddle, web=Web(play_fps=10)) as server, Trainer(server) as trainer:
         page = opened(server.web_url)
         take_over(page)
@@ -108,7 +66,7 @@ def test_a_trainer_runs_at_the_pace_of_the_person_and_at_full_speed_again(opened
         until(lambda: len(trainer.steps) > first + 200)
 
 
-def test_a_tap_is_one_step_of_the_trainer_s_world(opened, monkeypatch):  # noqa: F811
+def test_a_tap_is_one_step_of_the_trainer_s_world(opened, monkeypatch):
     with taps_on_paddle(opened, monkeypatch) as (page, trainer):
         for count in (1, 2, 3):
             taken = page.evaluate(TAP, 30)
@@ -121,7 +79,7 @@ def test_a_tap_is_one_step_of_the_trainer_s_world(opened, monkeypatch):  # noqa:
         page.keyboard.press("Escape")
 
 
-def test_a_tap_that_is_over_before_the_page_looks_again_is_a_step_all_the_same(opened, monkeypatch):  # noqa: F811
+def test_a_tap_that_is_over_before_the_page_looks_again_is_a_step_all_the_same(opened, monkeypatch):
     with taps_on_paddle(opened, monkeypatch) as (page, trainer):
         for count in (1, 2, 3):
             page.evaluate(TAP_AT_ONCE)
@@ -132,7 +90,7 @@ def test_a_tap_that_is_over_before_the_page_looks_again_is_a_step_all_the_same(o
         page.keyboard.press("Escape")
 
 
-def test_a_key_that_is_let_go_and_tapped_at_once_is_a_tap_of_its_own(opened, monkeypatch):  # noqa: F811
+def test_a_key_that_is_let_go_and_tapped_at_once_is_a_tap_of_its_own(opened, monkeypatch):
     with taps_on_paddle(opened, monkeypatch) as (page, trainer):
         page.keyboard.down("ArrowRight")
         until(lambda: trainer.interventions >= 1)
@@ -141,7 +99,7 @@ def test_a_key_that_is_let_go_and_tapped_at_once_is_a_tap_of_its_own(opened, mon
         page.keyboard.press("Escape")
 
 
-def test_a_tap_that_is_over_before_the_next_step_of_a_world_of_one_s_own_acts_in_it(opened):  # noqa: F811
+def test_a_tap_that_is_over_before_the_next_step_of_a_world_of_one_s_own_acts_in_it(opened):
     make, made = keeping(Paddle)
     with serve_gym(make, web=Web(play_fps=2)) as server:
         page = opened(server.web_url)
@@ -158,7 +116,7 @@ def test_a_tap_that_is_over_before_the_next_step_of_a_world_of_one_s_own_acts_in
         until(lambda: server.worlds == [])
 
 
-def test_who_does_nothing_is_counted_down_and_gives_the_seat_back(opened):  # noqa: F811
+def test_who_does_nothing_is_counted_down_and_gives_the_seat_back(opened):
     with serve_gym(Paddle, web=True, limits=Limits(takeover_timeout=4.0)) as server, Trainer(server) as trainer:
         page = opened(server.web_url)
         says(page, "#play", "Take over")
@@ -174,7 +132,7 @@ def test_who_does_nothing_is_counted_down_and_gives_the_seat_back(opened):  # no
         until(lambda: trainer.last == {})
 
 
-def test_a_trainer_is_told_who_acts_without_what_is_invisible_in_the_name(opened):  # noqa: F811
+def test_a_trainer_is_told_who_acts_without_what_is_invisible_in_the_name(opened):
     with serve_gym(Paddle, web=Web(play_fps=20)) as server, Trainer(server) as trainer:
         page = opened(server.web_url)
         page.evaluate("() => localStorage.setItem('name', 'An\\u202en\\u001b[31m\\u200b')")
@@ -193,7 +151,7 @@ def test_a_rate_of_play_that_is_none_is_refused(play_fps):
         serve_gym(Paddle, web=Web(play_fps=play_fps))
 
 
-def test_a_world_of_one_s_own_runs_at_the_rate_of_play(opened):  # noqa: F811
+def test_a_world_of_one_s_own_runs_at_the_rate_of_play(opened):
     with serve_gym(Paddle, web=Web(play_fps=5)) as server:
         page = opened(server.web_url)
         page.click("#begin")
@@ -208,7 +166,7 @@ def test_a_world_of_one_s_own_runs_at_the_rate_of_play(opened):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_an_agent_learns_from_what_a_person_does_at_the_page(opened, tmp_path):  # noqa: F811
+def test_an_agent_learns_from_what_a_person_does_at_the_page(opened, tmp_path):
     """The training of the example, with a script at the page that pushes the car where it is going."""
     spec = importlib.util.spec_from_file_location("learn_from_takeover", EXAMPLE)
     example = importlib.util.module_from_spec(spec)
@@ -260,7 +218,7 @@ def test_an_agent_learns_from_what_a_person_does_at_the_page(opened, tmp_path): 
     assert any(episode.by[-1] == "person:Ann" and len(episode.by) < 200 for episode in episodes[:-1])
 
 
-def test_a_world_that_is_gone_is_not_taken_over_after_a_reload(opened):  # noqa: F811
+def test_a_world_that_is_gone_is_not_taken_over_after_a_reload(opened):
     with serve_gym(Paddle, web=True) as server:
         env = make_remote(server.url)
         env.reset(seed=0)

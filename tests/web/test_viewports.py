@@ -7,7 +7,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge import serve_gym, serve_parallel
-from tests.web.test_page import browser, in_browser, opened, says, shows  # noqa: F401 - fixtures
+from tests.browser import in_browser, says, shows
 from tests.web_envs import Paddle, Race
 
 pytestmark = [in_browser, pytest.mark.slow]
@@ -25,7 +25,7 @@ def is_in_view(page, selector):
 
 
 @pytest.mark.parametrize("name", VIEWPORTS)
-def test_the_picture_and_the_buttons_fit_into_the_screen(opened, name):  # noqa: F811
+def test_the_picture_and_the_buttons_fit_into_the_screen(opened, name):
     width, height = VIEWPORTS[name]
     touch = name != "screen"
     with serve_gym(Paddle, web=True, fps=30) as server:
@@ -60,7 +60,7 @@ class Unplayable(Strip):
         return super().step(0)
 
 
-def test_long_names_of_actions_are_no_wider_than_a_phone(opened):  # noqa: F811
+def test_long_names_of_actions_are_no_wider_than_a_phone(opened):
     with serve_gym(Strip, web=True, fps=30) as server:
         page = opened(server.web_url, has_touch=True, is_mobile=True)
         page.set_viewport_size({"width": 320, "height": 568})
@@ -79,7 +79,7 @@ def test_long_names_of_actions_are_no_wider_than_a_phone(opened):  # noqa: F811
 
 
 @pytest.mark.parametrize("fps", [None, 30], ids=["before a world", "over a strip"])
-def test_a_problem_is_read_on_a_phone(opened, fps):  # noqa: F811
+def test_a_problem_is_read_on_a_phone(opened, fps):
     with serve_gym(Unplayable, web=True, fps=fps) as server:
         page = opened(server.web_url, has_touch=True, is_mobile=True)
         page.set_viewport_size({"width": 320, "height": 568})
@@ -97,7 +97,7 @@ def test_a_problem_is_read_on_a_phone(opened, fps):  # noqa: F811
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["small phone", "phone on its side"])
-def test_all_returns_of_a_round_are_in_view(opened, name):  # noqa: F811
+def test_all_returns_of_a_round_are_in_view(opened, name):
     width, height = VIEWPORTS[name]
     with serve_parallel(Race, web=True, fps=60, match=True, agents=lambda observation: 1) as server:
         page = opened(server.web_url, has_touch=True, is_mobile=True)

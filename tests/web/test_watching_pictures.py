@@ -11,7 +11,6 @@ from PIL import Image
 from bridge import Web, make_remote, serve_gym
 from bridge.errors import RequestError, SettingError
 from bridge.web.watching.pictures import View, encode, mosaic
-from tests.web.test_watching import viewers  # noqa: F401 - a fixture
 from tests.web_envs import Paddle
 
 
@@ -149,7 +148,7 @@ class Camera(Paddle):
         return photograph()
 
 
-def test_a_server_encodes_at_the_quality_that_it_was_given(viewers):  # noqa: F811
+def test_a_server_encodes_at_the_quality_that_it_was_given(viewers):
     frames = []
     for quality in (10, 90, 100):
         with serve_gym(Camera, web=Web(quality=quality)) as server:

@@ -10,12 +10,11 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bridge.core.encoding.attribute_names import KnownNames
-from bridge.core.extras import feature
-from bridge.core.provided import provided
+from bridge.core.encoding.names import KnownNames
+from bridge.core.extras import feature, provided
 from bridge.errors import Code, MissingAttributeError, RefusedError
 
-__all__ = ["OwnAttributes", "RemoteAttributes", "missing_attributes"]
+__all__ = ["OwnAttributes", "RemoteAttributes", "added_method", "missing_attributes"]
 
 _BY_A_DOT = "a vector environment has none of its environments' attributes: get_attr, set_attr and call reach them"
 

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from google.protobuf.message import DecodeError
 
 from bridge.core.client.world.extensions import extension
-from bridge.core.encoding.message_form import MessageForm
+from bridge.core.encoding.message_form import MessageForm, Origin
 from bridge.errors import PeerError, SettingError
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["MessageAnswer", "MessageReply", "MessageTarget", "MessageWriter", "message_request", "read_message"]
+__all__ = [
+    "MessageAnswer",
+    "MessageReply",
+    "MessageTarget",
+    "MessageWriter",
+    "PlaceListener",
+    "message_request",
+    "read_message",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +61,22 @@ class MessageReply:
     """One for each world that was asked, in the order of their slots."""
     began: tuple[Any, Any] | None = None
     """Observations and infos, as `reset` returns them, where environments are in another situation; None: none is."""
+
+
+class PlaceListener(Protocol):
+    """Is told where slots go on that a message puts into another situation, as what records them."""
+
+    def moment(self, slot: int) -> str:
+        """Return a name, without spaces, for what a slot has done so far; empty: there is none."""
+
+    def placed(self, slot: int, observation: Any, origin: Origin | None) -> None:
+        """Note that a slot goes on elsewhere.
+
+        Args:
+            slot: The slot.
+            observation: What it sees there, of the space of one slot.
+            origin: When a slot was there before; its moment may be of several listeners, with spaces between.
+        """
 
 
 MessageWriter: TypeAlias = bytes | Callable[[MessageTarget], bytes]

@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from bridge.core.client.wire.connect import Transport, checked_transport
+from bridge.core.back_off import checked_wait
+from bridge.core.client.wire.connection import Transport, checked_transport
 from bridge.core.client.world.world_request import MAX_MESSAGE_BYTES, WorldRequest, pack_factory
-from bridge.core.server_wait import checked_wait
+from bridge.core.encoding.names import ANNOUNCED
 from bridge.core.transport.address import Address, secret_url
-from bridge.core.transport.compression import Compression, checked_compression
 from bridge.core.transport.credentials import AccessKeywords, ClientAccess
+from bridge.core.transport.messages import Compression, checked_compression
 from bridge.errors import SettingError
 
 __all__ = [
@@ -157,12 +158,22 @@ class EnvOptions(RemoteOptions):
         agent: In a world of several agents, which of them to join as; None: the first that is free. For
             `make_vec_remote` a list names one for each URL; with one URL and a list, there is a slot for each agent of
             that list. The URLs name a world that exists, `?world=NAME`.
+        messages: The names of messages of features, or of other packages, that are going to be sent: the server is told
+            with each join, so that what they need is kept from the start.
     """
 
     env_id: str | None = None
     env: Callable[..., Any] | None = None
     role: Role | None = None
     agent: str | Sequence[str] | None = None
+    messages: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = (self.messages,) if isinstance(self.messages, str) else tuple(self.messages)
+        if not all(isinstance(name, str) and name and " " not in name for name in names):
+            raise SettingError(f"expected messages to be names of messages, got {self.messages!r:.80}")
+        object.__setattr__(self, "messages", names)
 
     def request(self, url: str, agent: str | None = None, server_name: str | None = None) -> WorldRequest:
         """Return the request for a world at `url`, as `RemoteOptions` does, with this environment."""
@@ -180,7 +191,11 @@ class EnvOptions(RemoteOptions):
         return dataclasses.replace(
             asked,
             env_id=named or self.env_id,
-            join_settings={**asked.join_settings, **({} if self.role is None else {"role": self.role})},
+            join_settings={
+                **asked.join_settings,
+                **({} if self.role is None else {"role": self.role}),
+                **({ANNOUNCED: " ".join(self.messages)} if self.messages else {}),
+            },
             env_factory=None if self.env is None else pack_factory(self.env),
         )
 

@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError
 from bridge.errors import Code, RequestError, SettingError
 from bridge.pb import bridge_pb2
 
-__all__ = ["MAX_BYTES", "MESSAGES_KEY", "MessageForm"]
+__all__ = ["MAX_BYTES", "MESSAGES_KEY", "MessageForm", "Origin"]
 
 MAX_BYTES = 1024 * 1024
 """The most bytes of a request, unless its form says otherwise."""
@@ -66,3 +66,19 @@ class MessageForm:
             text = f"expected a message {self.name!r} in a PlacingRequest, got {len(data)} bytes that are none"
             raise RequestError(Code.INVALID_ARGUMENT, text) from error
         return wrapped.request, tuple(wrapped.requested_observations)
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+    """Where an environment was before in the situation that it, or another one, is put into by a message.
+
+    Args:
+        moment: Names what the environment had done by then, as `Stage.moment` of a server, or `RemoteVectorEnv.moment`
+            of a client: for those that record it. Empty: nobody did.
+        lane: Which environment it was, of those that one call stepped.
+        seed: By which its random generators were seeded anew since; None: they go on.
+    """
+
+    moment: str
+    lane: int = 0
+    seed: int | None = None

@@ -8,6 +8,7 @@ present state is refused with FAILED_PRECONDITION; a request that fails for any 
 from __future__ import annotations
 
 import enum
+import re
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from bridge.core.encoding import values
 from bridge.core.encoding.names import (
+    ANNOUNCED,
     CALL_REQUEST_URL,
     CALL_RESPONSE_URL,
     CLIENT_KEY,
@@ -28,8 +30,7 @@ from bridge.core.encoding.properties import TEXT, Property, PropertyTree, encode
 from bridge.core.encoding.step_codec import StepCodec
 from bridge.core.encoding.tensors import Array
 from bridge.core.encoding.values import check_count
-from bridge.core.server.messages import ClientMessage, ServedMessage
-from bridge.core.server.rights import (
+from bridge.core.server.auth import (
     as_look,
     attribute_in,
     no_message,
@@ -38,8 +39,10 @@ from bridge.core.server.rights import (
     refuse_method,
     refuse_requests,
 )
+from bridge.core.server.messages import ClientMessage, ServedMessage
 from bridge.core.worlds.base import Agent, World, fill_observations
 from bridge.core.worlds.resets import ResetOrder
+from bridge.core.worlds.settings import read_text
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -164,6 +167,7 @@ _STEP_EVENTS: Mapping[int, SessionEvent] = {
 
 
 # Requests of a connection whose actions are remembered: a space may have any number of actions.
+_ANNOUNCED = re.compile(r"[\w.-]+( [\w.-]+){0,99}")
 _MOST_KNOWN = 256
 
 
@@ -461,7 +465,9 @@ class Session:
     async def _join_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         self._require(SessionEvent.JOIN_WORLD)
         world = await self._hub.find_world(request.join_world.world_name)
-        agent = self._hub.admit(world, request.join_world.settings, ours=bool(self._client_version))
+        settings = dict(request.join_world.settings)
+        announced = self._announced(settings.pop(ANNOUNCED, None))
+        agent = self._hub.admit(world, settings, ours=bool(self._client_version))
         self._world, self._agent = world, agent
         # UIDs and specs are those of one world: the same bytes may mean something else here.
         self._codec = self._wanted = None
@@ -469,6 +475,38 @@ class Session:
         self._hub.joined(world, self)
         self._move(SessionEvent.JOIN_WORLD)
         response.join_world.specs.CopyFrom(agent.specs())
+        for served in announced:
+            await self._announce(served, agent, world)
+
+    def _announced(self, setting: pb.Tensor | None) -> list[ServedMessage]:
+        """Return the messages that a client says it is going to send.
+
+        Raises:
+            RequestError: INVALID_ARGUMENT: the setting is no text; UNIMPLEMENTED: there is no such message.
+        """
+        if setting is None:
+            return []
+        found = []
+        expected = "expected names of messages, separated by spaces"
+        for name in read_text({ANNOUNCED: setting}, ANNOUNCED, "JoinWorld", _ANNOUNCED, expected).split():
+            served = self._hub.messages.named(name)
+            if served is None:
+                known = ", ".join(self._hub.messages.names) or "none"
+                raise RequestError(Code.UNIMPLEMENTED, f"no message {name!r:.80} is served here; there are: {known}")
+            found.append(served)
+        return found
+
+    async def _announce(self, served: ServedMessage, agent: Agent, world: World) -> None:
+        """Tell the handler of a message that this client is going to send it."""
+        if not (self._may_act and self.plays and self._may_change()):
+            return
+        client = self.client_key or self.connection
+        self._hub.messages.asked(client, self)
+        asked = ClientMessage(served.message, agent.unwrapped, client, world.name)
+        try:
+            await asked.announce(served.handler)
+        finally:
+            self.charge(max(0.0, asked.seconds - served.message.free_seconds))
 
     async def _step(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         agent, world = self._agent, self._world

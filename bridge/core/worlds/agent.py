@@ -9,16 +9,14 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from bridge.core.encoding import values
-from bridge.core.encoding.attribute_names import AttributeNames
-from bridge.core.encoding.names import NAMES
+from bridge.core.encoding.names import NAMES, AttributeNames
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, Spec
-from bridge.core.worlds.base import Agent, answer_to, failures_in
+from bridge.core.worlds.base import Agent, PacedWorld, answer_to, failures_in
 from bridge.core.worlds.environment import Result, Spaces
 from bridge.core.worlds.hosts import refuse_private
 from bridge.core.worlds.messages import PartOutcome, SessionMessage
-from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.rewards import HELD_BY_FLOAT64, Rewards, as_number, is_held_by_float64, reward_type
 from bridge.core.worlds.settings import Settings
 from bridge.errors import Code, RequestError, TensorError
@@ -109,7 +107,8 @@ class EnvAgent(Agent):
         observation_space, action_space = spaces or facts.spaces
         self._observation_layout = Layout(observation_space, "observation", lanes)
         self._action_layout = Layout(action_space, "action", lanes)
-        self._rewards = Rewards(facts.reward_space, lanes)
+        self.rewards = Rewards(facts.reward_space, lanes)
+        """Reads the environment's rewards."""
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
         # The short way of a single environment in lock-step: nobody else is asked when it is stepped.
         self._steps_at_once = self._pacer.steps_at_once and lanes is None
@@ -119,7 +118,7 @@ class EnvAgent(Agent):
         self.keeps_actions = lanes is None and integers
         shape = () if lanes is None else (lanes,)
         flags = [
-            self._rewards.spec,
+            self.rewards.spec,
             Spec.number("discount", shape, np.float64, np.asarray(0.0), np.asarray(1.0)),
             Spec.number("terminated", shape, np.bool_),
             Spec.number("truncated", shape, np.bool_),
@@ -143,7 +142,7 @@ class EnvAgent(Agent):
         """The observation that its Step is told; None: there is none yet."""
         self.info: Any = {}
         """The info that its Step is told."""
-        self.reward: Array = np.zeros(self._rewards.spec.shape, self._rewards.spec.dtype)
+        self.reward: Array = np.zeros(self.rewards.spec.shape, self.rewards.spec.dtype)
         """The reward that its Step is told; an item a lane."""
         self.terminated: Array = np.zeros(shape, np.bool_)
         """Whether its episode has terminated; an item a lane."""
@@ -152,7 +151,7 @@ class EnvAgent(Agent):
         # The client gives each reward the type of the last one that it was told in an info. In each step of nearly all
         # environments the reward is of `_plain_type`, and its tensor says all.
         self._reward_type: object = float
-        self._plain_type: object = self._rewards.plain_type
+        self._plain_type: object = self.rewards.plain_type
         self.beside: dict[str, Any] = {}
         """What the next info tells beside it: arguments of `encode_info`."""
         self._failed: Sequence[int] = ()
@@ -200,7 +199,9 @@ class EnvAgent(Agent):
 
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Step the environment, or hand in an action for its next step."""
-        return await self.apply(self.decode(actions))
+        action = self.decode(actions)
+        # Not by `apply`, which each result of a step that waits would pass through once more.
+        return await (self.apply(action) if self._steps_at_once else self._pacer.step(self, action))
 
     def decode(self, actions: Mapping[int, Array]) -> object:
         """Return the environment's action; None: the last one goes on, where the pacer has it so."""
@@ -265,7 +266,7 @@ class EnvAgent(Agent):
         """Take what the environment's `step` returned for all lanes."""
         with failures_in("step"):
             self.observation, reward, terminated, truncated, self.info = result
-            self.reward[...] = self._rewards.read(reward, self._notes)
+            self.reward[...] = self.rewards.read(reward, self._notes)
             self.terminated[...] = terminated
             self.truncated[...] = truncated
 
@@ -285,7 +286,10 @@ class EnvAgent(Agent):
 
     def take_reward(self, reward: object) -> None:
         """Take the reward of a single environment. What its tensor does not say, the next info tells."""
-        typed = self._rewards.typed(reward, self._notes)
+        if type(reward) is self._plain_type:
+            self.reward[...] = reward
+            return
+        typed = self.rewards.typed(reward, self._notes)
         if self.reward.ndim:
             self.reward[...] = typed
             return
@@ -402,7 +406,7 @@ class EnvAgent(Agent):
         """Return one tensor of the environment's observation."""
         observation: Any = self.observation
         if self._plain and type(observation) is np.ndarray and (observation.dtype, observation.shape) == self._of_spec:
-            return cast(Array, observation)
+            return cast("Array", observation)
         try:
             self._observation_layout.note_type(uid - 1, observation, self._notes)
             return self._observation_layout.pack_leaf(uid - 1, observation)

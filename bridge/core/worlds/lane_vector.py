@@ -85,6 +85,9 @@ class LaneVectorEnv(SyncLanes):
     ) -> None:
         vars(self).update(vars(vector))
         lanes = self.num_envs
+        self.envs = list(self.envs)
+        self._callees: list[Any] = self.envs
+        """What is called for each lane: its environment, or what stands in its place."""
         self.failed: dict[int, str] = {}
         """Why lanes failed in the last call, by lane; always the same dict."""
         self.retried: list[str] = []
@@ -224,7 +227,7 @@ class LaneVectorEnv(SyncLanes):
         seen, over, looks, integers = self._seen, self._over, self._holds_objects, self._integers
         checks, plain_reward = looks or integers is not None, self._rewards_read.plain_type
         begun: list[int] = []
-        for lane, (env, action) in enumerate(zip(self.envs, self._split(actions), strict=True)):
+        for lane, (env, action) in enumerate(zip(self._callees, self._split(actions), strict=True)):
             try:
                 if over[lane]:
                     begun.append(lane)
@@ -278,6 +281,10 @@ class LaneVectorEnv(SyncLanes):
 
     # Messages
 
+    def set_callee(self, lane: int, callee: Any) -> None:
+        """Have something called in the place of a lane's environment."""
+        self._callees = [*self._callees[:lane], callee, *self._callees[lane + 1 :]]
+
     def newest(self, lane: int) -> tuple[Any, Mapping[str, object]] | None:
         """Return a lane's last observation and info, not copied; None: no episode runs in it."""
         if not self._began or self._over[lane]:
@@ -318,7 +325,7 @@ class LaneVectorEnv(SyncLanes):
             attempts -= 1
             try:
                 # A copy of the options: an environment may take out what it has read.
-                observation, info = self.envs[lane].reset(**{key: kept(value) for key, value in given.items()})
+                observation, info = self._callees[lane].reset(**{key: kept(value) for key, value in given.items()})
                 if checks:
                     observation = self._checked(observation, notes=self.notes)
                 # In the mode SAME_STEP the lane's info has the end of the episode before, too.

@@ -23,12 +23,12 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeAlias
 
-from bridge.core.encoding.message_form import MessageForm
+from bridge.core.encoding.message_form import MessageForm, Origin
 from bridge.core.encoding.properties import Property
 from bridge.core.worlds.scheduling import Scheduler
 from bridge.errors import SettingError
 
-__all__ = ["GROUP", "AskedMessage", "MessageHandler", "MessagePart", "PartOutcome", "SessionMessage", "Stage"]
+__all__ = ["GROUP", "AskedMessage", "Callee", "MessageHandler", "MessagePart", "PartOutcome", "SessionMessage", "Stage"]
 
 GROUP = "gymnasium_bridge.messages"
 """The group of entry points."""
@@ -54,6 +54,33 @@ class Stage(Protocol):
     def make(self) -> Callable[[], Any]:
         """Makes another object like `whole`, with the same arguments; it can be pickled by `cloudpickle` mostly."""
 
+    @property
+    def moment(self) -> str:
+        """A name for what the environments have done so far, by whoever keeps an account of it; empty: nobody does.
+
+        A part that puts an environment into this situation later gives it back, as an `Origin`.
+        """
+
+    @property
+    def fresh(self) -> bool:
+        """True as long as no environment was reset, and no client has called or changed one."""
+
+    def intercept(self, lane: int, callee: Callee | None) -> None:
+        """Have something called in the place of an environment, which calls it.
+
+        Args:
+            lane: Its index in `envs`.
+            callee: What is called; None: the environment itself, as at first.
+        """
+
+    def replace(self, lane: int, env: Any) -> None:
+        """Step another environment of the same kind from here on; the one that was stepped is closed.
+
+        Args:
+            lane: Its index in `envs`.
+            env: The other one.
+        """
+
     def newest(self, lane: int) -> tuple[Any, Any]:
         """Return the last observation and info of an environment: the object itself, not a copy.
 
@@ -68,11 +95,11 @@ class Stage(Protocol):
         """Raise what `place` would, before anything is changed.
 
         Raises:
-            RequestError: UNIMPLEMENTED: this world cannot follow, as one in real time, or one that is recorded; or the
-                form of the message does not say `places`.
+            RequestError: UNIMPLEMENTED: this world cannot follow, as one in real time; or the form of the message does
+                not say `places`.
         """
 
-    def place(self, lane: int, observation: Any, info: Any) -> None:
+    def place(self, lane: int, observation: Any, info: Any, origin: Origin | None = None) -> None:
         """Say that an environment is in another situation now, in which an episode runs.
 
         The world follows once the request is answered: the episode that ran is over, the client that asks sees the new
@@ -83,10 +110,27 @@ class Stage(Protocol):
             lane: Its index in `envs`.
             observation: What it sees there, which `step` goes on from; kept as it is.
             info: The info that goes with it.
+            origin: When an environment was in this situation before; None: that is not known.
 
         Raises:
             RequestError: As `check_place`.
         """
+
+
+class Callee(Protocol):
+    """What is called in the place of an environment, and calls it: `Stage.intercept`."""
+
+    def reset(self, **given: Any) -> tuple[Any, Any]:
+        """Reset the environment; as of `gymnasium.Env`."""
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Step the environment; as of `gymnasium.Env`."""
+
+    def called(self, request: Any) -> None:
+        """Note that a client calls a method, or reads an attribute; `request` is its `CallRequest`."""
+
+    def changed(self, name: str, value: Any) -> None:
+        """Note that a client sets an attribute."""
 
 
 class MessagePart:
@@ -140,8 +184,8 @@ class AskedMessage(Protocol):
 class MessageHandler:
     """The part of a message in a server: one object a server. Subclasses override what they need.
 
-    All of it runs in the serving thread, so it may not take long; `AskedMessage.run` and whatever else it awaits lets
-    others be served meanwhile.
+    All of it runs in the serving thread, so it may not take long. Others are served while it awaits `AskedMessage.run`,
+    and it may await nothing else: there is no event loop of asyncio.
 
     Args:
         scheduler: Makes calls later: `call_later(seconds, function)`, and `call_soon_threadsafe` from other threads.
@@ -153,6 +197,9 @@ class MessageHandler:
     async def answer(self, request: bytes, asked: AskedMessage) -> bytes:
         """Answer a request of a client; what it raises is the answer, as of `MessagePart.answer`."""
         return await asked.run(request)
+
+    async def joined(self, asked: AskedMessage) -> None:
+        """Note that a client that may send the message has joined a world, and says that it is going to."""
 
     def left(self, client: object) -> None:
         """Note that a client is gone which has sent requests: none of its connections is in a world any more."""
@@ -188,8 +235,7 @@ class SessionMessage:
             environment answers alone.
         free_seconds: The processor time of one request that is not charged, as that of a Step is not. Beyond it, the
             client's connection is read later.
-        cannot_place: Why it may put no environment into another situation, whatever its form says; set by what stands
-            between a world and its environment.
+        moment: What `Stage.moment` says; set for each request by what stands between a world and its environment.
 
     Raises:
         SettingError: It has neither part.
@@ -199,7 +245,7 @@ class SessionMessage:
     part: PartMaker | None = None
     handler: Callable[[Scheduler], MessageHandler] | None = None
     free_seconds: float = 0.02
-    cannot_place: str = ""
+    moment: str = ""
 
     def __post_init__(self) -> None:
         if self.part is None and self.handler is None:
@@ -216,5 +262,7 @@ class PartOutcome:
     """Observations and infos, as a reset returns them, where environments are in another situation; None: none is."""
     lanes: tuple[int, ...] = ()
     """Which are."""
+    origins: tuple[Origin | None, ...] = ()
+    """For each of these lanes, when an environment was in its situation before."""
     seconds: float = 0.0
     """Processor time that it took in another thread, or another process."""

@@ -77,6 +77,10 @@ class Rewards:
             )
         return array
 
+    def sum(self, one: Any, other: Any) -> Any:
+        """Return the sum of two rewards that `as_typed` returned: a float; of a reward space an array."""
+        return as_number(one) + as_number(other) if self._layout is None else one + other
+
     def typed(self, reward: object, notes: values.Notes) -> Any:
         """Return a reward of a single environment in the environment's own type, as `as_typed`; raises as `read`.
 

@@ -25,6 +25,12 @@ export function moment(seconds) {
   return new Date(seconds * 1000).toLocaleString([], {dateStyle: "medium", timeStyle: "short"});
 }
 
+// What an episode goes on from that did not begin with a reset; empty: it began with one.
+export function branch(parent) {
+  if (!parent) return "";
+  return parent.episode ? `branch of ${parent.episode} at step ${parent.step}` : "branch of an episode that was not recorded";
+}
+
 export function steps(count) {
   return `${count} ${count === 1 ? "step" : "steps"}`;
 }

@@ -2,7 +2,7 @@
 
 import {Stream} from "./client.js";
 import {$, pause, replaceKeepingFocus, works, write} from "./dom.js";
-import {acted, amount, bests, element, moment, players, reason, steps} from "./episodes.js";
+import {acted, amount, bests, branch, element, moment, players, reason, steps} from "./episodes.js";
 import {request, textTensor} from "./wire.js";
 
 const NOTHING = "This server records nothing. Start it with --record FOLDER, in Python record=\"FOLDER\", to keep every episode.";
@@ -161,7 +161,7 @@ export class Recordings {
         element("b", episode.environment, best.get(episode.environment) === episode ? "best" : ""),
         element("span", amount(episode.return), "return"),
         who,
-        element("small", `${steps(episode.steps)} · ${moment(episode.began)}`),
+        element("small", [steps(episode.steps), moment(episode.began), branch(episode.parent)].filter(Boolean).join(" · ")),
       );
       if (episode.obstacle) button.append(element("small", reason(episode.obstacle), "obstacle"));
       button.onclick = () => this.#show(episode.episode);
@@ -201,7 +201,7 @@ export class Recordings {
     this.#shown = name;
     $("player").hidden = !name;
     if (!name) return;
-    const facts = [`return ${amount(replay.return)}`, moment(replay.began)];
+    const facts = [`return ${amount(replay.return)}`, moment(replay.began), branch(replay.parent)].filter(Boolean);
     $("player-about").replaceChildren(...players(replay.players), element("small", facts.join(" · ")));
     $("player-seek").max = String(replay.length);
     this.#dragging = false;

@@ -18,7 +18,7 @@ import pytest
 from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
 from bridge.testing import EVERY_SPACE, CountingEnv, Proxy, make_certificates
 from bridge.wrappers import BlockingReset
-from tests.ends import test_fidelity
+from tests import side_by_side
 from tests.inside import call_of, remote_of
 from tests.support import LargeArrays, chosen, sampled, until
 
@@ -48,8 +48,8 @@ def threads_end() -> Iterator[None]:
 @pytest.fixture
 def fidelity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the tests of fidelity connect by grpcio."""
-    monkeypatch.setattr(test_fidelity, "make_remote", by_grpcio)
-    monkeypatch.setattr(test_fidelity, "make_vec_remote", many_by_grpcio)
+    monkeypatch.setattr(side_by_side, "make_remote", by_grpcio)
+    monkeypatch.setattr(side_by_side, "make_vec_remote", many_by_grpcio)
 
 
 # Remote equals local
@@ -58,7 +58,7 @@ def fidelity(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("fidelity")
 @pytest.mark.parametrize("name", sampled(["CartPole", "Taxi", "Blackjack", "Pong", "MiniGrid"], 5, 0))
 def test_remote_equals_local(name: str) -> None:
-    test_fidelity.compare_briefly(name)
+    side_by_side.compare_briefly(name)
 
 
 DICTS_AND_BOXES = [name for name in EVERY_SPACE if name.startswith(("dict", "box"))]
@@ -67,7 +67,7 @@ DICTS_AND_BOXES = [name for name in EVERY_SPACE if name.startswith(("dict", "box
 @pytest.mark.usefixtures("fidelity")
 @pytest.mark.parametrize("name", chosen(DICTS_AND_BOXES, lambda name: name == "dict_nested"))
 def test_spaces_arrive_exactly(name: str) -> None:
-    test_fidelity.compare_space(name)
+    side_by_side.compare_space(name)
 
 
 def test_large_arrays_are_the_users_own_and_writable() -> None:

@@ -1,7 +1,9 @@
 """A server that means harm: what it declares and says costs our client little, and ends in an error that says so."""
 
+import itertools
 import warnings
 
+import numpy as np
 import pytest
 from dm_env_rpc.v1 import dm_env_rpc_pb2 as pb
 
@@ -11,6 +13,7 @@ from bridge.cli import main
 from bridge.core.encoding import values
 from bridge.errors import PeerError, RefusedError, RemoteError, TensorError
 from bridge.pb import bridge_pb2
+from bridge.testing import CountingEnv
 from tests.hostile_servers import HOSTILE, Foreign, Relay, Talks, misdescribed, misreported, observation, specs_of
 
 
@@ -205,3 +208,60 @@ def test_bridge_info_says_that_a_server_talks_nonsense(capsys):
     error = capsys.readouterr().err
     assert "what it says of its world cannot be read" in error
     assert len(error) < 10_000
+
+
+# What is said of the lanes 0 and 2, whose episodes ended.
+BEGINNINGS = {
+    "out of range": {"lanes": [0, 99]},
+    "twice": {"lanes": [0, 0]},
+    "another": {"lanes": [0, 1]},
+    "one that goes on": {"lanes": [0, 1, 2]},
+    "none": {"lanes": []},
+    "the other order": {"lanes": [2, 0]},
+    "no rows": {"rows": []},
+    "rows of one lane": {"rows": [bytes(8)]},
+    "rows of too many observations": {"rows": [bytes(16), bytes(16)]},
+    "rows cut short": {"rows": [bytes(15)]},
+}
+
+
+@pytest.mark.parametrize("name", BEGINNINGS)
+def test_beginnings_of_wrong_lanes_cost_the_world_and_change_no_observation(name):
+    """A server says with a Step how lanes began their next episodes."""
+    made = itertools.count()
+
+    def change(kind, response):
+        if kind != "step":
+            return
+        info = response.step.observations[max(response.step.observations)].uint8s
+        message = bridge_pb2.Value.FromString(info.array)
+        if message.HasField("begun"):
+            begun = message.begun
+            for field, items in BEGINNINGS[name].items():
+                begun.ClearField(field)
+                getattr(begun, field).extend(items)
+            info.array = message.SerializeToString()
+            tensor = response.step.observations[max(response.step.observations)]
+            del tensor.shape[:]
+            tensor.shape.append(len(info.array))
+
+    with (
+        # Of three lanes the first and the last end in their second step.
+        serve_gym(lambda: CountingEnv(2 if next(made) % 3 != 1 else 9), num_envs=3) as server,
+        Relay(server.url, change) as relay,
+    ):
+        envs = bridge.make_vec_remote(relay.url, blocking=True, autoreset_mode="SameStep", on_lost="raise", timeout=20)
+        envs.reset()
+        zeros = np.zeros(3, np.int64)
+        assert envs.step(zeros)[0].tolist() == [[1, 1]] * 3
+
+        def play():
+            for _ in range(3):
+                observations, *_, infos = envs.step(zeros)
+                # Of the episodes that were cut, and none of those that the server says have begun.
+                assert {episode for episode, _ in observations.tolist()} == {1}
+                assert "error" in infos
+
+        with pytest.raises(PeerError, match=r"how (the )?lanes"):
+            play()
+        envs.close()

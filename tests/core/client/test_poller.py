@@ -13,7 +13,7 @@ import pytest
 
 from bridge.core.client.wire.poller import Poller
 from bridge.core.transport.http2 import Http2
-from bridge.core.transport.messages import MessageReader, pack_prefix
+from tests.http2_tools import MessageReader, pack_prefix
 from tests.inside import Call, sign_of_life_after
 
 

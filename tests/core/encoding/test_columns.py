@@ -13,7 +13,7 @@ from bridge import make_parallel_remote, make_remote, make_vec_remote, serve_gym
 from bridge.core.encoding import values
 from bridge.errors import RefusedError, SettingError, TensorError
 from bridge.pb import bridge_pb2 as pb
-from tests.core.encoding.test_values import objects, same, trees
+from tests.core.encoding.trees import objects, same, trees
 from tests.parallel_envs import Relay
 from tests.support import assert_identical
 

@@ -55,11 +55,6 @@ def expired(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return make_certificates(tmp_path_factory.mktemp("expired"), days=30, now=LONG_AGO)
 
 
-@pytest.fixture(autouse=True)
-def no_token_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-
-
 @pytest.fixture
 def made() -> list[int]:
     """Grows with every environment that a server makes."""
@@ -343,7 +338,7 @@ def test_beyond_loopback_what_is_missing_is_warned_of(
     given = {name: keywords[name] for name in ("token",) if name in keywords}
     if keywords.get("tls"):
         given.update(tls(certs, clients=keywords.get("clients", False)))
-    as_another_machine(monkeypatch, "core.server.server")
+    as_another_machine(monkeypatch, "core.server.core_server")
     serve_gym("CartPole-v1", **given).stop()
     said = [str(warning.message) for warning in recwarn.list]
     assert len(said) == bool(lacks)

@@ -17,7 +17,7 @@ from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, make_certificates
 from bridge.wrappers import BlockingReset
-from tests.ends import test_fidelity
+from tests import side_by_side
 from tests.http2_tools import PATH
 from tests.peers import Stream
 from tests.support import chosen, sampled, until
@@ -35,13 +35,13 @@ def by_grpcio(env: Any, **keywords: Any) -> Any:
 @pytest.fixture
 def fidelity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the tests of fidelity serve by grpcio."""
-    monkeypatch.setattr(test_fidelity, "serve_gym", by_grpcio)
+    monkeypatch.setattr(side_by_side, "serve_gym", by_grpcio)
 
 
 @pytest.mark.usefixtures("fidelity")
 @pytest.mark.parametrize("name", sampled(["CartPole", "Taxi", "Blackjack", "Pong", "MiniGrid"], 5, 0))
 def test_remote_equals_local(name: str) -> None:
-    test_fidelity.compare_briefly(name)
+    side_by_side.compare_briefly(name)
 
 
 DICTS_AND_BOXES = [name for name in EVERY_SPACE if name.startswith(("dict", "box"))]
@@ -50,7 +50,7 @@ DICTS_AND_BOXES = [name for name in EVERY_SPACE if name.startswith(("dict", "box
 @pytest.mark.usefixtures("fidelity")
 @pytest.mark.parametrize("name", chosen(DICTS_AND_BOXES, lambda name: name == "dict_nested"))
 def test_spaces_arrive_exactly(name: str) -> None:
-    test_fidelity.compare_space(name)
+    side_by_side.compare_space(name)
 
 
 def test_a_unix_socket_and_the_port_are_the_users_own(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
-from tests.core.server.test_grpc_server import Hand
+from tests.http2_tools import Hand
 from tests.peers import Stream
 from tests.places import ROOT
 from tests.support import server_process, until

@@ -97,6 +97,18 @@ def test_metrics_count_steps_episodes_and_latency(lanes: int, isolation: Any) ->
         envs.close()
 
 
+def test_episodes_of_worlds_that_went_are_counted_too() -> None:
+    with serve_gym(lambda: CountingEnv(2), metrics_port=0) as server:
+        for _ in range(3):
+            with make_remote(server.url) as env:
+                for _ in range(2):
+                    env.reset(seed=0)
+                    while not env.step(0)[2]:
+                        pass
+            until(lambda: server.worlds == [])
+        assert scrape(server)["bridge_episodes_total"] == server.status()["episodes"] == 6
+
+
 def test_metrics_count_errors_by_code_and_worlds_that_went_too() -> None:
     with serve_gym(CountingEnv, metrics_port=0) as server:
         for _ in range(3):

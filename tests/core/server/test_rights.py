@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from bridge.web.gateway import serve_gateway
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
 from tests.peers import Stream
+from tests.support import sampled
 from tests.web_envs import Paddle
 
 TOKENS: dict[str, Any] = {"token": "for-players", "auth": Auth(watch_token="for-watchers")}
@@ -106,15 +108,17 @@ def closing(*envs: Any) -> Iterator[None]:
 # Spectators and viewers
 
 
-SERVED = pytest.mark.parametrize(
-    "options",
-    [{}, {"fps": 50.0}, {"isolation": "process"}, {"fps": 50.0, "isolation": "process"}, {"thread_safe": True}],
-    ids=str,
-)
+WAYS = ["http2", "grpcio", "websocket", "gateway"]
+WORLDS: list[dict[str, Any]] = [
+    {},
+    {"fps": 50.0},
+    {"isolation": "process"},
+    {"fps": 50.0, "isolation": "process"},
+    {"thread_safe": True},
+]
 
 
-@SERVED
-@pytest.mark.parametrize("over", ["http2", "grpcio", "websocket", "gateway"])
+@pytest.mark.parametrize(("over", "options"), sampled(itertools.product(WAYS, WORLDS), 3), ids=str)
 def test_a_spectator_reads_attributes_and_changes_nothing(options: Any, over: str) -> None:
     more = {"http2": {}, "grpcio": {"transport": "grpcio"}, "websocket": {"web": True}, "gateway": {}}[over]
     with contextlib.ExitStack() as stack:
@@ -133,8 +137,7 @@ def test_a_spectator_reads_attributes_and_changes_nothing(options: Any, over: st
             assert player.get_attr("resets") == resets
 
 
-@SERVED
-@pytest.mark.parametrize("over", ["http2", "grpcio", "websocket", "gateway"])
+@pytest.mark.parametrize(("over", "options"), sampled(itertools.product(WAYS, WORLDS), 3, 1), ids=str)
 def test_a_viewer_reads_attributes_and_changes_nothing(options: Any, over: str) -> None:
     more = {"http2": {}, "grpcio": {"transport": "grpcio"}, "websocket": {"web": True}, "gateway": {}}[over]
     with contextlib.ExitStack() as stack:

@@ -9,7 +9,7 @@ from bridge.core.encoding.tensors import Spec, pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, VirtualClock
-from tests.core.server.test_session import Server
+from tests.core.server.sessions.peers import Server
 
 
 class Failing(CountingEnv):

@@ -13,7 +13,7 @@ from bridge import Auth, Limits, errors, make_remote, serve_gym
 from bridge.cli import main
 from bridge.core.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.transport.credentials import TOKEN_VARIABLE, write_secret
+from bridge.core.transport.credentials import write_secret
 from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -24,11 +24,6 @@ from tests.web_envs import Paddle
 # More than a test refuses in a row: a connection that was refused counts until its end has come.
 VIEWERS = 8
 TOKENS = {"token": "for-players", "auth": Auth(watch_token="for-watchers")}
-
-
-@pytest.fixture(autouse=True)
-def no_token_in_the_environment(monkeypatch):
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
 
 
 @pytest.fixture(params=["http2", "grpcio", "websocket"])

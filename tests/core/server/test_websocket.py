@@ -9,8 +9,6 @@ import logging
 import re
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,13 +24,12 @@ from websockets.utils import accept_key
 import bridge
 from bridge import TLS, Limits, Web, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
-from bridge.core.transport.credentials import TOKEN_VARIABLE, write_secret
+from bridge.core.transport.credentials import write_secret
 from bridge.core.transport.frames import PREFACE
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, SlowResetEnv, check_server, make_certificates
 from bridge.wrappers import BlockingReset
-from tests.core.transport.test_unix import step_large_frames
-from tests.ends import test_fidelity
+from tests import side_by_side
 from tests.inside import (
     Call,
     charge_each_time,
@@ -42,8 +39,10 @@ from tests.inside import (
     server_waits,
     set_websocket_clock,
 )
+from tests.large_frames import step_large_frames
 from tests.parallel_envs import Relay
 from tests.peers import METHOD, SERVICE
+from tests.preloaded import Program, run
 from tests.support import SERVE, LargeArrays, objects_of, sampled, server_process, until
 from tests.websocket_tools import KEY, PATH, SUBPROTOCOL, Hand, frame, handshake, request, token_subprotocol
 
@@ -60,11 +59,6 @@ def long():
 
 def ws(server):
     return next(url for url in server.urls if url.startswith("ws"))
-
-
-@pytest.fixture(autouse=True)
-def no_token_in_the_environment(monkeypatch):
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -92,16 +86,16 @@ def over_websocket(monkeypatch):
             until(lambda: server.connections == 0)
             assert server.worlds in ([], [""])
 
-    monkeypatch.setattr(test_fidelity, "serve_gym", serve)
+    monkeypatch.setattr(side_by_side, "serve_gym", serve)
 
 
 @pytest.mark.parametrize("name", sampled(["CartPole", "Taxi", "MiniGrid"], 3))
 @pytest.mark.usefixtures("over_websocket")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 def test_remote_equals_local(name):
-    function, steps, vector_steps = test_fidelity.ZOO[name]
-    test_fidelity.compare_one(function, min(steps, 150))
-    test_fidelity.compare_many(function, 3, 1, min(vector_steps, 25))
+    function, steps, vector_steps = side_by_side.ZOO[name]
+    side_by_side.compare_one(function, min(steps, 150))
+    side_by_side.compare_many(function, 3, 1, min(vector_steps, 25))
 
 
 def test_large_frames_go_both_ways_with_and_without_tls(certs):
@@ -677,20 +671,8 @@ def test_our_own_protocol_s_key_is_answered_as_the_rfc_says(server):
 )
 def test_the_command_prints_the_url_of_the_page(options, said, tmp_path):
     write_secret(tmp_path / "token", b"secret\n")
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "bridge",
-        "serve",
-        "CartPole-v1",
-        "--web",
-        "--exit-on-eof",
-        *options,
-    ]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=tmp_path) as process:
+    command = ["-W", "ignore", "-m", "bridge", "serve", "CartPole-v1", "--web", "--exit-on-eof", *options]
+    with Program(*command, pipe=True, cwd=tmp_path) as process:
         lines = iter(process.stdout.readline, "")
         line = next(line for line in lines if line.startswith("In a browser: "))
         url = line.removeprefix("In a browser: ")
@@ -714,7 +696,7 @@ def test_without_the_package_the_extra_is_named():
         "    try:\n        call()\n"
         "    except bridge.errors.SettingError as error:\n        print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = run("-c", code, bare=True)
     assert done.stdout.count("pip install 'gymnasium-bridge[web]'") == 2
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from bridge.core.transport.frames import HeadersReceived, Http2Error, StreamReset
 from bridge.core.transport.http2 import Http2
-from bridge.core.transport.messages import MessageReader
 from tests.http2_tools import (
     DATA,
     END_HEADERS,
@@ -16,6 +15,7 @@ from tests.http2_tools import (
     SETTINGS,
     WINDOW_UPDATE,
     Codes,
+    MessageReader,
     block,
     frame,
 )

@@ -26,9 +26,9 @@ from bridge.errors import Code, ConnectError, ConnectionLostError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, make_certificates
 from bridge.wrappers import BlockingReset
-from tests.core.transport.test_unix import step_large_frames
-from tests.ends import test_fidelity
+from tests import side_by_side
 from tests.inside import Call
+from tests.large_frames import step_large_frames
 from tests.support import LargeArrays, until
 
 
@@ -102,11 +102,11 @@ def test_remote_equals_local(tls: dict[str, Any], certs: dict[str, Path], monkey
         with serve_gym(function, **tls, **kwargs) as server:
             yield SimpleNamespace(url=server.url)
 
-    monkeypatch.setattr(test_fidelity, "serve_gym", serve)
+    monkeypatch.setattr(side_by_side, "serve_gym", serve)
     for make in (make_remote, make_vec_remote):
-        monkeypatch.setattr(test_fidelity, make.__name__, connected(make))
-    test_fidelity.compare_one(test_fidelity.ZOO["CartPole"][0], 100)
-    test_fidelity.compare_many(test_fidelity.ZOO["CartPole"][0], 3, 1, 30)
+        monkeypatch.setattr(side_by_side, make.__name__, connected(make))
+    side_by_side.compare_one(side_by_side.ZOO["CartPole"][0], 100)
+    side_by_side.compare_many(side_by_side.ZOO["CartPole"][0], 3, 1, 30)
 
 
 def test_large_frames_go_both_ways(tls: dict[str, Any], certs: dict[str, Path]) -> None:

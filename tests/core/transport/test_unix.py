@@ -32,7 +32,8 @@ from bridge.errors import (
     SettingError,
 )
 from bridge.wrappers import BlockingReset
-from tests.ends import test_fidelity
+from tests import side_by_side
+from tests.large_frames import step_large_frames
 from tests.peers import PublicClient
 from tests.support import TAXI, LargeArrays, read_property, sampled, until
 
@@ -62,24 +63,13 @@ def over_unix(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
             until(lambda: server.connections == 0)
             assert server.worlds in ([], [""])
 
-    monkeypatch.setattr(test_fidelity, "serve_gym", serve)
+    monkeypatch.setattr(side_by_side, "serve_gym", serve)
 
 
 @pytest.mark.parametrize("name", sampled(["CartPole", "Taxi", "Blackjack", "Pong", "MiniGrid"], 5))
 @pytest.mark.usefixtures("over_unix")
 def test_remote_equals_local(name: str) -> None:
-    test_fidelity.compare_briefly(name)
-
-
-def step_large_frames(url: str, **keywords: Any) -> None:
-    envs = BlockingReset(make_vec_remote(url, num_envs=3, **keywords))
-    envs.reset(seed=0)
-    actions = np.random.default_rng(0).integers(0, 255, (3, 700, 1000), np.uint8)
-    for _ in range(3):
-        observations, rewards, *_ = envs.step(actions)
-        assert np.array_equal(observations, actions + np.uint8(1))
-        assert rewards.tolist() == actions.sum((1, 2), dtype=np.int64).tolist()
-    envs.close()
+    side_by_side.compare_briefly(name)
 
 
 def test_large_frames_go_both_ways(path: str) -> None:
@@ -88,21 +78,21 @@ def test_large_frames_go_both_ways(path: str) -> None:
 
 
 def test_tcp_and_unix_sockets_mix_in_one_vector(path: str) -> None:
-    function = test_fidelity.ZOO["Taxi"][0]
+    function = side_by_side.ZOO["Taxi"][0]
     reference = gymnasium.vector.SyncVectorEnv([function] * 3)
     with serve_gym(function) as far, serve_gym(function, unix_path=path) as near:
         envs = BlockingReset(make_vec_remote([far.url, *near.urls]))
         reference.action_space.seed(1)
-        test_fidelity.assert_identical(envs.reset(seed=3), reference.reset(seed=3))
+        side_by_side.assert_identical(envs.reset(seed=3), reference.reset(seed=3))
         for _ in range(100):
             actions = reference.action_space.sample()
-            test_fidelity.assert_identical(envs.step(actions), reference.step(actions))
+            side_by_side.assert_identical(envs.step(actions), reference.step(actions))
         envs.close()
     reference.close()
 
 
 def test_the_public_client_plays_over_the_socket(path: str) -> None:
-    function = test_fidelity.ZOO["CartPole"][0]
+    function = side_by_side.ZOO["CartPole"][0]
     local = function()
     with serve_gym(function, unix_path=path) as server:
         client = PublicClient(server, f"unix://{path}")

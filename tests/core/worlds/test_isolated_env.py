@@ -33,10 +33,10 @@ from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, SpaceEnv, VirtualClock
 from bridge.wrappers import BlockingReset
-from tests.ends.test_fidelity import step_together
 from tests.inside import registry_of
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import Stream
+from tests.side_by_side import step_together
 from tests.support import SmallNumbers, layout_of, sampled, until, world_of
 from tests.trick_envs import PatientEnv, TrickEnv, TrickRelay, gone, pid_of
 

@@ -1,7 +1,6 @@
 """Worlds of several agents, over real connections (D-22, D-5)."""
 
 import copy
-import os
 import pickle
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from bridge.testing import check_server
 from tests.parallel_envs import NAMES, Relay
 from tests.peers import PublicClient, Stream
 from tests.places import ROOT
+from tests.preloaded import run
 from tests.support import assert_identical, everywhere, until
 
 RUNNING, TERMINATED, INTERRUPTED = 1, 2, 3
@@ -279,7 +279,8 @@ def test_bridge_imports_without_pettingzoo():
         else:
             raise SystemExit("it imported")
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60, env=os.environ)
+    done = run("-c", textwrap.dedent(code), bare=True)
+    assert done.returncode == 0, done.stderr
 
 
 class Seat(threading.Thread):

@@ -53,7 +53,29 @@ class TurnTimer(TurnPacer):
         end = turn.began + self.seconds
         if turn.now < end and not set(turn.playing) <= set(turn.actions):
             return turn.wait(until=end)
-        return turn.step(turn.actions or {}) if len(turn.names) > 1 else turn.step(*turn.actions.values())
+        return turn.step(turn.actions)
+
+
+class SealedBids(TurnPacer):
+    """Takes the highest bid once all have bid, or two seconds have passed; who is silent bids nothing."""
+
+    players = ("first", "second")
+
+    def decide(self, turn: Turn) -> Decision:
+        end = turn.began + 2.0
+        if len(turn.actions) < len(turn.alive) and turn.now < end:
+            return turn.wait(until=end)
+        return turn.step(max(turn.actions.values(), default=0))
+
+
+class AtMost(TurnPacer):
+    """Steps in lock-step, at most ten times a second, whatever the number of agents."""
+
+    def decide(self, turn: Turn) -> Decision:
+        if len(turn.actions) < len(turn.alive):
+            return turn.wait()
+        due = turn.began + 0.1
+        return turn.step(turn.actions) if turn.now >= due else turn.wait(until=due)
 
 
 class Alternating(TurnPacer):
@@ -343,10 +365,11 @@ class Broken(TurnPacer):
     ("wrong", "message"),
     [
         (lambda turn: 1 / 0, "the environment raised ZeroDivisionError in the pacer Broken"),
+        (lambda turn: sys.exit(3), "the environment raised SystemExit in the pacer Broken"),
         (lambda turn: None, r"expected turn.step\(…\), turn.wait\(…\) or turn.end\(\) of decide, got None"),
         (lambda turn: turn.wait(until=turn.now), "expected a time to wait until that is after now=100, got 100.0"),
     ],
-    ids=["raises", "decides nothing", "waits for the past"],
+    ids=["raises", "exits", "decides nothing", "waits for the past"],
 )
 def test_a_pacer_that_is_broken_refuses_steps_and_is_logged(
     monkeypatch: pytest.MonkeyPatch, wrong: Any, message: str
@@ -373,6 +396,80 @@ def test_an_environment_that_raises_without_anybody_s_action_is_logged_once_a_tu
     for turns in (1, 2):
         host.advance(5.0)
         assert ["stuck" in text for text in host.failures] == [True] * turns
+
+
+def test_bids_are_taken_when_all_are_in_or_their_time_is_over() -> None:
+    host = Host(gym_source(lambda: CountingEnv(length=100), world=SealedBids))
+    first, second = host.join(), host.join()
+    host.start(first.begin())
+    host.start(second.begin())
+    waits = step(host, first, 0)
+    assert not waits
+    assert step(host, second, 1) == [pb.RUNNING] == waits
+    late = step(host, first, 1)
+    host.advance(1.9)
+    assert not late
+    host.advance(0.2)
+    assert late == [pb.RUNNING], "the second did not bid in time"
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_pacer_holds_steps_back_and_gives_actions_by_name_to_one_agent_as_to_several(several: bool) -> None:
+    taken = []
+
+    class Keeping(CountingEnv):
+        def step(self, action: Any) -> Any:
+            taken.append(action)
+            return super().step(action)
+
+    host = Host(
+        parallel_source(lambda: Relay(horizon=10), world=AtMost) if several else gym_source(Keeping, world=AtMost)
+    )
+    agents = [host.join() for _ in (NAMES if several else "1")]
+    begun = [host.start(agent.begin()) for agent in agents]
+    actions = [np.int64(1), {"run": np.int64(0), "lean": np.zeros(2, np.float32)}, np.ones(1, np.float32)]
+    for _ in range(2):
+        waits = [step(host, agent, action) for agent, action in zip(agents, actions, strict=False)]
+        host.advance(0.05)
+        assert not any(waits)
+        host.advance(0.06)
+        assert all(waits)
+    assert all(begun)
+    assert taken == ([] if several else [1, 1])
+
+
+def test_an_action_that_is_a_dict_is_the_environment_s_own() -> None:
+    space = spaces.Dict({"agent": spaces.Discrete(3)})
+
+    class Keyed(Pair):
+        action_space: Any = space
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            return np.zeros(2, np.float32), float(action["agent"]), False, False, {}
+
+    class Plain(TurnPacer):
+        def decide(self, turn: Turn) -> Decision:
+            return turn.step(*turn.actions.values()) if turn.actions else turn.wait()
+
+    host = Host(gym_source(Keyed, world=Plain))
+    agent = host.join()
+    host.start(agent.begin())
+    assert step(host, agent, {"agent": np.int64(2)}) == [pb.RUNNING]
+    assert float(agent.reward) == 2.0
+
+
+def test_players_who_share_an_environment_give_it_one_action() -> None:
+    class ByName(SealedBids):
+        def decide(self, turn: Turn) -> Decision:
+            return turn.step(turn.actions) if turn.actions else turn.wait()
+
+    host = Host(gym_source(lambda: CountingEnv(length=100), world=ByName))
+    first, second = host.join(), host.join()
+    host.start(first.begin())
+    host.start(second.begin())
+    (error,) = step(host, first, 0)
+    assert error.code is Code.INTERNAL
+    assert "expected one action for the environment of turn.step(…), which first, second have together" in error.message
 
 
 def test_what_is_no_pacer_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""The results of one `reset` or `step`, in the forms that callers want."""
+"""The results of one `reset` or `step`, in the forms that callers want: rows, infos, where slots are, what was lost."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
-from bridge.core.client.slots.slot import CUT, Member, SlotEvent, SlotPhase
+from bridge.core.client.slots.members import SlotMembers
+from bridge.core.client.slots.slot import EpisodeEvent, EpisodeState, Member, SlotState
 from bridge.core.client.slots.vector_pool import VectorPool
-from bridge.core.client.world.session_states import ClientState
+from bridge.core.client.world.remote import COUNTS, RemoteReport
 from bridge.core.client.world.step_reader import Batch, BegunAnswer, StepReader
 from bridge.core.encoding import values
-from bridge.core.encoding.infos import as_rows, batch_interventions, joins, lane_info, merge_lanes
-from bridge.core.encoding.interventions import ACTION
+from bridge.core.encoding.infos import ACTION, as_rows, batch_interventions, joins, lane_info, merge_lanes
 from bridge.core.encoding.spaces import Column, Layout
 from bridge.core.encoding.step_codec import StepAnswer
 from bridge.core.encoding.tensors import Array
 from bridge.errors import UNREADABLE, Code, ConnectionLostError, EnvironmentFailedError, RemoteError, TensorError
 
-__all__ = ["InfoJoiner", "Results"]
+__all__ = ["InfoJoiner", "Results", "as_universe", "flat_report", "remote_reports", "slot_states"]
 
 # Bytes of an answer up to which reading it as a stack of one is quicker.
 _SMALL = 1024
@@ -130,9 +130,9 @@ class Results:
                 if member.error is not None:
                     self._cut_off(member, rows, member.error)
                 continue
-            stepped, mine = member.phase is SlotPhase.ANSWERED, stacked.get(start)
+            stepped, mine = member.episode is EpisodeState.ANSWERED, stacked.get(start)
             if mine is not None and mine.info == values.EMPTY_DICT:  # as nearly always
-                member.handed(ended=member.remote.session.state is ClientState.ENDED)
+                member.handed()
                 valid[start] = True
                 continue
             try:
@@ -148,7 +148,7 @@ class Results:
                 self._cut_off(member, rows, error)
                 complete = False
                 continue
-            member.handed(ended=member.remote.session.state is ClientState.ENDED)
+            member.handed()
             self._any_info = self._any_info or bool(info)
             realtime = member.remote.realtime
             resetting = None if realtime is None else realtime.resetting
@@ -160,7 +160,7 @@ class Results:
             infos.append((member, start, info))
             if answer.reader.failed:
                 self._note_failures(member, start, info, answer.reader.failed)
-            if stepped and not member.single and pool.policy.lanes_leave:
+            if stepped and not member.single and pool.lanes_leave:
                 self._leave(member, rows)
         self.complete = complete
 
@@ -197,7 +197,7 @@ class Results:
         The lanes that were in an episode are truncated by it.
         """
         before = member.remote
-        self._pool.execute(self._pool.policy.after_step(member, time.monotonic()))
+        self._pool.move_lanes(member)
         # No replacement stands ready yet: a later step moves it.
         if member.remote is before:
             return
@@ -239,8 +239,8 @@ class Results:
         """End the episode of a member whose remote failed: truncated once, and then None until it is back."""
         self.errors.update(dict.fromkeys(range(rows.start, rows.stop), error))
         # Once: from then on the row is None, with the reason, until the world is back.
-        if member.phase in CUT and self._tells:
-            member.handle(SlotEvent.TOLD)
+        if member.episode is EpisodeState.CUT and self._tells:
+            member.handle(EpisodeEvent.TOLD)
             member.remote.record.episodes_lost += member.lanes
             self.batch.truncations[rows] = True
             what = "episode" if member.lanes == 1 else "episodes"
@@ -258,7 +258,7 @@ class Results:
         if self.begun is None and not (self._any_info or self.errors) and self.moved is None:
             return self.common.copy()  # as nearly always
         infos = {**(self._merged() if self.begun is None else self._same_step_infos(self.begun)), **self.common}
-        if any(info and _acted_for(info) for *_, info in self._infos):
+        if self._infos and any(info and _acted_for(info) for *_, info in self._infos):
             space, owns = self._pool.members.world_info().action_space, self.own_infos()
             if self.begun is not None:  # what was executed in slots that ended is told with their final observation
                 ended = self.ended
@@ -403,3 +403,73 @@ def _replaced(column: Column, new: Column, slots: Array) -> Column:
         mixed[slots] = np.asarray(new)[slots]
         return mixed
     return [new[slot] if slots[slot] else item for slot, item in enumerate(column)]
+
+
+def as_universe(pool: VectorPool, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+    """Return what a step of `RemoteVectorEnv` returns: rows of observations, None where a slot has none, and infos."""
+    rows = results.rows()
+    infos = results.merged_infos()
+    infos["n"] = tuple(results.own_infos())
+    infos["slot_state"] = slot_states(pool.members)
+    away = {member: since for member in pool.members.filling if (since := member.remote.record.away_since) is not None}
+    if away:
+        seconds = infos["seconds_away"] = np.zeros(len(pool.members.at))
+        for member, since in away.items():
+            seconds[member.slots] = time.monotonic() - since
+    batch = results.batch
+    return rows, batch.rewards, batch.terminations, batch.truncations, infos
+
+
+def slot_states(members: SlotMembers) -> Array:
+    """Return where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
+    filling = members.filling
+    found = [member.state for member in filling]
+    states = np.fromiter(found, np.int64, len(found))
+    # Only then some world has several lanes: nearly always there is nothing to repeat.
+    if len(filling) < len(members.at):
+        states = np.repeat(states, [member.lanes for member in filling])
+    for member, state in zip(filling, found, strict=True):
+        # In real time each lane of a running world may be between two episodes.
+        realtime = member.remote.realtime if state is SlotState.RUNNING else None
+        if realtime is not None and realtime.resetting is not None:
+            states[member.slots][realtime.resetting] = SlotState.RESETTING
+    return states
+
+
+def flat_report(reports: Sequence[RemoteReport], states: Array, stalled: float) -> dict[str, float]:
+    """Return what `RemoteVectorEnv.report` does.
+
+    Args:
+        reports: Of each remote.
+        states: Of each slot, as `slot_states`.
+        stalled: Seconds for which calls waited for slots that were lost.
+    """
+    found = {f"slots/{state.name.lower()}": float(np.count_nonzero(states == state)) for state in SlotState}
+    found["stalled_seconds"] = stalled
+    for name in COUNTS:
+        key = "episodes_cut" if name == "episodes_lost" else name
+        found[key] = float(sum(getattr(report, name) for report in reports))
+    for report in reports:
+        for name, value in (
+            ("slots", len(report.slots)),
+            ("losses", report.losses),
+            ("seconds_away", report.seconds_away),
+        ):
+            key = f"servers/{report.url}/{name}"
+            # Several remotes may be at one server.
+            found[key] = found.get(key, 0.0) + float(value)
+    return found
+
+
+def remote_reports(members: Sequence[Member]) -> tuple[RemoteReport, ...]:
+    """Say how each member's remote is."""
+    now = time.monotonic()
+    return tuple(
+        member.remote.record.report(
+            now,
+            member.remote.url,
+            tuple(range(member.start, member.start + member.lanes)) if member.stands_by is None else (),
+            "spare" if member.stands_by is not None and member.ready else member.state.name.lower(),
+        )
+        for member in members
+    )

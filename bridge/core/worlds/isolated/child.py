@@ -14,15 +14,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection, parent_process
+from typing import Any
 
 from bridge.core.encoding import values
 from bridge.core.encoding.names import NAMES
 from bridge.core.encoding.properties import Property, PropertyTree
 from bridge.core.worlds.base import environment_failure, failures_in
 from bridge.core.worlds.environment import Result
-from bridge.core.worlds.hosts import AnyHost, host_of
+from bridge.core.worlds.hosts import Host
 from bridge.core.worlds.isolated.codec import Codec, facts_to_values
 from bridge.core.worlds.kinds import Known
+from bridge.core.worlds.local import host_of
 from bridge.core.worlds.messages import SessionMessage
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
@@ -103,7 +105,7 @@ class _Child:
     def __init__(self, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
         self._load: Callable[[], Callable[[], Known]] = lambda: _load(recipe, factory, max_bytes)
         self._make: Callable[[], Known] | None = None
-        self._host: AnyHost | None = None
+        self._host: Host[Any] | None = None
         self._codecs: Sequence[Codec] = ()
         """Of the environment, and of a lane that is stepped by itself."""
         self._properties = PropertyTree()
@@ -134,7 +136,7 @@ class _Child:
         # After the answer: the server waits for what `close` raised.
         return kind != b"x"
 
-    def _hosted(self, lane: int | None = None) -> AnyHost:
+    def _hosted(self, lane: int | None = None) -> Host[Any]:
         if self._host is None:
             raise RequestError(Code.FAILED_PRECONDITION, "the environment was not made")
         return self._host if lane is None else self._host.lanes[lane]
@@ -193,16 +195,17 @@ class _Child:
         return self._hosted().call(bridge_pb2.CallRequest.FromString(payload)).SerializeToString()
 
     def _message(self, payload: bytes) -> bytes:
-        name, made, request = values.decode(payload)
+        name, made, request, moment = values.decode(payload)
         if made:
             # As the recipe: from our own server, and by a pickle of its own.
             with failures_in(f"unpickling the message {name!r}"):
                 self._messages[name] = pickle.loads(made)
         host, began = self._hosted(), time.thread_time()
-        outcome = host.run_message(self._messages[name], request)
+        outcome = host.run_message(dataclasses.replace(self._messages[name], moment=moment), request)
         packed = None if outcome.placed is None else self._codecs[0].pack(outcome.placed)
         told, self._names = self._names, self._properties.get(NAMES)
-        answer = [outcome.answer, packed, list(outcome.lanes), time.thread_time() - began]
+        origins = [None if origin is None else dataclasses.astuple(origin) for origin in outcome.origins]
+        answer = [outcome.answer, packed, list(outcome.lanes), origins, time.thread_time() - began]
         return values.encode([*answer, *([] if told == self._names else [self._names])])
 
     def _property(self, payload: bytes) -> bytes:

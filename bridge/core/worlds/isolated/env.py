@@ -14,13 +14,13 @@ from typing import Any
 import cloudpickle
 
 from bridge.core.encoding import values
+from bridge.core.encoding.message_form import Origin
 from bridge.core.encoding.names import NAMES
 from bridge.core.encoding.properties import Family, Property, PropertyTree, read_encoded
 from bridge.core.samples import Samples
-from bridge.core.worlds.environment import Call, Result, StepTimes
+from bridge.core.worlds.environment import Call, Isolation, Result, StepTimes
 from bridge.core.worlds.isolated.codec import Codec, facts_from_values
 from bridge.core.worlds.isolated.world import WorldProcess
-from bridge.core.worlds.isolation import Isolation
 from bridge.core.worlds.messages import PartOutcome, SessionMessage
 from bridge.core.worlds.scheduling import Executor, Runtime
 from bridge.errors import Code, RequestError
@@ -108,13 +108,16 @@ class IsolatedEnv:
             except Exception as error:  # whatever the pickling of another package's objects raises
                 text = f"the message {name!r} cannot be sent to the world's process: {error!r}"
                 raise RequestError(Code.UNIMPLEMENTED, text) from error
-        answer = await self.process.ask(b"m", values.encode([name, made, request]), f"the message {name}")
+        answer = await self.process.ask(
+            b"m", values.encode([name, made, request, message.moment]), f"the message {name}"
+        )
         self._told.add(name)
-        told, packed, lanes, seconds, *names = values.decode(answer)
+        told, packed, lanes, origins, seconds, *names = values.decode(answer)
         if names:
             self._known[NAMES] = names[0]
         placed = None if packed is None else self._codecs[0].unpack(packed, self.notes)
-        return PartOutcome(told, placed, tuple(lanes), seconds)
+        known = tuple(None if origin is None else Origin(*origin) for origin in origins)
+        return PartOutcome(told, placed, tuple(lanes), known, seconds)
 
     def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
         """Reset the environment, or one lane by itself."""

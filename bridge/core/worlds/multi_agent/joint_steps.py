@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bridge.core.encoding.properties import TEXT, Property
-from bridge.core.worlds.default_actions import check_default_action, default_action
-from bridge.core.worlds.turns import Decision, Turn, TurnPacer
+from bridge.core.worlds.group import check_default_action, default_action
+from bridge.core.worlds.turn_pacer import Decision, Turn, TurnPacer
 from bridge.errors import SettingError
 
 __all__ = ["AllActed", "MissingAgent", "MultiAgentOptions"]
@@ -85,7 +85,7 @@ class AllActed(TurnPacer):
         actions = turn.actions
         if not actions:
             return turn.wait()
-        if not self._missing(turn, actions):
+        if len(actions) == len(turn.alive) or not self._missing(turn, actions):
             return turn.step(actions)
         if turn.expired and self._missing_agent is MissingAgent.DEFAULT:
             return turn.step(actions)
@@ -95,12 +95,11 @@ class AllActed(TurnPacer):
 
     def _missing(self, turn: Turn, actions: Mapping[str, object]) -> bool:
         """Return whether somebody has to be waited for."""
-        if len(actions) == len(turn.alive):
-            return False
         if self._missing_agent is MissingAgent.WAIT:
             # Where nobody plays it, or the client that does has not entered yet, somebody may still come. One that was
             # in this sequence and has left it by Reset is not waited for: default actions play on for it.
-            return not set(turn.alive) <= {*actions, *turn.gone}
+            awaited, gone = [name for name in turn.alive if name not in actions], turn.gone
+            return len(awaited) > len(gone) or not set(awaited) <= set(gone)
         return not actions.keys() >= set(turn.playing).intersection(turn.alive)
 
     def default_action(self, agent: Any, observation: Any, space: Any) -> Any:

@@ -16,15 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bridge.core.worlds.default_actions import DEFAULT
 from bridge.core.worlds.environment import Job, Transition
+from bridge.core.worlds.group import DEFAULT
+from bridge.core.worlds.realtime.frame_loop import FrameLoop
 from bridge.core.worlds.realtime.lane_buffer import LaneBuffer
-from bridge.core.worlds.realtime.loop import LaneEvent, LoopAgent, LoopLane, Phase, RealtimeLoop
+from bridge.core.worlds.realtime.loop_lane import LaneEvent, LoopAgent, LoopLane, Phase
 
 __all__ = ["JointLoop"]
 
 
-class JointLoop(RealtimeLoop):
+class JointLoop(FrameLoop):
     """Says when frames of one environment are due, and which actions they are made of.
 
     `lanes` holds the environment alone: its episode, its resets and its failures. `parts` holds what each agent has of
@@ -35,7 +36,7 @@ class JointLoop(RealtimeLoop):
         fps: Frames a second.
         may_repeat: Tells of an agent's name, its newest observation and its last action whether the action may be
             applied once more.
-        options: As for `RealtimeLoop`.
+        options: As for `FrameLoop`.
 
     Raises:
         SettingError: A number is out of its range.
@@ -58,19 +59,13 @@ class JointLoop(RealtimeLoop):
         """The agents that act in the next frame, in the environment's order."""
         self._may_repeat = may_repeat
 
-    def next_due(self) -> float | None:
-        """Return when the next frame is due; None: the clock has not started, or waits for `ask_reset`."""
-        # No frame is due between two episodes: none would be stepped, and all would be counted as late or dropped.
-        waits = not self._autoreset and self.environment.phase is not Phase.RUNNING
-        return None if waits else super().next_due()
-
     def _choose(self, lane: LoopLane, now: float) -> dict[str, object]:
         chosen = {}
         for name in self.alive:
             part = self.parts[name]
             fresh = part.unused
             # This takes the mark of a fresh action away, which is read before.
-            action = super()._choose(part, now)
+            action = self._newest_action(part, now)
             # The last move of a turn-based game is often forbidden in the next turn, and PettingZoo's classic games end
             # the episode for an illegal one. A fresh action is passed on as it is, since its agent has just chosen it.
             if action is not DEFAULT and not fresh and not self._may_repeat(name, part.observation, action):

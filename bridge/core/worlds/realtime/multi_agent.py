@@ -31,13 +31,13 @@ import numpy as np
 from bridge.core.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import OTHER_WORLD, in_environment
-from bridge.core.worlds.default_actions import default_action, is_allowed
+from bridge.core.worlds.base import OTHER_WORLD, PacedWorld, in_environment
 from bridge.core.worlds.environment import Job, Transition
-from bridge.core.worlds.paced import PacedWorld
-from bridge.core.worlds.realtime.clock_pacer import ClockPacer, ClockPart, Outcome
+from bridge.core.worlds.group import default_action, is_allowed
+from bridge.core.worlds.realtime.clock_part import ClockPart
+from bridge.core.worlds.realtime.frame_pacer import FramePacer, Outcome
 from bridge.core.worlds.realtime.joint_loop import JointLoop
-from bridge.core.worlds.realtime.loop import LoopAgent, Phase
+from bridge.core.worlds.realtime.loop_lane import LoopAgent, Phase
 from bridge.core.worlds.settings import ResetRequest, Settings, read_scalar, wrong
 from bridge.errors import Code, RequestError
 
@@ -93,7 +93,7 @@ class PolicyPlayer:
         self._clock.dismiss(self._loop_agent)
 
 
-class JointClock(ClockPacer):
+class JointClock(FramePacer):
     """Steps an environment of several agents by a clock.
 
     Each agent is played by one client at most, or by nobody: then a default action stands in. Any number of others look
@@ -108,7 +108,7 @@ class JointClock(ClockPacer):
     loop: JointLoop
 
     def bind(self, world: PacedWorld) -> None:
-        """Begin with a world; raises SettingError as `ClockPacer.bind`."""
+        """Begin with a world; raises SettingError as `FramePacer.bind`."""
         super().bind(world)
         spaces = {name: pair[1] for name, pair in self.group.spaces.items()}
         self.stand_ins = {} if self.options.stand_ins is None else self.options.stand_ins.find(spaces)

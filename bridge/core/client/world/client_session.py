@@ -1,0 +1,541 @@
+"""The client's protocol state of one stream, without input or output: the mirror of `bridge.core.server.session`.
+
+Requests are made by methods, and `data_to_send` gives their bytes. Answers go in through `receive`, the stream's end
+through `connection_lost`; frozen events come out. Everything that affects the state lives in `TRANSITIONS`. How long
+an answer may take is for the driver to say. dm_env_rpc answers requests in their order, so an answer belongs to the
+oldest request without one. `JoinSequence` makes the requests by which a world is joined.
+
+In a real-time world that is far away, Steps are in flight: the server holds each until there is a new frame. The
+world's `AnswerBuffer` keeps the answers, and `due` gives them out.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from bridge.core.client.world.extensions import property_write, refusal
+from bridge.core.client.world.join_sequence import JoinSequence
+from bridge.core.client.world.joined_world import JoinedWorld, changes_of
+from bridge.core.client.world.session_states import (
+    ONLINE,
+    TRANSITIONS,
+    ClientState,
+    Event,
+    Joined,
+    Lost,
+    Refused,
+    Replied,
+    StepAnswered,
+    Trigger,
+)
+from bridge.core.client.world.step_reader import BegunAnswer, StepMessage
+from bridge.core.client.world.world_request import WorldInfo, WorldRequest
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
+from bridge.core.logs import warn
+from bridge.errors import UNREADABLE, Code, PeerError, RefusedError, RemoteError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+if TYPE_CHECKING:
+    from bridge.core.client.realtime.answer_buffer import AnswerBuffer
+
+__all__ = ["ENDED_CODES", "ClientSession"]
+
+ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
+"""With what a Step or Reset is refused where the world is gone."""
+# Resets in a row that may give the specs other UIDs, before a Step has been answered. UIDs are stable until a Reset
+# (D-7): a server that numbers them anew each time would be reset for ever.
+_MAX_RENUMBERED = 3
+
+
+class RequestKind(enum.Enum):
+    """A request's kind, by what its answer is for."""
+
+    JOINING = "joining"
+    RESET = "reset"
+    STEP = "step"
+    HELD = "held step"
+    ACT = "act"
+    QUESTION = "question"
+
+
+class OpenRequest(NamedTuple):
+    """A request whose answer is outstanding."""
+
+    kind: RequestKind
+    number: int
+    """The episode in which it was made; -1: a question that was given up."""
+    sent: float
+    """Seconds."""
+
+
+class Answer(NamedTuple):
+    """The answer to a request."""
+
+    request: OpenRequest
+    message: pb.EnvironmentResponse
+    error: RefusedError | None
+    """Its text, if it is a refusal."""
+    now: float
+    """The time of its arrival, seconds."""
+
+
+class ClientSession:
+    """The state of one stream to a server, and of each that follows it after a loss.
+
+    Args:
+        request: The world wanted.
+        info: What is known of the world already, as of a copy; None: nothing.
+    """
+
+    def __init__(self, request: WorldRequest, info: WorldInfo | None = None) -> None:
+        self.request = request
+        self.state = ClientState.OFFLINE
+        self.world: JoinedWorld | None = None
+        """The world that was joined, also after its loss; None: none ever was."""
+        self.server_version: str | None = None
+        """The version of a server of this package, as its metadata says; set by the driver before `receive`."""
+        self.error: RemoteError | None = None
+        """The reason why the stream was lost; None: it was not."""
+        self._url = request.address.url
+        self.info = info
+        """The description of the world, also of one that was left; None: nothing is known yet."""
+        self.out: list[bytes] = []
+        """Requests that were made and not sent."""
+        self._pending: deque[OpenRequest] = deque()
+        self._episode = 0
+        self._joining = JoinSequence(request)
+        self._waits_for_all = False
+        self._settings: Mapping[str, pb.Tensor] = {}
+        self._renumbered = 0
+
+    def _move(self, trigger: Trigger) -> None:
+        try:
+            self.state = TRANSITIONS[self.state, trigger]
+        except KeyError:
+            raise PeerError(self._url, f"{trigger.value!r} is not possible while {self.state.value}") from None
+
+    @property
+    def answers(self) -> AnswerBuffer | None:
+        """The results of Steps in flight; None: each Step waits for its own answer."""
+        return None if self.world is None else self.world.answers
+
+    @property
+    def world_name(self) -> str | None:
+        """The name of the world that was asked for last."""
+        return self._joining.world_name
+
+    @property
+    def asking(self) -> bool:
+        """True if the server has not said yet which form of world to make, also where the stream has ended since."""
+        return self._joining.asking
+
+    @property
+    def agreed_on_lanes(self) -> bool:
+        """True if the server has said that lanes are as good as worlds, and so was asked for them."""
+        return self._joining.agreed_on_lanes
+
+    @property
+    def outstanding(self) -> bool:
+        """True if an answer is still to come."""
+        return bool(self._pending)
+
+    @property
+    def foreign(self) -> bool:
+        """True if the joined world is another server's than ours."""
+        return self.info is not None and self.info.server_version is None
+
+    # Requests
+
+    def data_to_send(self) -> list[bytes]:
+        """Return the requests made since the last call, each serialized."""
+        out, self.out = self.out, []
+        return out
+
+    def _send(self, kind: RequestKind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
+        data = request if isinstance(request, bytes) else self.write(request)  # not sent, it gets no answer
+        # The order of these two queues is all that matches answers to requests: dm_env_rpc has no ids for them (D-1).
+        # KeyboardInterrupt may come between them, and must not leave a request whose answer is not expected.
+        self._pending.append(OpenRequest(kind, self._episode, now))
+        self.out.append(data)
+
+    def connect(self, now: float) -> None:
+        """Begin a new stream: create the world and join it, or join the one that exists.
+
+        Raises:
+            SettingError: A setting cannot be sent.
+        """
+        # What was asked on the stream before gets no answer on this one.
+        self._pending.clear()
+        self.out.clear()
+        self.error = None
+        self._joining = JoinSequence(self.request)
+        self._go_on(self._joining.first(), now)
+
+    def _go_on(self, following: tuple[Trigger, pb.EnvironmentRequest], now: float) -> None:
+        trigger, request = following
+        self._move(trigger)
+        self._send(RequestKind.JOINING, request, now)
+
+    def write_reset(self, settings: Mapping[str, pb.Tensor]) -> bytes:
+        """Return a Reset; raises as `write`."""
+        return self.write(pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings)))
+
+    def write(self, request: pb.EnvironmentRequest) -> bytes:
+        """Return a request's bytes; raises SettingError where it is too large to be sent."""
+        data = request.SerializeToString()
+        if len(data) > self.request.max_message_bytes:
+            raise self.request.too_large(len(data))
+        return data
+
+    def begin(self, settings: Mapping[str, pb.Tensor] | None, now: float, *, reset: bool = True) -> None:
+        """Ask for the first Step of the next episode; what still comes of the present one is dropped.
+
+        Where Steps are in flight, a single environment enters a new episode only by a Reset, so that one is sent that
+        restarts nothing. Lanes enter theirs by themselves: nothing is sent, for the answer has come, or is on its way.
+
+        Args:
+            settings: For a Reset before it.
+            now: The time.
+            reset: Whether to send a Reset; after an episode's end a Step alone begins the next (D-9).
+        """
+        world = self._require_world()
+        answers = world.answers
+        if answers is not None and not reset:
+            settings, reset = {"restart": pack_tensor(False)}, True
+        # Before anything changes: a Reset that is too large leaves the episode as it is.
+        request = self.write_reset(settings or {}) if reset else b""
+        # SAME_STEP in real time: lanes that ended enter the episodes that run by now.
+        goes_on = self.state is ClientState.RUNNING and settings is not None and "restart" in settings
+        self._move(Trigger.BEGIN)
+        if answers is not None and world.info.lanes is not None and goes_on:
+            answers.asked = 1
+            return
+        # From here on, answers to earlier requests are stale: they have a lower number.
+        self._episode += 1
+        self._settings = settings or {}
+        # The Step follows without a wait for the answer to the Reset: that saves a round trip (D-25).
+        if reset:
+            self._send(RequestKind.RESET, request, now)
+        if answers is None:
+            self._send(RequestKind.STEP, world.first_step, now)
+            return
+        mask = self._settings.get("reset_mask")
+        answers.begin(self._episode, None if mask is None else unpack_tensor(mask, "reset_mask"))
+        # At least this one, also if as many as are wanted are still in flight from the episode before.
+        self._send_ahead(world, answers, now, 1)
+        self.ask_ahead(now)
+
+    def ask_ahead(self, now: float) -> None:
+        """Ask for what Steps in flight bring; `due` gives it, or the next answer."""
+        world = self._require_world()
+        if world.answers is not None:
+            world.answers.asked += 1
+            self._send_ahead(world, world.answers, now, world.answers.may_send)
+
+    def _send_ahead(self, world: JoinedWorld, answers: AnswerBuffer, now: float, count: int) -> None:
+        for _ in range(count):
+            self._send(RequestKind.HELD, world.first_step, now)
+        answers.in_flight += count
+
+    def step(self, request: bytes, now: float) -> None:
+        """Ask for a Step that `JoinedWorld` wrote."""
+        # As `_require_world` and `_send`, in fewer calls: this runs in each step of each slot. The size was checked by
+        # whoever wrote it.
+        if self.state not in ONLINE:
+            self._require_world()
+        self._pending.append(OpenRequest(RequestKind.STEP, self._episode, now))
+        self.out.append(request)
+
+    def act(self, request: bytes, now: float) -> None:
+        """Leave actions in a real-time world; a later Step asks what came of them."""
+        self._require_world()
+        self._send(RequestKind.ACT, request, now)
+
+    def ask(self, request: pb.EnvironmentRequest | bytes, now: float) -> None:
+        """Ask for a property or a method call; `Replied` says what was answered."""
+        self._require_world()
+        self._send(RequestKind.QUESTION, request, now)
+
+    def placed(self, step: pb.StepResponse) -> StepAnswered:
+        """Enter a sequence that a message has begun, in another situation; return its first answer."""
+        world = self._require_world()
+        self._move(Trigger.BEGIN)
+        # What still comes of the episode before is stale.
+        self._episode += 1
+        return self._step_answered(world, pb.EnvironmentResponse(step=step), step.state)
+
+    def set_autoreset(self, *, same_step: bool, now: float) -> None:
+        """Have a world of lanes begin the next episodes of those that ended in the same Step, or in the next one.
+
+        It holds for the Steps that follow. A server that does not know it goes on as before: `begun_in_step` says what
+        came of it.
+        """
+        world = self._require_world()
+        if world.begins_in_step is same_step or self.foreign or world.info.lanes is None or world.realtime is not None:
+            return
+        world.begins_in_step = same_step
+        data = self.write(property_write("world.autoreset", pack_tensor("same_step" if same_step else "next_step")))
+        # Nobody waits for the answer, which is dropped.
+        self._pending.append(OpenRequest(RequestKind.QUESTION, -1, now))
+        self.out.append(data)
+
+    def begun_in_step(self, answer: StepMessage, lanes: list[int]) -> StepAnswered | Refused | Lost | None:
+        """Return how lanes began their next episodes in the Step that ended the last ones; None: they did not.
+
+        Args:
+            answer: To that Step, which was read last.
+            lanes: Those that ended.
+        """
+        world = self._require_world()
+        begun = world.reader.take_begun()
+        if begun is None or isinstance(answer, BegunAnswer):
+            return None
+        if begun.lanes != lanes:
+            return self._break(f"it says how the lanes {list(begun.lanes)} began, where {lanes} have ended")
+        if begun.code:
+            # As where a Reset is refused.
+            error = refusal(self._url, pb.Status(code=begun.code, message=begun.message))
+            if error.code in ENDED_CODES:
+                return self.connection_lost(error)
+            self._move(Trigger.REFUSED)
+            return Refused(error)
+        return StepAnswered(BegunAnswer(answer, begun), world.reader)
+
+    def leave(self, now: float) -> None:
+        """Leave the world, and destroy it where it was made for this session."""
+        # Without a world there is nothing to leave. If one was made and not joined, a server of ours ends it.
+        if self.state not in ONLINE:
+            return
+        self._send(RequestKind.QUESTION, pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), now)
+        if self._joining.made_world:
+            destroy = pb.DestroyWorldRequest(world_name=self.world_name)
+            self._send(RequestKind.QUESTION, pb.EnvironmentRequest(destroy_world=destroy), now)
+
+    def abandon_episode(self) -> None:
+        """Drop the answers to the Steps that are on their way; the next episode begins by `begin`."""
+        self._move(Trigger.ABANDON)
+        self._episode += 1
+        if self.answers is not None:
+            self.answers.begin(self._episode)
+
+    def abandon_questions(self) -> None:
+        """Drop the answers to questions that are still to come."""
+        pending = self._pending
+        self._pending = deque(
+            request._replace(number=-1) if request.kind is RequestKind.QUESTION else request for request in pending
+        )
+
+    def wait_for_all(self) -> None:
+        """Have answers wait until every lane has an observation, in a real-time world of lanes."""
+        self._waits_for_all = True
+        if self.world is not None:
+            self.world.wait_for_all()
+
+    def _require_world(self) -> JoinedWorld:
+        if self.world is None or self.state not in ONLINE:
+            raise PeerError(self._url, "there is no connection")
+        return self.world
+
+    # Answers
+
+    def receive(self, data: bytes | bytearray, now: float) -> Event | None:
+        """Take an answer; return what it means, or None where it means nothing to the caller.
+
+        Args:
+            data: A serialized EnvironmentResponse.
+            now: When it arrived.
+        """
+        pending, world = self._pending, self.world
+        if pending and pending[0].kind is RequestKind.STEP and world is not None and world.codec is not None:
+            answer = world.codec.read_response(data)
+            # The codec reads a Step's answer only if each constant byte is as expected. Anything else, such as an
+            # error, or a server of another version, is read by protobuf below.
+            if answer is not None:
+                request = pending.popleft()
+                if request.number != self._episode:
+                    world.salvage(answer)
+                    return None
+                if answer.state == pb.RUNNING and self.state is ClientState.RUNNING:
+                    self._renumbered = 0
+                    return StepAnswered(answer, world.reader)
+                return self._step_answered(world, answer, answer.state)
+        # The stream was given up, and the server had answered before it heard of that.
+        if self.state is ClientState.OFFLINE or self.state is ClientState.LOST:
+            return None
+        try:
+            message = pb.EnvironmentResponse.FromString(bytes(data))
+        except DecodeError as problem:
+            return self._break(f"it sent {len(data)} bytes that are no EnvironmentResponse: {problem}")
+        if not pending:
+            return self._break("it sent an answer to no request")
+        request = pending.popleft()
+        error = refusal(self._url, message.error) if message.WhichOneof("payload") == "error" else None
+        try:
+            return self._ON_ANSWER[request.kind](self, Answer(request, message, error, now))
+        except RemoteError as problem:
+            return self.connection_lost(problem)
+        except UNREADABLE as problem:
+            return self._break(f"its answer cannot be read: {problem}")
+
+    def due(self, now: float) -> StepAnswered | Refused | Lost | None:
+        """Return what there is for a call that waits for what Steps in flight bring; None: it has to wait."""
+        world = self._require_world()
+        try:
+            # Before an episode has begun there is no observation that could be told again.
+            repeats = self.state is ClientState.RUNNING
+            found = None if world.answers is None else world.answers.take(now, repeats=repeats)
+        except UNREADABLE as problem:
+            return self._break(f"its answers cannot be read: {problem}")
+        if isinstance(found, RemoteError):
+            self._move(Trigger.REFUSED)
+            return Refused(found)
+        if found is None or world.answers is None:
+            return None
+        answered = self._step_answered(world, found, found.step.state)
+        # A caller waits already for the next episode, as in a rollout.
+        if self.state is ClientState.ENDED and (asked := world.answers.asked):
+            self.begin(None, now, reset=False)
+            world.answers.asked = asked
+        return answered
+
+    def connection_lost(self, error: RemoteError) -> Lost:
+        """Take note that the stream ended, or give it up: nothing more comes."""
+        # Told apart for whoever counts: a world that was joined and lost, or an attempt that failed.
+        established = self.state in ONLINE
+        # The end of the stream arrives also after it was given up.
+        if self.state is not ClientState.LOST and self.state is not ClientState.OFFLINE:
+            self._move(Trigger.END)
+        self.error = error
+        self._pending.clear()
+        return Lost(error, established)
+
+    def know(self, other: ClientSession) -> None:
+        """Before a world is joined: know of it what `other`, whose slots it takes over, knows of its own."""
+        self.world, self.info = other.world, other.info
+
+    def _break(self, reason: str) -> Lost:
+        return self.connection_lost(PeerError(self._url, f"it broke the protocol: {reason}"))
+
+    # What is known of the world
+
+    def _on_joining(self, answer: Answer) -> Event | None:
+        took = answer.now - answer.request.sent
+        following = self._joining.following(self.state, answer.message, answer.error, took, self.server_version)
+        if following is not None:
+            self._go_on(following, answer.now)
+            return None
+        self._learn(self._joining.specs, self._joining.properties, self.server_version)
+        # Whether it is of lanes is settled: so it is when the world is made again, after a loss.
+        self.request = self._joining.request
+        self._move(Trigger.READY)
+        return Joined()
+
+    def _learn(self, specs: pb.ActionObservationSpecs, properties: Mapping[str, Any], version: str | None) -> None:
+        rewards = any(spec.name == "reward" for spec in specs.observations.values())
+        # Once: a world that is joined again, or copied, is known already.
+        if version is None and self.info is None and not rewards:
+            warn(f"{self._url} gives no observation named reward: every reward is 0.0")
+        before, world = self.world, JoinedWorld(self.request, specs, properties, version)
+        if world.realtime is not None and before is not None and before.realtime is not None:
+            # The count is of the session, which outlives its worlds.
+            world.realtime.stale = before.realtime.stale
+        if self._waits_for_all:
+            world.wait_for_all()
+        self.world, self.info = world, world.info
+
+    # Answers in a world
+
+    def _step_answered(self, world: JoinedWorld, answer: StepMessage, state: int) -> StepAnswered:
+        self._renumbered = 0
+        # Lanes begin their next episodes by themselves.
+        ran = state == pb.RUNNING or world.info.lanes is not None
+        if not ran or self.state is not ClientState.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
+            self._move(Trigger.STEP_RAN if ran else Trigger.STEP_ENDED)
+        return StepAnswered(answer, world.reader, ended=not ran)
+
+    def _on_held(self, answer: Answer) -> Event | None:
+        world, (request, message, error, now) = self._require_world(), answer
+        answers = world.answers
+        if answers is None or (error is None and message.WhichOneof("payload") != "step"):
+            return self._break("it answered a Step by something else")
+        # Before the error is looked at: a refused Step is in flight no more, either.
+        answers.in_flight -= 1
+        current = request.number == self._episode
+        if error is not None:
+            # As below: connecting again makes another world.
+            if error.code in ENDED_CODES and current:
+                return self.connection_lost(error)
+            if current:
+                # In its turn: observations that came before it are told first.
+                answers.push_error(error)
+            return self.due(now)
+        if not answers.push(message, request.number, request.sent, now):
+            world.dropped()
+        # One for each that was answered, so that as many as a round trip has frames are on their way.
+        self._send_ahead(world, answers, now, answers.may_send)
+        return self.due(now)
+
+    def _on_step_or_reset(self, answer: Answer) -> Event | None:
+        world, (request, message, error, now) = self._require_world(), answer
+        if request.number != self._episode:
+            world.salvage(message)
+            return None
+        if error is not None:
+            if not self.foreign and error.code in ENDED_CODES:
+                # Connecting again makes another world; of other servers an error ends nothing (D-2).
+                return self.connection_lost(error)
+            if request.kind is RequestKind.RESET:
+                self.abandon_episode()  # the Step sent after it began something else, if anything
+            self._move(Trigger.REFUSED)
+            return Refused(error)
+        kind = message.WhichOneof("payload")
+        if kind != request.kind.value:
+            return self._break(f"it answered a {request.kind.value} by {kind}")
+        if request.kind is RequestKind.RESET:
+            return self._compare(world, message.reset.specs, now)
+        if world.realtime is not None:
+            world.realtime.timed(request.sent, now)
+        return self._step_answered(world, message, message.step.state)
+
+    def _compare(self, world: JoinedWorld, specs: pb.ActionObservationSpecs, now: float) -> Event | None:
+        """Look at the specs that came with a Reset: another server's may change (D-14, D-24)."""
+        # Specs of our own servers never change in a world. An answer without specs says nothing of a change.
+        if not self.foreign or specs == world.specs or not specs.ByteSize():
+            return None
+        changes = changes_of(world.specs, specs)
+        if changes:
+            self.abandon_episode()
+            return Refused(PeerError(self._url, f"its specs changed at Reset: {changes}; connect anew"))
+        self._renumbered += 1
+        if self._renumbered > _MAX_RENUMBERED:
+            return self._break("it gives its specs other UIDs at every Reset")
+        # The Step that is on its way asks for the old UIDs: begin again with the new ones.
+        self._learn(specs, {}, None)
+        self.begin(self._settings, now)
+        return None
+
+    def _on_act(self, answer: Answer) -> Event | None:
+        # What an action has brought is told by a later Step: here only its refusal counts.
+        if answer.error is None or answer.request.number != self._episode:
+            return None
+        self._move(Trigger.REFUSED)
+        return Refused(answer.error)
+
+    def _on_reply(self, answer: Answer) -> Event | None:
+        if answer.request.number < 0:
+            return None
+        return Replied(answer.message, answer.error)
+
+    _ON_ANSWER: Mapping[RequestKind, Callable[..., Event | None]] = {
+        RequestKind.JOINING: _on_joining,
+        RequestKind.RESET: _on_step_or_reset,
+        RequestKind.STEP: _on_step_or_reset,
+        RequestKind.HELD: _on_held,
+        RequestKind.ACT: _on_act,
+        RequestKind.QUESTION: _on_reply,
+    }

@@ -1,0 +1,633 @@
+"""A clock as a pacer: it runs frames whether or not agents act, and agents wait for their results (U-1).
+
+A loop decides what happens when; `FramePacer` gives it timers and the environment, and tells agents. Their Steps hand
+in actions for the next frames and report the past ones. `ClockPacer` is that of one environment or of lanes,
+`JointClock` that of several agents.
+"""
+
+from __future__ import annotations
+
+import abc
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+from gymnasium.vector.utils import batch_space, iterate
+
+from bridge.core.clock import Clock
+from bridge.core.encoding.properties import ENCODED, TEXT, Property, PropertyTree
+from bridge.core.encoding.tensors import Array
+from bridge.core.logs import SafeLog
+from bridge.core.worlds.agent import EnvAgent
+from bridge.core.worlds.base import Agent, PacedWorld, WorldCounts, answer_to
+from bridge.core.worlds.environment import Job, Transition, kept
+from bridge.core.worlds.pacer import Pacer
+from bridge.core.worlds.realtime.acting_stream import ActingStreams
+from bridge.core.worlds.realtime.clock_part import RESETTING, TIMES, WAITS, ClockPart
+from bridge.core.worlds.realtime.frame_loop import FrameLoop
+from bridge.core.worlds.realtime.lane_buffer import Taken
+from bridge.core.worlds.realtime.loop_lane import LoopAgent, Phase
+from bridge.core.worlds.realtime_options import RealtimeOptions
+from bridge.core.worlds.rewards import as_number
+from bridge.core.worlds.scheduling import PendingResult, Scheduler, Timer
+from bridge.core.worlds.settings import ROLES, ResetRequest, Settings, read_choice, read_reset, refuse_unknown, wrong
+from bridge.errors import Code, RequestError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = ["FramePacer", "Outcome"]
+
+_log = SafeLog(__name__)
+Outcome: TypeAlias = tuple[dict[str, Transition], list[str]]
+"""The transition of each agent in a reset or a frame, by name, and the names of those that go on."""
+_FRAME_DEADLINE = 10.0
+"""Seconds beyond a frame's own time that a Step waits for one."""
+_MOST_HELD = 2.0
+"""Seconds that a Step waits for news at most: clients take a server for lost that does not answer for longer."""
+
+
+class FramePacer(Pacer):
+    """Steps an environment by a clock, whether or not agents act.
+
+    The clock starts with the first Step of the first agent. It goes on as long as the world exists, also without
+    agents, unless it is to rest then: until the next one's first Step.
+
+    Args:
+        options: How it runs.
+
+    Raises:
+        SettingError: `bind` raises it: the environment, or options, do not fit.
+    """
+
+    SETTINGS: tuple[str, ...]
+    """The settings of a JoinWorld."""
+    keeps_actions = True
+
+    def __init__(self, options: RealtimeOptions) -> None:
+        self.options = options
+        """How it runs."""
+        self.fps = options.fps
+        self.begins_by_itself = options.autoreset
+
+    def bind(self, world: PacedWorld) -> None:
+        """Begin with a world."""
+        super().bind(world)
+        self.loop: FrameLoop = self._make_loop(world)
+        """Decides which frames are due, and what actions they have."""
+        options, self._scheduler = self.options, world.scheduler
+        self.inside: dict[Agent, EnvAgent] = {}
+        """The agents that are in, those that only watch too."""
+        self.acting = ActingStreams(self)
+        """Lets in the second streams of agents."""
+        self._clock: Clock | Scheduler = world.scheduler if options.clock is None else options.clock
+        # A clock that can be subscribed to moves only when it is turned (`VirtualClock`): timers of the machine would
+        # never fit it, so it calls us instead.
+        self._subscribe: Callable[..., Callable[[], None]] | None = getattr(options.clock, "subscribe", None)
+        self._unsubscribe: Callable[[], None] | None = None
+        self._timer: Timer | None = None
+        self._stepping = 0
+        """How many environments are in a frame's step."""
+        self._turning: PendingResult[None] | None = None
+        """Done once the frames are run for which a virtual clock was turned."""
+        self._waiters: dict[Agent, tuple[Callable[[], bool], PendingResult[None]]] = {}
+        """For each agent that waits: a function that is True once it need not, and the result that ends its wait."""
+        self._ordered: ResetRequest | None = None
+        facts = world.env.facts
+        self._actions = None if facts.num_envs is None else batch_space(facts.action_space, facts.num_envs)
+
+    @abc.abstractmethod
+    def _make_loop(self, world: PacedWorld) -> FrameLoop:
+        """Return what decides which frames are due; raises SettingError."""
+
+    def now(self) -> float:
+        """Return the clock's time, seconds."""
+        return self._clock.now()
+
+    @property
+    def frames(self) -> int:
+        """Frames of the clock."""
+        return self.loop.frames
+
+    # Agents
+
+    def join(self, settings: Settings) -> Agent:
+        """Join an agent; the settings are `role` (player, spectator) and `wait` (now, next_frame, new_frame)."""
+        if "seat" in settings:
+            return self.acting.join(settings)
+        refuse_unknown(settings, self.SETTINGS, "JoinWorld")
+        role, wait = read_choice(settings, "role", ROLES), read_choice(settings, "wait", WAITS)
+        name, loop_agent = self._let_in(settings, role == "player")
+        facts, spaces = self.world.env.facts, self.group.spaces[name]
+        part = ClockPart(loop_agent, wait, facts, spaces)
+        agent = EnvAgent(self, name, spaces, part, part.specs)
+        self.inside[agent] = agent
+        return agent
+
+    @abc.abstractmethod
+    def _let_in(self, settings: Settings, player: bool) -> tuple[str, LoopAgent]:
+        """Add an agent to the loop, by other settings than `role` and `wait` too; return its name and place."""
+
+    def admitted(self, agent: Agent) -> None:
+        """Note who acts through an agent, for what recordings and pages are told."""
+        if (own := self.inside.get(agent)) is not None:
+            own.part.loop_agent.name = own.player
+
+    def leave(self, agent: EnvAgent) -> None:
+        """Remove an agent from the world, which goes on (D-16)."""
+        self.inside.pop(agent, None)
+        self.acting.leave(agent)
+        self.dismiss(agent.part.loop_agent)
+
+    def dismiss(self, loop_agent: LoopAgent) -> None:
+        """Take an agent out of the loop; the world goes on (D-16)."""
+        self.loop.leave(loop_agent)
+
+    @property
+    def agents(self) -> int:
+        """How many agents are in, spectators too."""
+        return len(self.loop.loop_agents)
+
+    @property
+    def has_players(self) -> bool:
+        """True if somebody plays."""
+        return any(loop_agent.player for loop_agent in self.loop.loop_agents)
+
+    def watches(self, agent: EnvAgent) -> bool:
+        """True if an agent's actions and resets change nothing."""
+        return not agent.part.loop_agent.player
+
+    def counts(self) -> WorldCounts:
+        """Return how much it has done; frames count as steps."""
+        lanes = self.loop.lanes
+        ended = sum(lane.begun - (lane.phase is Phase.RUNNING) for lane in lanes)
+        return WorldCounts(len(lanes), sum(lane.frames for lane in lanes), ended)
+
+    def describe(self) -> Mapping[str, object]:
+        """Return what a page shows of it."""
+        return {"fps": self.options.fps}
+
+    def properties(self) -> PropertyTree:
+        """Return what the clock adds to the tree below `world`."""
+        fps = Property("world.fps", ENCODED, "frames a second", lambda: self.options.fps)
+        statistics = Property("world.realtime", ENCODED, "the clock's counts and percentiles", self.loop.statistics)
+        return PropertyTree([fps, statistics])
+
+    def properties_of(self, agent: EnvAgent) -> PropertyTree:
+        """Return what an agent adds to the tree below `world`: its role, and what its Steps wait for."""
+        part: ClockPart = agent.part
+        role = "spectator" if agent.watches else "player"
+        waits = f"what a Step waits for: {', '.join(WAITS)}"
+        seat = "the JoinWorld setting seat of a stream for its actions"
+
+        def set_wait(wait: object) -> None:
+            if wait not in WAITS:
+                raise wrong("world.wait", f"one of {', '.join(WAITS)}", wait)
+            part.wait = str(wait)
+
+        own = [
+            Property("world.role", TEXT, "player or spectator", lambda: role),
+            Property("world.wait", TEXT, waits, lambda: part.wait, set_wait),
+            Property("world.seat", TEXT, seat, lambda: self.acting.key_of(agent)),
+        ]
+        return PropertyTree(own).merged(super().properties_of(agent))
+
+    # Requests of agents
+
+    def hang_up(self, agent: EnvAgent) -> None:
+        """End its wait."""
+        # Taken out first, so that `wait_until` sees it even if its result is there already.
+        if agent in self._waiters:
+            _, pending = self._waiters.pop(agent)
+            pending.set_error(_hung_up())
+
+    def prepare(self, agent: EnvAgent, wanted: Sequence[int]) -> None:
+        """A Step that requests `resetting` is answered while lanes reset; others are answered when all lanes are ready.
+
+        A Step that requests only `timing` hands in its action and leaves the buffers for a later Step.
+        """
+        agent.part.partial = RESETTING in wanted
+        agent.part.acts_only = list(wanted) == [TIMES]
+
+    def reset(self, agent: EnvAgent, settings: Settings, running: bool) -> None:
+        """Reset the lanes, and return at once (U-2, U-9). A spectator's Reset does not affect the lanes."""
+        self.ask_reset(agent.part.loop_agent, self.read_reset(settings))
+        agent.part.ended = False
+
+    def read_reset(self, settings: Settings) -> ResetRequest:
+        """Read the settings of a Reset or ResetWorld; raises RequestError."""
+        lanes = self.world.env.facts.num_envs
+        known = ("seed", "options", "restart", "reset_mask")
+        return read_reset(settings, known if lanes else known[:3], lanes)
+
+    @abc.abstractmethod
+    def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
+        """Carry out an agent's Reset: give up its episodes, and where it is a player see to new ones."""
+
+    async def begin(self, agent: EnvAgent) -> int:
+        """Wait until an episode runs, and enter it; with `new_frame` after a Reset alone, not by Steps sent ahead."""
+        part, received = agent.part, self.now()
+        # Steps that were in flight when the episode ended would enter the next one before the client has asked for it.
+        if part.ended and part.wait == "new_frame" and agent.lanes is None:  # lanes begin by themselves
+            text = "the episode has ended; with wait=new_frame send Reset before the first Step of the next one"
+            raise RequestError(Code.FAILED_PRECONDITION, text)
+        self.start()
+        await self.settled()
+        await self._wait_for_lanes(agent)
+        self._collect(agent, self._take(agent, repeats=True), received)
+        agent.tell_names()
+        return pb.RUNNING
+
+    def _take(self, agent: EnvAgent, *, repeats: bool = False, enters: bool = True) -> list[Taken | None]:
+        """Give out what the agent is to be told of each lane; unless it `enters`, of those alone that it is in."""
+        loop, own = self.loop, agent.part.loop_agent
+        lanes = enumerate(own.buffers)
+        return [loop.take(own, i, repeats=repeats) if enters or buffer.reading else None for i, buffer in lanes]
+
+    async def _wait_for_lanes(self, agent: EnvAgent) -> None:
+        """Return once the agent's lanes have something to tell: all of them, or one where it takes the rest later."""
+        loop, own = self.loop, agent.part.loop_agent
+        buffers = own.buffers
+
+        def ready() -> bool:
+            there = [bool(buffer.reading) or loop.may_enter(own, buffer) for buffer in buffers]
+            # A failed reset is the answer of a single environment's Step; of lanes, `_collect` puts it into the infos.
+            if agent.lanes is None and buffers[0].error is not None and not there[0]:
+                error, buffers[0].error = buffers[0].error, None
+                raise RequestError(Code.INTERNAL, error)
+            self._refuse_absence(agent)
+            return any(there) if agent.part.partial else all(there)
+
+        def reason() -> str | None:
+            if self.others_play:
+                return None
+            errors = "; ".join(buffer.error for buffer in buffers if buffer.error)
+            return f"no episode began within reset_timeout={self.options.reset_timeout:g} s; {errors}"
+
+        await self.wait_until(agent, ready, self.options.reset_timeout, reason)
+
+    def _refuse_absence(self, agent: EnvAgent) -> None:
+        """Raise where the running episode began without an agent, and it was not told so."""
+
+    async def step(self, agent: EnvAgent, action: object) -> int:
+        """Leave the action for the next frames, and tell what happened since the last Step."""
+        part, received = agent.part, self.now()
+        buffers = part.loop_agent.buffers
+        # Before any wait: the frame that this Step waits for is to use its action.
+        self.act(agent, action, received, [buffer.reading for buffer in buffers])
+        # `Throttle` sends its action at once and asks for the observation at the frame's end: what passes between is
+        # for that Step to tell.
+        if part.acts_only:
+            part.timing[..., :2] = received, self.now()
+            return pb.RUNNING
+        buffer = buffers[0]
+        # The last Step was refused, as below: this one is the first of the next episode.
+        if agent.lanes is None and not buffer.reading:
+            return await self.begin(agent)
+        if part.wait == "next_frame":
+            await self._wait_for_frame(agent)
+        elif part.wait == "new_frame":
+            await self._wait_for_news(agent)
+        # A client that does not ask for `resetting` cannot be told that a lane has no observation, so it waits for one.
+        if agent.lanes is not None and not part.partial:
+            await self._wait_for_lanes(agent)
+        # The Step is refused, and a refused Step tells nothing else: the agent is out of the episode, so the next one
+        # begins.
+        if agent.lanes is None and buffer.closing is not None and (error := buffer.closing.error) is not None:
+            part.ended = True
+            buffer.abandon()
+            raise RequestError(Code.INTERNAL, error)
+        self._collect(agent, self._take(agent), received)
+        if agent.lanes is not None:
+            return pb.RUNNING
+        part.ended = bool(agent.terminated or agent.truncated)
+        return pb.TERMINATED if agent.terminated else pb.INTERRUPTED if agent.truncated else pb.RUNNING
+
+    def act(self, agent: EnvAgent, action: object, received: float, episodes: Sequence[int]) -> None:
+        """Leave an action for the next frames.
+
+        Args:
+            agent: Whose.
+            action: The action; None: the last one goes on.
+            received: When it came, seconds of the clock.
+            episodes: Of each lane the number of the episode that it is for; 0: for none.
+
+        Raises:
+            RequestError: The world is over.
+        """
+        self.world.refuse_if_over()
+        own = agent.part.loop_agent
+        if action is None or not own.player:
+            return
+        for index, of_lane in enumerate([action] if self._actions is None else iterate(self._actions, action)):
+            if episodes[index]:  # else the lane is in no episode: its action is for nothing (U-5)
+                self.loop.act(own, index, of_lane, received, episodes[index])
+
+    def interrupt(self, agent: EnvAgent) -> None:
+        """Report the last observations of the episodes that a ResetWorld ends."""
+        # By the first agent that is told; for the others this does nothing.
+        self.carry_out_reset()
+        # The Step that ends the sequence must not enter an episode that began meanwhile.
+        self._collect(agent, self._take(agent, enters=False), self.now())
+        agent.truncated[...] = True
+        agent.part.ended = True
+        # The episode may go on for others, or another one has begun: this agent is in neither.
+        self._abandon(agent)
+        self.start()
+
+    def _abandon(self, agent: EnvAgent) -> None:
+        """Take an agent out of the episodes that it is in."""
+        for buffer in agent.part.loop_agent.buffers:
+            buffer.abandon()
+
+    def rest(self, agent: EnvAgent) -> bool:
+        """Keep an agent without a client, for which a default action stands in; False: it only watches."""
+        if agent.watches:  # it takes nobody's place, so nobody can take it from it
+            return False
+        for buffer in agent.part.loop_agent.buffers:
+            self.loop.drop_action(buffer.lane)
+        return True
+
+    async def _wait_for_frame(self, agent: EnvAgent) -> None:
+        """Return once each lane that the agent is in has had a frame, or its episode ended."""
+        before = [(buffer, buffer.lane.frames) for buffer in agent.part.loop_agent.buffers]
+
+        def passed() -> bool:
+            # A lane that the agent is not in may be long in its reset, and an end is news enough.
+            waiting = [pair for pair in before if pair[0].reading and pair[0].closing is None]
+            return all(buffer.lane.frames > had for buffer, had in waiting)
+
+        deadline = _FRAME_DEADLINE + 1.0 / self.options.fps
+        await self.wait_until(agent, passed, deadline, lambda: f"no frame passed within {deadline:g} s")
+
+    async def _wait_for_news(self, agent: EnvAgent) -> None:
+        """Return once a frame has passed that the agent was not told of, or an episode ended; at most after 2 s."""
+        loop, own = self.loop, agent.part.loop_agent
+
+        def told() -> bool:
+            buffers = own.buffers
+            lanes = [buffer.lane for buffer in buffers]
+            # Lanes are stepped one after the other: to answer for the first would take an answer, and a Step in flight,
+            # for each lane. Where a whole frame waits already, it is told.
+            if any(lane.busy and lane.phase is Phase.RUNNING for lane in lanes):  # the frame is not complete
+                return any(buffer.unseen > 1 for buffer in buffers)
+            return any(
+                buffer.closing is not None or (buffer.unseen > 0 if buffer.reading else loop.may_enter(own, buffer))
+                for buffer in buffers
+            )
+
+        try:
+            await self.wait_until(agent, told, _MOST_HELD, lambda: "nothing is new")
+        except RequestError as error:
+            # Nothing new is no error: the answer repeats the newest observation, with 0 frames.
+            if error.code is not Code.DEADLINE_EXCEEDED:
+                raise
+
+    def _collect(self, agent: EnvAgent, taken: list[Taken | None], received: float) -> None:
+        agent.part.collect(agent, taken, self.loop, received, self.now())
+
+    def observe(self, agent: EnvAgent, wanted: Sequence[int]) -> Mapping[int, Array]:
+        """Return frames, ended episodes, times, and which lanes reset."""
+        part: ClockPart = agent.part
+        return part.observe(agent, wanted)
+
+    # Of the whole world
+
+    def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
+        """Take the settings of a ResetWorld; the first agent that is told carries it out."""
+        # Not carried out yet: a ResetWorld of which no agent hears in time is withdrawn, and then has reset nothing
+        # (D-2).
+        asked = self.read_reset(settings)
+        self.world.refuse_if_over()
+        before, self._ordered = self._ordered, asked
+        return lambda: setattr(self, "_ordered", before if self._ordered is asked else self._ordered)
+
+    def restart(self, caller: Agent | None) -> None:
+        """Begin a new episode in every lane."""
+        # No other agent had to be told, or the last ones have left: then nobody has carried it out.
+        self.carry_out_reset()
+        if caller is not None and (agent := self.inside.get(caller)) is not None:
+            self._abandon(agent)
+        self.start()
+
+    def carry_out_reset(self) -> None:
+        """Cut off what runs, as a ResetWorld ordered; again: nothing."""
+        if self._ordered is None:
+            return
+        asked, self._ordered = self._ordered, None
+        for index in np.flatnonzero(asked.mask).tolist():
+            self.loop.ask_reset(index, asked.seeds[index], asked.options)
+        self._changed()
+
+    # Waiting
+
+    @property
+    def others_play(self) -> bool:
+        """True if an agent that waits for an episode waits for others to end theirs."""
+        return False
+
+    async def wait_until(
+        self, agent: Agent, ready: Callable[[], bool], seconds: float, reason: Callable[[], str | None]
+    ) -> None:
+        """Wait until `ready()`; raise DEADLINE_EXCEEDED after so many seconds of the machine's clock.
+
+        Args:
+            agent: Who waits.
+            ready: Returns True once it need not wait any longer.
+            seconds: The deadline.
+            reason: Asked at the deadline: why it takes so long; None: for a good reason, so wait as long again.
+
+        Raises:
+            RequestError: As `ready` does, or the world is over, or the agent's client has gone.
+        """
+        self.world.refuse_if_over()
+        pending: PendingResult[None] | None = None
+        try:
+            while not ready():  # again: before the coroutine went on, another agent may have changed that
+                if pending is not None and agent not in self._waiters:
+                    # `hang_up` came when the result was there already, which an error cannot replace.
+                    raise _hung_up()
+                pending = PendingResult()
+                self._waiters[agent] = ready, pending
+                # The machine's clock and not the world's: nobody may ever turn a virtual one again, and the client
+                # would hang.
+                timer = self._scheduler.call_later(seconds, partial(pending.set_result, None))
+                try:
+                    await pending
+                finally:
+                    # The scheduler clears the callback of a timer when it runs it.
+                    expired = timer.callback is None
+                    timer.cancel()
+                self.world.refuse_if_over()
+                if expired and not ready() and (text := reason()) is not None:
+                    raise RequestError(Code.DEADLINE_EXCEEDED, text)
+        finally:
+            self._waiters.pop(agent, None)
+
+    def _changed(self) -> None:
+        """Answer the agents for whom enough has happened, and set the timer of the next frame."""
+        for ready, pending in list(self._waiters.values()):
+            try:
+                self.world.refuse_if_over()
+                if ready():
+                    pending.set_result(None)
+            except RequestError as error:
+                pending.set_error(error)
+        self._set_timer()
+
+    # The clock
+
+    def start(self) -> None:
+        """Start the clock, and with a clock that is turned by hand do at once what waits. Again: nothing."""
+        if self.over:
+            return
+        self.loop.start(self.now())
+        if self._subscribe is None:
+            self._set_timer()
+            return
+        if self._unsubscribe is None:
+            self._unsubscribe = self._subscribe(self._turned)
+        # A Reset must not wait until somebody turns the clock: its agent would wait for the answer meanwhile.
+        self._scheduler.start(self._run_until(self.now()), _log_failure)
+
+    async def settled(self) -> None:
+        """Wait until what is due of a virtual clock is done."""
+        # Another turn may have begun before this coroutine went on.
+        while self._turning is not None:
+            await self._turning
+
+    def _set_timer(self) -> None:
+        """Set the timer of the next frame, or of a reset that waits."""
+        if self._timer is not None:
+            self._timer.cancel()
+        # No frame begins while one is being stepped: calls of a slow environment would pile up. Resets do not count: a
+        # lane that takes long to reset holds up no other one (U-6).
+        if self.over or self._subscribe is not None or self._stepping:
+            return
+        # At a low frame rate the next frame is far away; of several agents with `autoreset=False` none is due before
+        # the reset.
+        due = self.now() if self.loop.reset_waits else self.loop.next_due()
+        if due is not None:
+            # By a delay, because a clock of the user's need not be the scheduler's.
+            self._timer = self._scheduler.call_later(max(0.0, due - self.now()), self._run_frame)
+
+    def _run_frame(self) -> None:
+        jobs = [] if self.over else self.loop.poll(self.now())
+        # All of them before the first is started: an environment of this thread is stepped within `start`, and its end
+        # would set the timer of the next frame while other lanes wait for this one.
+        self._stepping += sum(job.kind == "step" for job in jobs)
+        for job in jobs:
+            self._scheduler.start(self._run(job), _log_failure)
+        self._set_timer()
+
+    async def _run(self, job: Job) -> None:
+        try:
+            await self._do(job)
+        finally:
+            self._stepping -= job.kind == "step"
+            self._set_timer()
+
+    def _turned(self, when: float) -> None:
+        """Run what is due, for a virtual clock that was turned: by any thread, which waits until it is done."""
+        done = threading.Event()
+        # An environment that turns the clock in its `step` would wait for itself.
+        if self._scheduler.is_inside():
+            raise RuntimeError("expected the clock to be advanced outside of the environments that it drives")
+        self._scheduler.call_soon_threadsafe(
+            lambda: self._scheduler.start(self._run_until(when), lambda result, error: done.set())
+        )
+        # Not without a limit: where the server has been stopped meanwhile, its loop never calls back.
+        while not done.wait(0.2):
+            if self.over:
+                return
+
+    async def _run_until(self, when: float) -> None:
+        """Run every frame that is due by then, one after the other, each at its own time."""
+        # Of two turns at once, or a turn and a `start`, one would begin a frame while the other waits for its own.
+        await self.settled()
+        turning = self._turning = PendingResult()
+        try:
+            at: float | None = None
+            while not self.over:
+                due = self.loop.next_due()
+                again = at is not None  # a frame that ended an episode: the next one begins at that same time
+                if at is None:
+                    at = when if due is None else min(due, when)
+                jobs = self.loop.poll(at)
+                for job in jobs:
+                    await self._do(job, at)
+                if not jobs:
+                    if again:
+                        at = None
+                    elif due is None or due > when:
+                        return
+        finally:
+            self._turning = None
+            turning.set_result(None)
+
+    async def _do(self, job: Job, at: float | None = None) -> None:
+        """Run a job and tell the loop; `at` is the time that it takes place, None: now."""
+        error, outcome = "", None
+        began = time.perf_counter()
+        try:
+            outcome = await self._call_environment(job)
+        # Also of what is no result of a reset or a step, or of an observer.
+        except (Exception, KeyboardInterrupt, SystemExit) as problem:
+            error = answer_to(job.kind, problem).message
+        spent = time.perf_counter() - began
+        # A frame's result has the frame's own time, so that tests with a virtual clock do not depend on how fast it
+        # ran.
+        now = self.now() if at is None else at
+        if self.over:
+            # A call that was cut off by the end of the world is no failure of the environment: nothing is counted or
+            # tried again.
+            self.loop.lanes[job.lane].busy = False
+            self._stopped(job, now)
+        else:
+            self._note(job, now, spent, outcome, error)
+        self._changed()
+
+    async def _call_environment(self, job: Job) -> Outcome:
+        """Reset or step an environment, as a job says; return what came of it, copied.
+
+        Raises:
+            Exception: The environment raised, or what it returned cannot be read.
+        """
+        # Rewards are numbers: they are added up over the frames between two Steps.
+        return await self.group.carry_out(
+            self.world.env, job, self._seen, self._default_action, keep=kept, read_reward=as_number
+        )
+
+    @abc.abstractmethod
+    def _seen(self, name: str) -> object:
+        """Return what an agent saw last, for a frame without an observation of it."""
+
+    @abc.abstractmethod
+    async def _default_action(self, name: str) -> object:
+        """Return the action of an agent that has none."""
+
+    @abc.abstractmethod
+    def _note(self, job: Job, now: float, spent: float, outcome: Outcome | None, error: str) -> None:
+        """Tell the loop what came of a job that took `spent` seconds; None: the environment raised `error`."""
+
+    def _stopped(self, job: Job, now: float) -> None:
+        """Note that the world came to its end while the job was under way."""
+
+    # The end
+
+    def stop(self) -> None:
+        """Stop the clock; agents that wait hear that the world is gone."""
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        self._changed()
+
+
+def _hung_up() -> RequestError:
+    return RequestError(Code.CANCELLED, "the client hung up while it waited")
+
+
+def _log_failure(result: None, error: BaseException | None) -> None:
+    """Log what no request is answered with: none is known."""
+    if error is not None:
+        _log.error("a frame was not run", exc_info=error)

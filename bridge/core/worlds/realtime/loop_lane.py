@@ -1,0 +1,176 @@
+"""Lanes of a real-time world: where each is in its episodes, the newest action of its agent, and who is told of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bridge.core.encoding.infos import split_intervention
+from bridge.core.worlds.environment import Transition
+from bridge.core.worlds.realtime.lane_buffer import Ended, LaneBuffer
+
+__all__ = ["RETRY", "TRANSITIONS", "LaneEvent", "LoopAgent", "LoopLane", "Phase"]
+
+
+class Phase(enum.Enum):
+    """Where a lane is."""
+
+    IDLE = "idle"
+    """Nobody has asked for an episode yet."""
+    RESETTING = "resetting"
+    RUNNING = "running"
+    FAILED = "failed"
+    """The environment raised; it is reset again after a pause."""
+
+
+class LaneEvent(enum.Enum):
+    """An event of a lane."""
+
+    ASKED = "a new episode was asked for"
+    BEGAN = "reset returned"
+    STEPPED = "a frame passed"
+    ENDED = "a frame ended the episode"
+    FAILED = "the environment raised"
+    RETRIED = "the pause after a failure is over"
+
+
+# A lane is moved by whoever wants an episode (ASKED), by the results of its jobs (BEGAN, STEPPED, ENDED, FAILED) and by
+# `poll`, once the pause after a failure is over (RETRIED). Nothing leads back to IDLE: the first episode that was asked
+# for leaves it for good.
+#
+# ASKED is allowed everywhere, because a Reset may come at any time (U-9). While a reset or a frame is under way, the
+# environment cannot be called, so the lane stays RESETTING and busy until that call returns; its result has the number
+# of an older episode and is dropped by `FrameLoop`, before it reaches this table: hence no row for a frame's result in
+# RESETTING. ENDED leads to RESETTING also where no episode begins by itself: `asked` then stays False, and `poll` gives
+# no reset out until ASKED. After a failure, a Reset does not wait for the end of the pause.
+#
+# An agent's part in an environment of several (`JointLoop`) only alternates between RESETTING and RUNNING: ENDED when
+# its agent's episode ends or is cut off, BEGAN when the next one starts. What fails is the environment's own lane.
+_I, _S, _R, _F = Phase.IDLE, Phase.RESETTING, Phase.RUNNING, Phase.FAILED
+TRANSITIONS: Mapping[tuple[Phase, LaneEvent], Phase] = {
+    (_I, LaneEvent.ASKED): _S,
+    (_S, LaneEvent.ASKED): _S,
+    (_S, LaneEvent.BEGAN): _R,
+    (_S, LaneEvent.FAILED): _F,
+    (_R, LaneEvent.ASKED): _S,
+    (_R, LaneEvent.STEPPED): _R,
+    (_R, LaneEvent.ENDED): _S,  # U-4
+    (_R, LaneEvent.FAILED): _F,
+    (_F, LaneEvent.ASKED): _S,
+    (_F, LaneEvent.RETRIED): _S,
+}
+
+# Without a pause, an environment whose every reset raises would be reset in every frame.
+RETRY = (0.1, 10.0)
+"""Seconds until a failed lane is reset again: at first, and at most, doubling."""
+CUT_OFF = Transition(None, truncated=True)
+"""Ends an episode that the environment did not end."""
+
+
+@dataclasses.dataclass(eq=False)
+class LoopLane:
+    """One environment and its running episode; or one agent's part in an environment of several (`JointLoop`)."""
+
+    phase: Phase = Phase.IDLE
+    episode: int = 0
+    """The number of the running episode, or of the one that is being made."""
+    begun: int = 0
+    """How many episodes have begun: numbers of resets that failed, or were replaced, are of none."""
+    busy: bool = False
+    """True if a job is under way."""
+    asked: bool = False
+    """True if a reset is still to be given out as a job."""
+    seed: int | None = None
+    options: object = None
+    observation: object = None
+    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    observed_at: float = 0.0
+    reward: float = 0.0
+    """The return of the running episode so far."""
+    length: int = 0
+    frames: int = 0
+    """Frames of all its episodes."""
+    action: object = None
+    acted_at: float = -math.inf
+    """When the agent's action came; -inf: there is none in this episode."""
+    unused: bool = False
+    """True if no frame has used it yet."""
+    player: str = ""
+    """Who the action came from."""
+    applied_by: str = ""
+    """Who the action of the newest frame came from; empty: the default one was applied."""
+    applied_at: float = 0.0
+    """When that frame took place."""
+    failures: int = 0
+    retry_at: float = 0.0
+    action_delay: float = 0.0
+    """Seconds from the arrival of the last applied action to the frame that applied it."""
+    buffers: list[LaneBuffer] = dataclasses.field(default_factory=list)
+    """A buffer for each agent that sees the lane."""
+
+    def move(self, event: LaneEvent) -> None:
+        """Follow the table."""
+        self.phase = TRANSITIONS[self.phase, event]
+
+    def begin(self, now: float, first: Transition) -> None:
+        """Begin an episode with what its reset returned at `now`, seconds."""
+        self.move(LaneEvent.BEGAN)
+        self.begun += 1
+        self.observation, self.info, self.observed_at = first.observation, first.info, now
+        self.reward, self.length = 0.0, 0
+        self.acted_at, self.unused = -math.inf, False
+        for buffer in self.buffers:
+            buffer.began()
+
+    def add(self, now: float, seen: Transition) -> None:
+        """Add a frame that returned at `now`, seconds, to the episode, and end that where the frame did."""
+        # An intervention is of this frame alone, but the newest info may be told twice, or frames later: buffers keep
+        # it apart.
+        self.info, intervention = split_intervention(seen.info)
+        self.observation, self.observed_at = seen.observation, now
+        self.reward += seen.reward
+        self.length += 1
+        self.frames += 1
+        for buffer in self.buffers:
+            buffer.frame(seen.reward, intervention)
+        self.move(LaneEvent.ENDED if seen.ended else LaneEvent.STEPPED)
+        if seen.ended:
+            self.end(self.episode, seen, finished=True)
+
+    def end(self, episode: int, last: Transition = CUT_OFF, error: str | None = None, finished: bool = False) -> None:
+        """Tell of the end of an episode.
+
+        Args:
+            episode: Its number in its environment.
+            last: Has the flags: terminated, or truncated.
+            error: Why it was cut off, where the environment raised; None: a new episode was asked for.
+            finished: True if it counts as one that came to its end.
+        """
+        info = self.info if error is None else {}
+        flags = last.terminated, last.truncated
+        ended = Ended(episode, self.reward, self.length, *flags, self.observation, info, error, finished)
+        for buffer in self.buffers:
+            buffer.ended(ended, self.observed_at)
+
+
+class LoopAgent:
+    """An agent that watches, or plays.
+
+    Args:
+        lanes: The lanes that it sees.
+        player: True if its actions and resets count.
+        follows: True if it is in every episode from its beginning, and is told nothing by its buffers.
+    """
+
+    def __init__(self, lanes: Sequence[LoopLane], player: bool, *, follows: bool = False) -> None:
+        self.player = player
+        self.name = "agent"
+        """Who it is, for a recording."""
+        self.follows = follows
+        self.asked = False
+        """True if it asked for an episode that it has not entered yet."""
+        self.buffers = [LaneBuffer(lane) for lane in lanes]
+        """Its news, a buffer for each lane."""

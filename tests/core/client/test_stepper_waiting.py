@@ -1,0 +1,51 @@
+"""`bridge.core.client.slots.stepper`: what a client that waits says in its log."""
+
+import logging
+from types import SimpleNamespace
+
+import pytest
+
+from bridge import SlotState
+from bridge.core.client.slots.stepper import gather_all
+from bridge.errors import ConnectionLostError, RemoteTimeoutError
+from tests.inside import set_client_clock
+
+
+def test_waiting_says_every_five_seconds_for_what(caplog, monkeypatch):
+    error = ConnectionLostError("grpc://a:1", "it closed the connection\nand more")
+    late = [
+        SimpleNamespace(
+            link=None,
+            episode=None,
+            away=True,
+            away_since=90.0,
+            title=title,
+            remote=SimpleNamespace(url=url),
+            state=SlotState.LOST,
+            error=error,
+        )
+        for title, url in (
+            ("slots 2 to 3", "grpc://a:1"),
+            ("slots 4 to 5", "grpc://a:1"),
+            ("slots 6 to 7", "grpc://b:1"),
+        )
+    ]
+    clock = SimpleNamespace(now=100.0)
+    set_client_clock(monkeypatch, lambda: clock.now)
+
+    def gather(enough, deadline):
+        assert deadline == 160.0
+        for clock.now in (100.1, 104.9, 105.0, 105.1, 109.9, 110.2):
+            assert not enough()
+        return False
+
+    pool = SimpleNamespace(members=SimpleNamespace(filling=late), gather=gather, has_errors=False, stalled=0.0)
+    with pytest.raises(RemoteTimeoutError, match=r"within 60 s: slots 2 to 3 and 1 more \(.*; slots 6 to 7 \("):
+        gather_all(pool, 60.0, "wait")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"waiting {waited} s of at most 60 s for {slots} (grpc://{host}:1), lost: it closed the connection"
+        for waited in (5, 10)
+        for slots, host in (("slots 2 to 3 and 1 more", "a"), ("slots 6 to 7", "b"))
+    ]
+    assert caplog.records[0].levelno == logging.WARNING
+    assert pool.stalled == pytest.approx(10.2)
