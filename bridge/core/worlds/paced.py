@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from typing import Any, Protocol
 
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.worlds.base import World
@@ -11,7 +12,17 @@ from bridge.core.worlds.environment import Environment
 from bridge.core.worlds.scheduling import Scheduler
 from bridge.errors import Code, RequestError
 
-__all__ = ["PacedWorld"]
+__all__ = ["PacedWorld", "Substitution"]
+
+
+class Substitution(Protocol):
+    """An observer's actions in the place of agents', for a pacer that chooses ahead of the step."""
+
+    def substitute(self, action: Any) -> tuple[Any, Any]:
+        """Return what the environment is to be stepped by in the place of an action, and a note; changes nothing."""
+
+    def substituted(self, note: Any) -> None:
+        """Take the note of the step that is under way next: it was taken."""
 
 
 class PacedWorld(World):
@@ -29,6 +40,8 @@ class PacedWorld(World):
         """The environment that is stepped; observers put themselves in its place."""
         self.substitutes: Mapping[object, str] = {}
         """Whose actions the step at hand takes in place of an agent's, by agent or lane."""
+        self.substitution: Substitution | None = None
+        """Which actions stand in for agents', where the pacer chooses ahead; None: none do."""
         self.episodes = 0
         """Episodes that ended, counted for each lane."""
         self.closed = False

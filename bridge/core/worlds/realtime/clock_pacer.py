@@ -111,6 +111,8 @@ class ClockPacer(Pacer):
 
     SETTINGS: tuple[str, ...] = ("role", "wait")
     """The settings of a JoinWorld."""
+    LOOP: type[RealtimeLoop] = RealtimeLoop
+    """Decides when frames are due."""
     keeps_actions = True
     by_lane = True
 
@@ -165,7 +167,7 @@ class ClockPacer(Pacer):
         default = neutral_action(space) if options.default_action is None else options.default_action
         if not space.contains(default):
             raise SettingError(f"expected default_action to be an element of {space}, got {default!r:.80}")
-        return RealtimeLoop(facts.num_envs or 1, options.fps, default, **options.timing())
+        return self.LOOP(facts.num_envs or 1, options.fps, default, **options.timing())
 
     def now(self) -> float:
         """Return the clock's time, seconds."""
