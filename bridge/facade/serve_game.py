@@ -110,6 +110,8 @@ def serve_game(
         raise SettingError("agents are policies for several agents: give the spaces as a dict by their names")
     defaults = _defaults(given, several, default_action)
     options = dataclasses.replace(ServerOptions(**keywords), states=False)
+    if options.record is not None:
+        options = dataclasses.replace(options, record=_whole(options.record))
     security = options.security()
     stand_ins = None if agents is None else GivenPolicies("agents", agents)
     if stand_ins is not None:
@@ -141,6 +143,13 @@ def serve_game(
         server.stop()
         raise
     return game
+
+
+def _whole(record: Any) -> Any:
+    """Return how a game is recorded: with its observations, since nobody can play it again to get them."""
+    with feature("recording", "record="):
+        from bridge.recording.record import Recording
+    return dataclasses.replace(record if isinstance(record, Recording) else Recording(record), observations=True)
 
 
 def _check_seconds(name: str, seconds: Any) -> None:

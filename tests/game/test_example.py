@@ -1,0 +1,65 @@
+"""`examples/game_loop.py`: alone, with an agent over the network, and with a person in Chromium who takes over."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from bridge.cli import main
+from bridge.recording.reader import read_folder
+from tests.places import ROOT
+from tests.support import until
+from tests.web.test_page import browser, no_token_in_the_environment, opened, pytestmark, says, shows  # noqa: F401
+
+EXAMPLE = ROOT / "examples" / "game_loop.py"
+
+
+@contextmanager
+def running(*options):
+    """Run the example without a display; give the line with its URLs, and the process."""
+    command = [sys.executable, str(EXAMPLE), *map(str, options)]
+    environment = {**os.environ, "SDL_VIDEODRIVER": "dummy", "PYGAME_HIDE_SUPPORT_PROMPT": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as game:
+        try:
+            yield game.stdout.readline(), game
+        finally:
+            game.kill()
+
+
+@pytest.mark.parametrize("options", [[], ["--agent"]])
+def test_it_runs_alone_and_with_an_agent(options):
+    with running("--seconds", 2, *options) as (_, game):
+        out, errors = game.communicate(timeout=60)
+        assert re.fullmatch(r"\d+ dots, [\d.]+ frames a second\n", out), errors
+        assert errors == ""
+
+
+def test_it_has_at_most_80_lines():
+    assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) <= 80
+
+
+def test_a_person_in_a_browser_takes_over_from_an_agent_and_gives_back_and_both_are_exported(tmp_path, opened):  # noqa: F811
+    folder = tmp_path / "runs"
+    with running("--agent", "--web", "--record", folder, "--seconds", 12) as (line, game):
+        page = opened(re.search(r"http://\S+", line).group())
+        says(page, "#worlds", "Dots")
+        says(page, "#play", "Take over")
+        page.click("#play")
+        says(page, "#badge", "agent acts: hold a key")
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
+        page.keyboard.down("ArrowRight")
+        says(page, "#badge", "you act")
+        page.keyboard.up("ArrowRight")
+        says(page, "#badge", "agent acts")
+        page.keyboard.press("Escape")
+        out, errors = game.communicate(timeout=60)
+        assert "dots" in out, errors
+    files = read_folder(folder)
+    assert files
+    exported = tmp_path / "exported"
+    assert main(["export", str(folder), "--mp4", str(exported)]) in (0, 1)
