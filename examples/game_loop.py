@@ -11,10 +11,9 @@ import numpy as np
 import pygame
 from gymnasium import spaces
 
-from bridge import make_remote, serve_game
+from bridge import Web, make_remote, serve_game
 
-SIZE, FRAMES = 12, 300  # fields of a side; frames of a round
-MOVES = [(0, 0), (0, -1), (0, 1), (-1, 0), (1, 0)]  # stay, up, down, left, right
+SIZE, FRAMES, MOVES = 12, 300, [(0, 0), (0, -1), (0, 1), (-1, 0), (1, 0)]  # stay, up, down, left, right
 KEYS = [pygame.K_SPACE, pygame.K_UP, pygame.K_DOWN, pygame.K_LEFT, pygame.K_RIGHT]
 
 
@@ -51,7 +50,8 @@ def main() -> None:
     over, began, caught, frames = threading.Event(), time.monotonic(), 0, 0
     player, dot, frame, reward, info, random = np.zeros(2, int), np.ones(2, int), 0, 0.0, {}, np.random.default_rng()
     seen, moves = spaces.Box(0, SIZE - 1, (4,), np.float32), spaces.Discrete(len(MOVES))
-    with serve_game(seen, moves, name="Dots", port=options.port, web=options.web, record=options.record) as game:
+    web = options.web and Web(action_names="NOOP,UP,DOWN,LEFT,RIGHT")
+    with serve_game(seen, moves, name="Dots", port=options.port, web=web, record=options.record) as game:
         print(f"play at {game.url}" + (f", or in a browser at {game.web_url}" if options.web else ""), flush=True)
         agent = threading.Thread(target=play_at_random, args=(game.url, over))
         if options.agent:

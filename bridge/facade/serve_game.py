@@ -94,6 +94,7 @@ def serve_game(
         SettingError: A space does not travel, a keyword is out of its range, the port is in use.
     """
     with feature("game", "serve_game()"):
+        from bridge.game.environment import described
         from bridge.game.game import Game
         from bridge.game.handover import Handover
         from bridge.game.source import GameSource
@@ -127,7 +128,12 @@ def serve_game(
     title = name or Path(sys.argv[0]).stem or "game"
     traits = {"play_fps": options.play_fps()}
     patience = math.inf if timeout is None else timeout
-    source = GameSource(title, given, several, handover, realtime, patience, standstill, traits)
+    names = options.action_names()
+    if names is not None:
+        if several:
+            raise SettingError("action_names are of a game of one agent: leave it out of web=Web(…)")
+        names.wrap(described(given, several))  # it raises where these are no names of the actions
+    source = GameSource(title, given, several, handover, realtime, patience, standstill, traits, names)
     game = Game(source, handover, given, several, timeout)
     # There is no second program that could be made: a world without clients stays.
     bounds = dataclasses.replace(options.bounds, idle_timeout=None, abandoned_timeout=None)

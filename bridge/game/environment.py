@@ -124,7 +124,7 @@ class GameEnvironment(EnvironmentProxy):
         since = time.monotonic() - self.handover.last
         if self.handover.waiting or since < self._patience:
             return None
-        text = f"the game stands still: it has called exchange() {since:.1f} s ago; send the request again"
+        text = f"the game stands still: the last call of exchange() was {since:.1f} s ago; send the request again"
         return RequestError(Code.DEADLINE_EXCEEDED, text)
 
     def _look(self) -> None:

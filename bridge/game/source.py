@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from bridge.core.adapters.named import ActionNames
 from bridge.core.worlds.environment import Spaces
 from bridge.core.worlds.local import adopt
 from bridge.core.worlds.multi_agent.joint_steps import AllActed, MissingAgent, MultiAgentOptions
@@ -36,6 +37,7 @@ class GameSource:
         agent_timeout: Seconds that a program that waits does so for the rest of several agents.
         standstill: Seconds without a call after which the program stands still.
         traits: What a page shows of it.
+        names: What people are told that actions are called; None: nothing.
     """
 
     SETTINGS: Sequence[str] = ()
@@ -52,6 +54,7 @@ class GameSource:
         agent_timeout: float,
         standstill: float,
         traits: Mapping[str, Any],
+        names: ActionNames | None = None,
     ) -> None:
         self.title = title
         self.traits = traits
@@ -62,6 +65,7 @@ class GameSource:
         self._options = options
         self._agent_timeout = agent_timeout
         self._standstill = standstill
+        self._names = names
         self._first: PendingResult[None] = PendingResult()
         self._runtime: Runtime | None = None
 
@@ -100,7 +104,8 @@ class GameSource:
         refuse_unknown(settings, (), "CreateWorld")
         await self._wait_for_program(runtime)
         screen = described(self._spaces, self._several)
-        inner = await adopt(lambda: screen, runtime.executor)
+        named = screen if self._names is None else self._names.wrap(screen)
+        inner = await adopt(lambda: named, runtime.executor)
         env = GameEnvironment(inner, screen, self._handover, runtime.scheduler, self._standstill)
         world = EnvWorld(name, env, runtime.scheduler, self._pacer())
         world.title = self.title

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from bridge.cli import main
+from bridge.recording.episodes import load_episode
 from bridge.recording.reader import read_folder
 from tests.places import ROOT
-from tests.support import until
 from tests.web.test_page import browser, no_token_in_the_environment, opened, pytestmark, says, shows  # noqa: F401
 
 EXAMPLE = ROOT / "examples" / "game_loop.py"
@@ -59,7 +59,12 @@ def test_a_person_in_a_browser_takes_over_from_an_agent_and_gives_back_and_both_
         page.keyboard.press("Escape")
         out, errors = game.communicate(timeout=60)
         assert "dots" in out, errors
-    files = read_folder(folder)
-    assert files
-    exported = tmp_path / "exported"
-    assert main(["export", str(folder), "--mp4", str(exported)]) in (0, 1)
+    episodes = read_folder(folder).episodes()
+    assert episodes
+    players = [player for episode in episodes for player in episode.players]
+    assert "agent" in players
+    assert any(player.startswith("person") for player in players)
+    person = next(episode for episode in episodes if any(each.startswith("person") for each in episode.players))
+    data = load_episode(person)
+    assert len(data.observations) == len(data.actions) + 1
+    assert main(["export", str(folder), "--lerobot", str(tmp_path / "dataset"), "--unfinished", "--fps", "30"]) == 0
