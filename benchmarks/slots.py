@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--apart", action="store_true", help="a socket for each slot, as on other machines")
     add_busy(parser)
     arguments = parser.parse_args(argv)
-    apart = patch("bridge.core.client.wire.connect.is_loopback", return_value=False)
+    apart = patch("bridge.core.client.wire.connection.is_loopback", return_value=False)
     print(f"{arguments.servers} servers, load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
     print("| slots | connect, s | step, µs a slot | of it client's processor | client, kB a slot | server, kB a slot |")
     print("|---|---|---|---|---|---|")

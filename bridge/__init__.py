@@ -2,9 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from bridge.core.extras import has_feature, is_installed
-from bridge.core.lazy import lazy_names
-from bridge.core.provided import provide
+from bridge.core.extras import has_feature, is_installed, lazy_names, provide
 from bridge.registration import register_remote
 
 if TYPE_CHECKING:
@@ -17,8 +15,9 @@ if TYPE_CHECKING:
     from bridge.core.client.schemes import Scheme
     from bridge.core.client.slots.slot import SlotState
     from bridge.core.encoding.message_form import MessageForm
+    from bridge.core.encoding.properties import Property
     from bridge.core.encoding.space_json import register_space
-    from bridge.core.server.auth import Auth
+    from bridge.core.server.auth import Auth, Gate
     from bridge.core.server.calls import ServedSession
     from bridge.core.server.http11 import HttpAnswer, HttpRequest
     from bridge.core.server.port import (
@@ -27,22 +26,23 @@ if TYPE_CHECKING:
         Conversation,
         Port,
         PortProtocol,
+        PortSession,
         Route,
         SessionRoute,
     )
     from bridge.core.transport.credentials import TLS, ClientCredentials
     from bridge.core.worlds.environment import Transition
-    from bridge.core.worlds.messages import AskedMessage, MessageHandler, MessagePart, SessionMessage
-    from bridge.core.worlds.observers import Episode, Episodes, Listener, Observer
+    from bridge.core.worlds.messages import AskedMessage, MessageHandler, MessagePart, SessionMessage, Stage
+    from bridge.core.worlds.observers import Background, Episode, Episodes, Listener, Observer
     from bridge.core.worlds.realtime_options import RealTime
+    from bridge.core.worlds.scheduling import Scheduler
     from bridge.core.worlds.turns import Decision, Turn, TurnPacer
     from bridge.facade.blocking import serve
-    from bridge.facade.limits import Limits
     from bridge.facade.make import make_remote, make_vec_remote
     from bridge.facade.serve import serve_gym
     from bridge.facade.serve_game import serve_game
     from bridge.facade.serve_parallel import serve_parallel
-    from bridge.facade.server import Server
+    from bridge.facade.server import Limits, Server
     from bridge.game.game import Game
     from bridge.recording.record import Recording
     from bridge.recording.recorder import Recorder
@@ -56,6 +56,7 @@ __all__ = [
     "Admitted",
     "AskedMessage",
     "Auth",
+    "Background",
     "ClientCredentials",
     "ConnectionHandler",
     "Conversation",
@@ -67,6 +68,7 @@ __all__ = [
     "Episodes",
     "FileDirectory",
     "Game",
+    "Gate",
     "HttpAnswer",
     "HttpRequest",
     "Limits",
@@ -79,6 +81,8 @@ __all__ = [
     "Observer",
     "Port",
     "PortProtocol",
+    "PortSession",
+    "Property",
     "RealTime",
     "Recorder",
     "Recording",
@@ -87,12 +91,14 @@ __all__ = [
     "RemoteVectorEnv",
     "Route",
     "SavedState",
+    "Scheduler",
     "Scheme",
     "ServedSession",
     "Server",
     "SessionMessage",
     "SessionRoute",
     "SlotState",
+    "Stage",
     "States",
     "TimeAction",
     "Transition",
@@ -127,7 +133,7 @@ provide(
     server="bridge.facade.server:Server",
     groups="bridge.facade.options:GROUPS",
     make_vec_remote="bridge.facade.make:make_vec_remote",
-    other_schemes="bridge.facade.schemes:other_schemes",
+    other_schemes="bridge.facade.make:other_schemes",
     gateway_schemes="bridge.facade.gateway_schemes:GATEWAY_SCHEMES",
     environment_properties="bridge.facade.environment_properties:ENVIRONMENT_PROPERTIES",
     as_policy="bridge.facade.policies:as_policy",
@@ -139,6 +145,7 @@ _PLACES = {
     "AskedMessage": "bridge.core.worlds.messages",
     "Admitted": "bridge.core.server.port",
     "Auth": "bridge.core.server.auth",
+    "Background": "bridge.core.worlds.observers",
     "ClientCredentials": "bridge.core.transport.credentials",
     "ConnectionHandler": "bridge.core.server.port",
     "Conversation": "bridge.core.server.port",
@@ -150,9 +157,10 @@ _PLACES = {
     "Episodes": "bridge.core.worlds.observers",
     "FileDirectory": "bridge.core.client.endpoints",
     "Game": "bridge.game.game",
+    "Gate": "bridge.core.server.auth",
     "HttpAnswer": "bridge.core.server.http11",
     "HttpRequest": "bridge.core.server.http11",
-    "Limits": "bridge.facade.limits",
+    "Limits": "bridge.facade.server",
     "Listener": "bridge.core.worlds.observers",
     "SessionMessage": "bridge.core.worlds.messages",
     "MessageForm": "bridge.core.encoding.message_form",
@@ -163,6 +171,8 @@ _PLACES = {
     "Observer": "bridge.core.worlds.observers",
     "Port": "bridge.core.server.port",
     "PortProtocol": "bridge.core.server.port",
+    "PortSession": "bridge.core.server.port",
+    "Property": "bridge.core.encoding.properties",
     "RealTime": "bridge.core.worlds.realtime_options",
     "Transition": "bridge.core.worlds.environment",
     "Turn": "bridge.core.worlds.turns",
@@ -174,10 +184,12 @@ _PLACES = {
     "RemoteParallelEnv": "bridge.core.client.envs.parallel_env",
     "RemoteVectorEnv": "bridge.core.client.envs.vector_env",
     "Route": "bridge.core.server.port",
+    "Scheduler": "bridge.core.worlds.scheduling",
     "Scheme": "bridge.core.client.schemes",
     "ServedSession": "bridge.core.server.calls",
     "Server": "bridge.facade.server",
     "SessionRoute": "bridge.core.server.port",
+    "Stage": "bridge.core.worlds.messages",
     "SlotState": "bridge.core.client.slots.slot",
     "States": "bridge.states.bounds",
     "TLS": "bridge.core.transport.credentials",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from state_charts import Arrows, arrows, draw
 
-from bridge.core.client.slots import slot as slots
+from bridge.core.client.slots import slot
 from bridge.core.client.world import session_states as client_states
 from bridge.core.server import session as server_session
 from bridge.perlert import lobby, player
@@ -206,23 +206,22 @@ def python() -> str:
     return badge("python", f"{versions[0]} – {versions[-1]}")
 
 
-def slot_states() -> Arrows:
-    """Return the life of a slot, but for what ends it early and for worlds of lanes."""
-    left_out_events = {slots.SlotEvent.LOST, slots.SlotEvent.REFUSED, slots.SlotEvent.TOLD}
-    left_out_events |= {slots.SlotEvent.MOVE, slots.SlotEvent.MOVE_AHEAD}
-    left_out = slots.CUT | {slots.SlotPhase.RENEWING, slots.SlotPhase.RENEWED}
-    life = {
-        (state, event): following
-        for (state, event), following in slots.TRANSITIONS.items()
-        if event not in left_out_events and state not in left_out and following not in left_out
+def episode_states() -> Arrows:
+    """Return how far a slot's episode is, but for a move, and a reset in the midst of it, which the page tells."""
+    state, event = slot.EpisodeState, slot.EpisodeEvent
+    shown = {
+        (before, what): after
+        for (before, what), after in slot.EPISODES.items()
+        if what is not event.MOVED and (what is not event.BEGIN or before in (state.IDLE, state.ENDED))
     }
-    return arrows(life)
+    return arrows(shown)
 
 
 STATES: dict[str, Callable[[], Arrows]] = {
     "states-server.svg": lambda: arrows(server_session.TRANSITIONS, server_session.SessionState.CLOSED),
     "states-client.svg": lambda: arrows(client_states.TRANSITIONS, client_states.ClientState.LOST),
-    "states-slot.svg": slot_states,
+    "states-link.svg": lambda: arrows(slot.LINKS),
+    "states-episode.svg": episode_states,
     "states-lobby.svg": lambda: arrows(lobby.TRANSITIONS),
     "states-player.svg": lambda: arrows(player.TRANSITIONS),
 }

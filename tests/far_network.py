@@ -15,8 +15,8 @@ import pytest
 
 from bridge import RealTime
 from bridge.core.client.wire.poller import Poller, PollerTimer
-from bridge.core.client.world.events import Event, Joined
 from bridge.core.client.world.remote import Delivery, Remote
+from bridge.core.client.world.session_states import Event, Joined
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.errors import ConnectionLostError
 from bridge.testing import Conditions, Duplex, VirtualClock

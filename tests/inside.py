@@ -18,17 +18,16 @@ import pytest
 from bridge import ClientCredentials, Limits
 from bridge.cli import program
 from bridge.core.client.envs.vector_env import slots_of
-from bridge.core.client.wire.connect import connect
+from bridge.core.client.wire.connection import connect
 from bridge.core.client.wire.poller import Poller
-from bridge.core.client.world.events import StepAnswered
+from bridge.core.client.world.session_states import StepAnswered
 from bridge.core.server import connection as connection_module
 from bridge.core.server import serving
-from bridge.core.server.admission import Admission
 from bridge.core.server.auth import Gate
 from bridge.core.server.connection import Connection
-from bridge.core.server.fair_share import FairShare, ProcessorAccount
 from bridge.core.server.grpc_server import GrpcProtocol
 from bridge.core.server.grpc_services import Services
+from bridge.core.server.limits import Admission, FairShare, ProcessorAccount
 from bridge.core.transport.address import parse_address
 
 
@@ -155,7 +154,7 @@ def look_every(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 def set_client_clock(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[], float]) -> None:
     """Have what waits in a client ask this for the time."""
-    for module in ("pool", "vector_pool", "stepper", "waiting"):
+    for module in ("pool", "vector_pool", "stepper"):
         monkeypatch.setattr(f"bridge.core.client.slots.{module}.time", SimpleNamespace(monotonic=monotonic))
 
 

@@ -47,10 +47,10 @@ VOCABULARY = {
 HELPERS = {
     "tests/inside.py": (
         "what is behind the public objects of a server and a client",
-        """cli.program core.client.slots core.client.wire.connect core.client.world.events
+        """cli.program core.client.slots core.client.wire.connection core.client.world.session_states
         core.client.wire.poller core.client.envs.vector_env
-        core.server.admission
-        core.server.auth core.server.connection core.server.connections core.server.fair_share core.server.grpc_server
+        core.server.limits
+        core.server.auth core.server.connection core.server.connections core.server.grpc_server
         core.server.grpc_services core.server.http_protocol core.server.serving
         core.transport.address
         core.transport.keepalive recording.library recording.replay_world web.watching.takeovers""",
@@ -59,23 +59,25 @@ HELPERS = {
         "worlds, registries and sessions without a server; spaces as tensors, with any Gymnasium",
         """core.encoding.space_json core.encoding.spaces core.gymnasium_versions
         core.server.registry core.server.session core.worlds.base
-        core.worlds.isolation core.worlds.multi_agent.joint_steps core.worlds.sources.parallel_source
+        core.worlds.environment core.worlds.multi_agent.joint_steps core.worlds.sources.parallel_source
         core.worlds.realtime_options core.worlds.sources.source""",
     ),
     "tests/realtime_tools.py": (
         "remotes and sessions joined by a link in virtual time",
-        """core.client.wire.connect core.client.world.events core.client.wire.poller core.client.world.remote
+        """core.client.wire.connection core.client.world.session_states core.client.wire.poller core.client.world.remote
         core.client.world.step_reader
         core.client.world.world_request
         core.worlds.world""",
     ),
     "tests/far_network.py": (
         "the same with the second stream of an agent, and timers",
-        "core.client.world.events core.client.wire.poller core.client.world.remote core.client.world.world_request",
+        """core.client.wire.poller core.client.world.remote core.client.world.session_states
+        core.client.world.world_request""",
     ),
     "tests/perlert_simulation.py": (
         "PERLERT's server and its clients joined by a link",
-        """perlert.protocol.guard perlert.host perlert.player perlert.player_run perlert.server""",
+        """perlert.protocol.guard perlert.host perlert.player perlert.player_run
+        perlert.perlert_server""",
     ),
     "tests/recording_tape.py": (
         "rows of a made-up environment",
@@ -83,13 +85,13 @@ HELPERS = {
     ),
     "tests/core/client/test_client_session.py": (
         "what the session takes and gives: who wants which world, events, extensions",
-        "core.client.world.events core.client.world.extensions core.client.world.world_request",
+        "core.client.world.session_states core.client.world.extensions core.client.world.world_request",
     ),
     "tests/core/client/test_policy.py": (
         "the tables whose policy it plays on random fleets",
-        "core.client.world.remote_record core.client.slots.placement core.client.slots.slot",
+        "core.client.world.remote core.client.slots.endpoint core.client.slots.slot",
     ),
-    "tests/core/client/test_pool.py": ("the events that a pool hands out", "core.client.world.events"),
+    "tests/core/client/test_pool.py": ("the events that a pool hands out", "core.client.world.session_states"),
     "tests/core/transport/test_http2.py": (
         "a call of gRPC, by which HTTP/2 is used",
         "core.client.wire.grpc_client core.transport.address core.transport.messages",

@@ -22,11 +22,11 @@ from gymnasium import spaces
 from bridge.core.worlds.environment import Transition
 from bridge.perlert import GuardConfig, RolloutConfig
 from bridge.perlert.host import Instance, InstanceHost
+from bridge.perlert.perlert_server import make_world
 from bridge.perlert.player import Player
 from bridge.perlert.player_run import Stepped
 from bridge.perlert.protocol.guard import Address, Guard, Outgoing
 from bridge.perlert.protocol.packet import Header
-from bridge.perlert.server import make_world
 from bridge.testing import Conditions, Link, LocalRuntime
 
 LOBBY_PORT = 32322

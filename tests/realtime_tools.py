@@ -11,8 +11,8 @@ import pytest
 
 from bridge import RealTime
 from bridge.core.client.wire.poller import Poller
-from bridge.core.client.world.events import Event, Joined
 from bridge.core.client.world.remote import Delivery, Remote
+from bridge.core.client.world.session_states import Event, Joined
 from bridge.core.client.world.step_reader import Batch
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.worlds.world import EnvWorld
@@ -25,7 +25,7 @@ from tests.support import direct_registry, direct_session, gym_source, layout_of
 def instead_of_calls(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Any]) -> None:
     """Have remotes get what `call` makes from no connection, a URL and where to deliver, in place of calls."""
     for name, value in (("connection_to", lambda *args, **keywords: None), ("ClientCall", call)):
-        monkeypatch.setattr(f"bridge.core.client.wire.connect.{name}", value)
+        monkeypatch.setattr(f"bridge.core.client.wire.connection.{name}", value)
 
 
 class Network:

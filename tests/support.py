@@ -30,7 +30,7 @@ from bridge.core.gymnasium_versions import dict_space, discrete_space
 from bridge.core.server.registry import Registry
 from bridge.core.server.session import Session
 from bridge.core.worlds.base import Agent, World
-from bridge.core.worlds.isolation import CALL_TIMEOUT, Isolation
+from bridge.core.worlds.environment import CALL_TIMEOUT, Isolation
 from bridge.core.worlds.multi_agent.joint_steps import MultiAgentOptions
 from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.scheduling import PendingResult

@@ -12,8 +12,7 @@ if __name__ != "bridge.wrappers":
     # `import wrappers` from the project's folder would make second copies of every class.
     raise ImportError("this package is imported as bridge.wrappers, not as wrappers")
 
-from bridge.core.extras import install_command
-from bridge.core.lazy import lazy_names
+from bridge.core.extras import install_command, lazy_names
 
 if TYPE_CHECKING:
     from .action_history import ActionHistory

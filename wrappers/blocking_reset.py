@@ -15,13 +15,12 @@ from bridge.core.client.envs.vector_env import RemoteVectorEnv, slots_of
 from bridge.core.client.messages import MessageReply, MessageWriter
 from bridge.core.client.options import checked_timeout
 from bridge.core.client.slots.results import Results
-from bridge.core.client.slots.stepper import Received
-from bridge.core.client.slots.waiting import OnLost
-from bridge.core.client.world.remote_record import RemoteReport
+from bridge.core.client.slots.stepper import OnLost, Received
+from bridge.core.client.world.remote import RemoteReport
 from bridge.core.encoding.message_form import MessageForm
 from bridge.core.encoding.tensors import Array
+from bridge.core.extras import provided
 from bridge.core.gymnasium_versions import BatchWrapper
-from bridge.core.provided import provided
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, ResetNeededError, SettingError
 
 from .transparent import Transparent
@@ -85,7 +84,7 @@ class BlockingReset(OwnAttributes, BatchWrapper):
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
         super().__init__(env)
         # The server of a real-time world of lanes then answers once each of them has an observation, as a batch needs.
-        slots_of(env).pool.members.wait_for_lanes()
+        slots_of(env).wait_for_lanes()
         try:
             self._mode = AutoresetMode(autoreset_mode)
         except ValueError:
@@ -110,7 +109,7 @@ class BlockingReset(OwnAttributes, BatchWrapper):
                     f"expected on_lost='continue' with step_timeout={step_timeout!r}, got on_lost={on_lost!r}: a loop "
                     "that waits for lost slots gains nothing by giving a slow world up"
                 )
-            slots_of(env).pool.step_timeout = float(step_timeout)
+            slots_of(env).limit_steps(float(step_timeout))
         self._on_lost, self._max_failures, self._step_timeout = on_lost, max_failures, step_timeout
         self._failures: Array = np.zeros(env.num_envs, np.int64)
         self._observed: Array = np.zeros(env.num_envs, np.bool_)
@@ -233,7 +232,7 @@ class BlockingReset(OwnAttributes, BatchWrapper):
             )
         if self._mode is AutoresetMode.SAME_STEP and not self._native and self._step_timeout is None:
             # With `step_timeout` a reset may take longer than a step.
-            slots_of(self.env).stepper.begins_in_step = True
+            slots_of(self.env).begin_in_step()
         self.env.step_async(actions)
 
     def step_wait(self, timeout: float | None = None) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
@@ -284,10 +283,9 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         if self._on_lost != "raise":
             return
         for slot, error in results.errors.items():
-            pool = slots_of(self.env).pool
             # A server that refuses, such as for a failure of the environment, is there: that is for `max_failures`. A
             # spare that stands by takes the place.
-            if not isinstance(error, RefusedError) and pool.policy.ready_spare(pool.members.at[slot]) is None:
+            if not isinstance(error, RefusedError) and not slots_of(self.env).has_spare(slot):
                 raise error
 
     def _count_failures(self, results: Results, ended: Array) -> None:

@@ -54,7 +54,7 @@ class Throttle(Transparent):
         self._lateness = 0.0
         # Called between the actions and the question what came of them. A sleep before `step` would send the actions a
         # frame late, one after it would tell the results a frame late.
-        slots_of(self.remote).stepper.pacer = self._pace
+        slots_of(self.remote).pacer = self._pace
 
     def _pace(self) -> None:
         """Wait for the end of the frame; called once the actions are sent."""
@@ -104,5 +104,5 @@ class Throttle(Transparent):
 
     def close(self, **kwargs: Any) -> None:
         """Close the environments."""
-        slots_of(self.remote).stepper.pacer = None
+        slots_of(self.remote).pacer = None
         super().close(**kwargs)

@@ -91,7 +91,7 @@ def far_worlds() -> Iterator[Measure]:
         with (
             Script(PROXY, host, port, str(DELAY_MS / 2000.0)) as near,
             # As other machines, to which each remote has a link of its own.
-            patch("bridge.core.client.wire.connect.is_loopback", return_value=False),
+            patch("bridge.core.client.wire.connection.is_loopback", return_value=False),
             joined(f"grpc://127.0.0.1:{near}", num_envs=LANES) as envs,
         ):
             steps = vector_stepping(envs)

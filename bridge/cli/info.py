@@ -14,6 +14,7 @@ import numpy as np
 
 from bridge.cli.hints import connecting_lines, naming_url
 from bridge.cli.program import OK, add_wait_option, positive, say
+from bridge.core.back_off import until_up
 from bridge.core.client.world.inspector import Inspector
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.encoding.properties import read_encoded
@@ -21,7 +22,6 @@ from bridge.core.encoding.space_json import space_from_json
 from bridge.core.encoding.space_specs import space_from_specs
 from bridge.core.encoding.tensors import Spec, unpack_tensor
 from bridge.core.extras import feature
-from bridge.core.server_wait import until_up
 from bridge.core.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.errors import Code, ConnectionLostError, PeerError, RefusedError, TensorError, shown_url
 from bridge.pb import dm_env_rpc_pb2 as pb

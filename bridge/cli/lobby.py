@@ -18,7 +18,7 @@ from gymnasium import spaces
 
 from bridge.cli.program import FAILED, OK, clean
 from bridge.cli.running import read_key
-from bridge.core.worlds.default_actions import neutral_action
+from bridge.core.worlds.group import neutral_action
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import player
 from bridge.perlert.address import parse_perlert_address

@@ -156,7 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
         import pygame
     with feature("web", "bridge play"):
         from bridge.web.controls import default_keys, does_nothing, known_names
-    from bridge.core.worlds.default_actions import neutral_action
+    from bridge.core.worlds.group import neutral_action
 
     env = _connect(arguments)
     try:

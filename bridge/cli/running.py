@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bridge.cli.program import OK
-from bridge.core.server.server import SWITCH_INTERVAL, CoreServer
+from bridge.core.server.core_server import SWITCH_INTERVAL, CoreServer
 from bridge.core.signals import sigterm_as_interrupt
 from bridge.errors import SettingError
 

@@ -13,8 +13,8 @@ from typing import Any
 from bridge.cli.program import OK, say
 from bridge.cli.running import add_running_options, read_key, run_server, server_logging
 from bridge.cli.serve import add_sections, flag_of, grouped_keywords, keyword_options
-from bridge.core.provided import provided
-from bridge.core.server.server import CoreServer
+from bridge.core.extras import provided
+from bridge.core.server.core_server import CoreServer
 from bridge.core.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.web.gateway.serve import serve_gateway
 

@@ -1,13 +1,22 @@
-"""A log that costs nobody anything where it cannot be written: handlers that raise, disks that are full."""
+"""What a user is told beside results: lines of a log, warnings, and the progress of a call that waits.
+
+A log costs nobody anything where it cannot be written: handlers that raise, disks that are full. That of environments
+that fail has each kind of error in full once, and then a count a minute.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
+import re
+import sys
 import time
+import warnings
+from collections.abc import Callable
 from typing import Any
 
-__all__ = ["LimitedLog", "SafeLog"]
+__all__ = ["LOOK", "FailureLog", "LimitedLog", "Progress", "SafeLog", "tell", "warn"]
 
 
 class SafeLog(logging.LoggerAdapter):  # type: ignore[type-arg]
@@ -54,3 +63,103 @@ class LimitedLog(SafeLog):
         if self._dropped:
             msg, self._dropped = f"{msg} (and {self._dropped} further lines like it, which are left out)", 0
         super().log(level, msg, *args, **{**kwargs, "stacklevel": kwargs.get("stacklevel", 1) + 1})
+
+
+_PASSED_THROUGH = ("bridge", "gymnasium")
+
+
+def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Issue a warning whose place is the nearest caller outside of this package and of Gymnasium.
+
+    A place of ours would show a line that its reader did not write and cannot change.
+    """
+    frame, level = inspect.currentframe(), 1
+    # Counted anew each time: how deep the user's line is depends on the wrappers around the environment.
+    while frame is not None and frame.f_back is not None:
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _PASSED_THROUGH:
+            break
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
+
+
+LOOK = 2.0
+"""Seconds of a wait after which a person is told what is still missing."""
+
+_PERIOD = 1.5
+"""Seconds of silence before the first line, and between two: most waits are over by then."""
+
+
+def tell(text: str) -> None:
+    """Write a line to standard error, where that is a terminal."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, or it is closed
+        if sys.stderr.isatty():
+            print(f"bridge: {text}", file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Tells what is waited for, once that takes a while, and again where it changes."""
+
+    def __init__(self) -> None:
+        self._due = time.monotonic() + _PERIOD
+        self._said = ""
+
+    def tell(self, text: str) -> None:
+        """Write a line, where it differs from the last one and that is old enough."""
+        now = time.monotonic()
+        if now >= self._due and text != self._said:
+            self._due, self._said = now + _PERIOD, text
+            tell(text)
+
+
+_failures = SafeLog(__name__)
+_INTERVAL = 60.0
+# Kinds of failures that are told apart; all further ones are counted as one.
+_MOST_KINDS = 100
+_FURTHER = "failures of further kinds"
+_KIND = re.compile(r"the environment raised \w+ in [^:\n]*")
+
+
+class FailureLog:
+    """Logs failures without letting an environment that only fails fill the log.
+
+    Args:
+        call_later: Calls a function in some seconds: the counts are told a minute after the first failure that was not
+            logged in full.
+    """
+
+    def __init__(self, call_later: Callable[[float, Callable[[], None]], object]) -> None:
+        self._call_later = call_later
+        self._counts: dict[str, int] = {}
+        """Failures of each kind that was logged, since they were last told."""
+        self._timer: object = None
+        self.total = 0
+        """All failures that were ever noted."""
+
+    def add(self, world: str | None, message: str) -> None:
+        """Note a failure.
+
+        Args:
+            world: The name of the world.
+            message: What its client is told: a line, and the environment's traceback.
+        """
+        self.total += 1
+        found = _KIND.match(message)
+        # Without the exception's text, in which each failure may have a number of its own.
+        kind = found[0] if found is not None else message.partition("\n")[0][:80]
+        if kind not in self._counts:
+            if len(self._counts) < _MOST_KINDS:
+                self._counts[kind] = 0
+                # Further lines are indented: what a client has sent must not look like a line of the log.
+                _failures.error("world=%s %s", world, message.replace("\n", "\n  "))
+                return
+            kind = _FURTHER
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        if self._timer is None:
+            self._timer = self._call_later(_INTERVAL, self._tell)
+
+    def _tell(self) -> None:
+        self._timer = None
+        for kind, count in self._counts.items():
+            if count:
+                _failures.error("%s: %d times more in the last minute", kind, count)
+                self._counts[kind] = 0

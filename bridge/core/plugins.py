@@ -18,8 +18,17 @@ from typing import Any
 
 __all__ = ["for_a_client", "found", "load", "loading", "package_of"]
 
-for_a_client: ContextVar[bool] = ContextVar("for_a_client", default=False)
-"""True while a server makes an environment with arguments that a client sent: what they name is not imported."""
+_for_a_client: ContextVar[bool] = ContextVar("for_a_client", default=False)
+
+
+@contextlib.contextmanager
+def for_a_client() -> Iterator[None]:
+    """Within it, `load` imports nothing: a server makes an environment with arguments that a client sent."""
+    before = _for_a_client.set(True)
+    try:
+        yield
+    finally:
+        _for_a_client.reset(before)
 
 
 def found(group: str) -> dict[str, list[EntryPoint]]:
@@ -57,10 +66,11 @@ def load(group: str, name: str, what: str) -> Any:
     by_name = found(group)
     if name not in by_name:
         known = ", ".join(by_name) or "none"
-        raise SettingError(f"no installed package has a {what} {name!r} (installed: {known})")
+        article = "an" if what[0] in "aeiou" else "a"
+        raise SettingError(f"no installed package has {article} {what} {name!r} (installed: {known})")
     entries = by_name[name]
     package = package_of(entries)
-    if for_a_client.get():
+    if _for_a_client.get():
         raise SettingError(f"the {what} {name} of the package {package} is not imported because a client names it")
     if len(entries) > 1:
         raise SettingError(f"the packages {package} have a {what} {name} each: uninstall all but one")

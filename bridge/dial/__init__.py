@@ -8,7 +8,7 @@ May be imported by the composition root, and `testing`, which checks servers tha
 
 from typing import TYPE_CHECKING
 
-from bridge.core.lazy import lazy_names
+from bridge.core.extras import lazy_names
 
 if TYPE_CHECKING:
     from bridge.dial.listener import DialListener

@@ -25,7 +25,7 @@ from bridge.errors import AddressError, BridgeError, SettingError
 from bridge.version import __version__
 
 if TYPE_CHECKING:
-    from bridge.core.server.server import CoreServer
+    from bridge.core.server.core_server import CoreServer
 
 __all__ = ["Dialing"]
 

@@ -15,16 +15,14 @@ from bridge.core.client.endpoints import Endpoint
 from bridge.core.client.envs.vector_env import OwningVectorEnv
 from bridge.core.client.options import TIMEOUT
 from bridge.core.client.wire.dialed import Dialed, listeners
-from bridge.core.finalizers import end_apart
-from bridge.core.forks import forget_in_child
 from bridge.core.keywords import grouped_class
 from bridge.core.logs import LimitedLog, SafeLog
-from bridge.core.server.admission import Admission
+from bridge.core.ownership import end_apart, forget_in_child
 from bridge.core.server.auth import Gate, Security, ServerAccess
 from bridge.core.server.connection import Connection, ConnectionProtocol
 from bridge.core.server.connections import Connections
 from bridge.core.server.event_loop import EventLoop
-from bridge.core.server.limits import CoreLimits
+from bridge.core.server.limits import Admission, CoreLimits
 from bridge.core.transport.address import is_loopback
 from bridge.core.transport.credentials import TLS, AccessKeywords, given_access
 from bridge.dial import handshake

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
-from bridge.core.server.server import SWITCH_INTERVAL
+from bridge.core.server.core_server import SWITCH_INTERVAL
 from bridge.core.worlds.recipe import EnvLike
 from bridge.facade.serve import serve_gym
 from bridge.facade.server import Server

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.core.extras import has_feature
-from bridge.core.worlds.env_properties import EnvironmentProperty
+from bridge.core.worlds.environment import EnvironmentProperty
 
 __all__ = ["ENVIRONMENT_PROPERTIES"]
 

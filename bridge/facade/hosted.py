@@ -10,12 +10,12 @@ from urllib.parse import quote
 
 import gymnasium
 
+from bridge.core.back_off import ServerWait, checked_wait, until_up
 from bridge.core.client.envs.vector_env import OwningVectorEnv
 from bridge.core.client.options import TIMEOUT
-from bridge.core.server_wait import ServerWait, checked_wait, until_up
 from bridge.errors import SettingError, shown_url
-from bridge.facade.limits import Limits
 from bridge.facade.serve import serve_gym
+from bridge.facade.server import Limits
 
 __all__ = ["HostedVectorEnv"]
 

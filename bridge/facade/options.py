@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bridge.core.extras import feature, has_feature
 from bridge.core.server.auth import Auth, Security, ServingKeywords, ServingOptions
+from bridge.core.server.core_server import Transport
 from bridge.core.server.registry import Overview, WorldSource
-from bridge.core.server.server import Transport
 from bridge.core.transport.credentials import TLS
-from bridge.core.worlds.isolation import Isolation, start_method
+from bridge.core.worlds.environment import Isolation, start_method
 from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
 from bridge.errors import SettingError
-from bridge.facade.limits import Limits, checked_limits
-from bridge.facade.server import Server
-from bridge.facade.watching import watching
+from bridge.facade.server import Limits, Server, checked_limits, watching
 
 if TYPE_CHECKING:
     from bridge.core.adapters.named import ActionNames

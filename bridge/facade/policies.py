@@ -11,7 +11,7 @@ from gymnasium import spaces
 
 from bridge.core.extras import feature
 from bridge.core.keywords import by_name
-from bridge.core.worlds.default_actions import allowed_choices, name_of_function
+from bridge.core.worlds.group import allowed_choices, name_of_function
 from bridge.core.worlds.stand_ins import Policy, StandIn
 from bridge.errors import SettingError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from bridge.core.extras import needed
 from bridge.core.plugins import found, load, loading, package_of
@@ -12,6 +12,8 @@ from bridge.core.worlds.observers import Observer
 from bridge.errors import SettingError
 
 __all__ = ["OBSERVERS", "PROTOCOLS", "find_observers", "find_protocols"]
+
+T = TypeVar("T")
 
 PROTOCOLS = "gymnasium_bridge.protocols"
 """The group of entry points of protocols: each names a `PortProtocol`."""
@@ -33,11 +35,11 @@ def _find_protocol(wanted: object) -> PortProtocol:
         with needed("the protocol 'websocket' needs the package websockets", "web"):
             from bridge.core.server.http_protocol import websocket_protocol
         return websocket_protocol()
-    protocol = load(PROTOCOLS, wanted, "protocol") if isinstance(wanted, str) else wanted
-    if not isinstance(protocol, PortProtocol):
-        of = f" of the entry point {wanted!r}" if isinstance(wanted, str) else ""
-        raise SettingError(f"expected a bridge.PortProtocol{of}, got {protocol!r:.80}")
-    return protocol
+    if not isinstance(wanted, str):
+        return _checked(wanted, PortProtocol)
+    protocol = load(PROTOCOLS, wanted, "protocol")
+    with loading(f"the protocol {wanted}", package_of(found(PROTOCOLS)[wanted])):
+        return _checked(protocol, PortProtocol)
 
 
 def find_observers(wanted: object) -> list[Observer]:
@@ -54,10 +56,13 @@ def _find_observer(wanted: Any) -> Observer:
         return wanted  # type: ignore[no-any-return] # whatever has the methods of an Observer
     make = load(OBSERVERS, wanted, "observer")
     with loading(f"the observer {wanted}", package_of(found(OBSERVERS)[wanted])):
-        observer = make()
-    if not isinstance(observer, Observer):
-        raise SettingError(f"expected a bridge.Observer of the entry point {wanted!r}, got {observer!r:.80}")
-    return observer
+        return _checked(make(), Observer)
+
+
+def _checked(given: object, kind: type[T]) -> T:
+    if not isinstance(given, kind):
+        raise SettingError(f"expected a bridge.{kind.__name__}, got {given!r:.80}")
+    return given
 
 
 def _listed(keyword: str, wanted: object, of: str) -> list[Any]:

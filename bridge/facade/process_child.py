@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import cloudpickle
 import gymnasium
 
-from bridge.core.server.server import SWITCH_INTERVAL
+from bridge.core.server.core_server import SWITCH_INTERVAL
 from bridge.errors import SettingError, StartError
 from bridge.facade.serve import serve_gym
 

@@ -22,15 +22,14 @@ from typing import Any
 
 import cloudpickle
 
-from bridge.core.forks import forget_in_child, leak
 from bridge.core.logs import SafeLog
+from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.limits import check_drain_timeout
 from bridge.core.transport.address import parse_address
 from bridge.core.worlds.recipe import EnvLike
 from bridge.core.worlds.registered import registered_specs
 from bridge.errors import SettingError, StartError
-from bridge.facade.limits import Limits
-from bridge.facade.server import Server
+from bridge.facade.server import Limits, Server
 
 __all__ = ["ServerGroup"]
 

@@ -17,8 +17,7 @@ from bridge.core.encoding.spaces import Layout
 from bridge.core.extras import feature
 from bridge.core.keywords import grouped
 from bridge.core.transport.credentials import TLS
-from bridge.core.worlds.default_actions import neutral_action
-from bridge.core.worlds.group import ONE
+from bridge.core.worlds.group import ONE, neutral_action
 from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.stand_ins import Policy
 from bridge.errors import SettingError, TensorError, UnsupportedSpaceError

@@ -7,14 +7,13 @@ import time
 from contextlib import closing
 from typing import Any
 
-from bridge.core.client.wire.directory import known_targets
+from bridge.core.client.wire.dialer import known_targets
 from bridge.core.extras import install_command
 from bridge.core.transport.address import Address
 from bridge.core.transport.frames import HeadersReceived, Http2Error, StreamEnded, StreamReset
 from bridge.core.transport.http2 import Http2
 from bridge.core.transport.messages import MessageReader, pack_prefix
-from bridge.core.transport.remedies import remedy
-from bridge.core.transport.service import ROOM
+from bridge.core.transport.service import ROOM, remedy
 from bridge.core.transport.tls import client_context
 from bridge.errors import (
     Code,

@@ -28,9 +28,9 @@ import ray.cloudpickle
 import ray.util
 
 from bridge.core.client.endpoints import Endpoint
+from bridge.core.extras import provided
 from bridge.core.keywords import check_counts, grouped
-from bridge.core.progress import Progress
-from bridge.core.provided import provided
+from bridge.core.logs import Progress
 from bridge.core.server.auth import Auth
 from bridge.core.server.limits import CoreLimits
 from bridge.core.transport.credentials import Token, checked_tls

@@ -25,9 +25,9 @@ import ray.util
 
 from bridge.core.back_off import doubling_pause
 from bridge.core.client.endpoints import Endpoint
-from bridge.core.provided import provided
+from bridge.core.extras import provided
 from bridge.core.server.auth import Auth
-from bridge.core.server.server import SWITCH_INTERVAL
+from bridge.core.server.core_server import SWITCH_INTERVAL
 from bridge.core.transport.address import parse_address
 from bridge.errors import BridgeError
 from bridge.fleet.health import NOT_SERVING, SERVING, check_health

@@ -12,10 +12,9 @@ from typing import Any
 
 from bridge.core.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import Agent
+from bridge.core.worlds.base import Agent, PacedWorld
 from bridge.core.worlds.environment import Job, kept
 from bridge.core.worlds.group import ONE
-from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.realtime.clock_pacer import ClockPacer, Outcome
 from bridge.core.worlds.realtime.joint_loop import JointLoop
 from bridge.core.worlds.realtime.loop import LoopAgent, LoopLane, Phase, RealtimeLoop

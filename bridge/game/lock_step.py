@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import Agent
+from bridge.core.worlds.base import Agent, PacedWorld
 from bridge.core.worlds.lock_step import LockStep
-from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.settings import Settings
 from bridge.core.worlds.turns import Turns
 from bridge.game.clock import refuse_watcher

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from gymnasium import Space
 
+from bridge.core.back_off import checked_wait, until_up
 from bridge.core.client.options import TIMEOUT, checked_timeout
 from bridge.core.client.world.world_request import MAX_MESSAGE_BYTES
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import needed
 from bridge.core.keywords import grouped_class
-from bridge.core.server_wait import checked_wait, until_up
 from bridge.core.transport.address import Address, parse_address, shown_token
 from bridge.core.transport.credentials import TLS, AccessKeywords, ClientAccess
 from bridge.core.transport.http_proxies import ProxyHandler, find_proxy, is_unavailable

@@ -18,9 +18,8 @@ from websockets.exceptions import InvalidHeader
 from websockets.headers import parse_authorization_basic
 
 from bridge.core.client.slots.resets import reset_settings
-from bridge.core.client.world.events import Lost, Refused
-from bridge.core.client.world.session import ClientSession
-from bridge.core.client.world.session_states import ClientState
+from bridge.core.client.world.client_session import ClientSession
+from bridge.core.client.world.session_states import ClientState, Lost, Refused
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.server.auth import Gate
 from bridge.core.server.calls import ServedSession

@@ -14,10 +14,9 @@ from typing import Any
 import gymnasium
 from gymnasium.utils import EzPickle
 
-from bridge.core.client.conflict import ConflictDetector
-from bridge.core.forks import forget_in_child
-from bridge.core.server_wait import checked_wait, until_up
-from bridge.core.worlds.default_actions import neutral_action
+from bridge.core.back_off import checked_wait, until_up
+from bridge.core.ownership import ConflictDetector, forget_in_child
+from bridge.core.worlds.group import neutral_action
 from bridge.errors import (
     ClosedError,
     ConnectError,

@@ -26,7 +26,7 @@ from bridge.core.server.limits import CoreLimits
 from bridge.core.server.registry import Registry
 from bridge.core.server.session import Session
 from bridge.core.worlds.base import Agent, World
-from bridge.core.worlds.default_actions import neutral_action
+from bridge.core.worlds.group import neutral_action
 from bridge.core.worlds.scheduling import PendingResult, Runtime, Timer
 from bridge.core.worlds.settings import refuse_unknown
 from bridge.errors import BridgeError, Code, ConnectError, PacketError, RequestError, SettingError, TensorError

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
+from bridge.core.extras import provided
 from bridge.core.keywords import by_name
-from bridge.core.provided import provided
+from bridge.core.logs import FailureLog
 from bridge.core.rounds import RoundState
-from bridge.core.server.failure_log import FailureLog
-from bridge.core.worlds.default_actions import default_action
 from bridge.core.worlds.environment import Transition
+from bridge.core.worlds.group import default_action
 from bridge.core.worlds.realtime.multi_agent import Frame, JointClock, PolicyPlayer
 from bridge.core.worlds.scheduling import Scheduler, Timer
 from bridge.core.worlds.world import EnvWorld
@@ -123,7 +123,7 @@ class Instance:
         """By the slots' keys."""
         self._begun = self._stopped = False
         self._timer: Timer | None = None
-        self._log = FailureLog(host.scheduler)
+        self._log = FailureLog(host.scheduler.call_later)
 
     async def open(
         self, *, slots: Any = None, bots: Any = None, default_action: Any = None, spectators: int = 0, lobby: Any = None

@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def function() -> Callable[..., Any]:
     """Return the function that serves, whose keywords the command line may give too."""
-    from bridge.perlert.server import serve_perlert
+    from bridge.perlert.perlert_server import serve_perlert
 
     return serve_perlert
 

@@ -19,9 +19,8 @@ from gymnasium.vector.utils import iterate
 from bridge.core.client.endpoints import Directory
 from bridge.core.client.slots.slot import SlotState
 from bridge.core.encoding.tensors import Array
-from bridge.core.extras import feature
+from bridge.core.extras import feature, provided
 from bridge.core.keywords import check_counts
-from bridge.core.provided import provided
 from bridge.core.transport.credentials import ClientCredentials, given_access
 from bridge.errors import InvalidActionError, RemoteError, SettingError
 from bridge.policies.remote_policy import RemotePolicy

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bridge.core.back_off import checked_wait
 from bridge.core.encoding.tensors import Array
 from bridge.core.keywords import check_counts, grouped_class
-from bridge.core.server_wait import checked_wait
 from bridge.core.transport.address import Address, parse_address
 from bridge.core.transport.credentials import TLS, AccessKeywords, ClientAccess
 from bridge.core.transport.message_socket import MessageSocket

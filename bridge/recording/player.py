@@ -10,9 +10,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from bridge.core.provided import provided
+from bridge.core.extras import provided
 from bridge.core.server.auth import Auth
-from bridge.core.server.server import CoreServer
+from bridge.core.server.core_server import CoreServer
 from bridge.errors import RecordingError, SettingError
 from bridge.recording.episodes import ObservedRows, observed_rows
 from bridge.recording.reader import RecordedEpisode, open_episode

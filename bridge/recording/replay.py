@@ -25,9 +25,9 @@ from bridge.core.encoding import values
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import imported_from
 from bridge.core.worlds.base import in_environment
-from bridge.core.worlds.default_actions import neutral_action
 from bridge.core.worlds.environment import kept
-from bridge.core.worlds.hosts import host_of
+from bridge.core.worlds.group import neutral_action
+from bridge.core.worlds.local import host_of
 from bridge.core.worlds.recipe import EnvRecipe
 from bridge.core.worlds.sources.parallel_source import ParallelRecipe, ParallelSource
 from bridge.errors import RecordingError, RequestError, SettingError, TensorError

@@ -21,9 +21,8 @@ from bridge.core.encoding import values
 from bridge.core.encoding.properties import TEXT, Property, PropertyTree
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.base import Agent
-from bridge.core.worlds.environment import Environment, EnvironmentProxy, Result
+from bridge.core.worlds.environment import Environment, EnvironmentProxy, Isolation, Result
 from bridge.core.worlds.isolated.env import start_isolated
-from bridge.core.worlds.isolation import Isolation
 from bridge.core.worlds.realtime.clock_pacer import ClockPacer
 from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.recipe import EnvRecipe

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from bridge.core.extras import imported_from
-from bridge.core.forks import forget_in_child
 from bridge.core.logs import SafeLog
+from bridge.core.ownership import forget_in_child
 from bridge.errors import SettingError
 from bridge.recording.files import Segment, delete_segment
 from bridge.recording.record import Recording

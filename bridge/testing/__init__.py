@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.core.lazy import lazy_names
+from bridge.core.extras import lazy_names
 
 if TYPE_CHECKING:
     from bridge.core.client.world.inspector import Inspector

@@ -20,7 +20,7 @@ from bridge.core.keywords import grouped
 from bridge.core.transport.address import Address, parse_address, shown_token
 from bridge.core.transport.credentials import TLS, AccessKeywords, ClientAccess, ClientCredentials
 from bridge.core.transport.http_proxies import HttpProxy, find_grpc_proxy
-from bridge.core.transport.remedies import remedy
+from bridge.core.transport.service import remedy
 from bridge.errors import ConnectError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import (

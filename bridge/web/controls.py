@@ -15,7 +15,7 @@ from gymnasium import Space, spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
-from bridge.core.worlds.default_actions import neutral_action
+from bridge.core.worlds.group import neutral_action
 from bridge.core.worlds.kinds import GymEnv, Lanes, metadata_of, read_attribute, spec_of
 
 __all__ = [

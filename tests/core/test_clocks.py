@@ -33,7 +33,7 @@ MAY_NAME_THE_DATE = {
     "cli/runs.py",
     "cli/top.py",
     "fleet/top.py",
-    "perlert/server.py",
+    "perlert/perlert_server.py",
     "recording/writer.py",
     "states/graph.py",
     "core/transport/certificates.py",

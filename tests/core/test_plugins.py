@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge import serve_gym
 from bridge.core.plugins import for_a_client, found, load, package_of
 from bridge.errors import SettingError
 from tests.packages import Install, installer
@@ -74,13 +75,48 @@ def test_two_packages_with_a_plugin_of_one_name_are_both_told_even_where_they_na
 
 def test_nothing_is_imported_because_a_client_names_it(install: Install) -> None:
     install("first", {"a": "plugin_a"}, plugin_a="")
-    before = for_a_client.set(True)
-    try:
-        with pytest.raises(
-            SettingError, match="the thing a of the package first is not imported because a client names"
-        ):
-            load(GROUP, "a", "thing")
-    finally:
-        for_a_client.reset(before)
+    with (
+        for_a_client(),
+        pytest.raises(SettingError, match="the thing a of the package first is not imported because a client names"),
+    ):
+        load(GROUP, "a", "thing")
     assert "plugin_a" not in sys.modules
     load(GROUP, "a", "thing")
+
+
+FAILING_WORLD = """
+from bridge import TurnPacer
+
+class Fails(TurnPacer):
+    def __init__(self):
+        raise ZeroDivisionError("as it is made")
+
+    def decide(self, turn):
+        return turn.wait()
+
+class Other:
+    pass
+
+class Needs(Fails):
+    def __init__(self, seconds):
+        pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Fails", "ZeroDivisionError: as it is made"),
+        ("Other", "SettingError: expected world='mine' to make a bridge.TurnPacer, got"),
+        ("Needs", "SettingError: expected world='mine' to be made without arguments"),
+        ("FAILING", "AttributeError: module 'failing_world' has no attribute 'FAILING'"),
+    ],
+)
+def test_a_world_that_cannot_be_made_is_told_by_name_and_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, told: str
+) -> None:
+    install = installer(tmp_path, monkeypatch, "gymnasium_bridge.worlds")
+    install("worldly", {"mine": f"failing_world:{name}"}, failing_world=FAILING_WORLD)
+    with pytest.raises(SettingError) as caught:
+        serve_gym("CartPole-v1", world="mine")
+    assert str(caught.value).startswith(f"the world mine of the package worldly cannot be loaded: {told}")

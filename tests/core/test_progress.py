@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge import errors, make_remote, make_vec_remote, serve_gym
-from bridge.core import progress
-from bridge.core.progress import Progress
+from bridge.core.logs import Progress, tell
 from tests.inside import look_every
 
 
@@ -51,10 +50,10 @@ def test_a_short_wait_says_nothing_and_a_long_one_each_change_once(
 def test_a_stream_that_is_no_terminal_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    progress.tell("3 of 8")
+    tell("3 of 8")
     assert stream.getvalue() == ""
     monkeypatch.setattr(sys, "stderr", None)  # as under pythonw
-    progress.tell("3 of 8")
+    tell("3 of 8")
 
 
 def test_a_client_says_which_server_it_waits_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import bridge
 from bridge.core.encoding.properties import read_encoded
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.worlds.default_actions import default_action
+from bridge.core.worlds.group import default_action
 from bridge.errors import Code, EnvironmentFailedError, RefusedError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import VirtualClock, check_server

@@ -24,7 +24,7 @@ from bridge.errors import (
     UnsupportedSpaceError,
 )
 from bridge.perlert import GuardConfig, LobbyConfig, PerlertEnv, make_perlert_env, serve_perlert
-from bridge.perlert.server import default_name
+from bridge.perlert.perlert_server import default_name
 from tests.perlert_simulation import ports_of
 from tests.support import sampled, until
 

@@ -199,7 +199,7 @@ def context(to: Path) -> None:
 
 
 def test_the_rules_of_dockerignore_are_those_of_docker() -> None:
-    assert not ignored("bridge/core/server/server.py")
+    assert not ignored("bridge/core/server/core_server.py")
     assert not ignored("deploy/constraints.txt")
     assert ignored("bridge/__pycache__/x.cpython-311.pyc")
     assert ignored("bridge/cli/__pycache__/x.cpython-311.pyc")

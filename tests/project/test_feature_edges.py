@@ -70,7 +70,7 @@ EXCEPTED = {
     ("", "listen"): "what a socket does",
     ("encoding/step_codec.py", "match"): "the method of a pattern of `re`",
     ("encoding/step_codec.py", "matches"): "bytes that have the form of a template",
-    ("server/failure_log.py", "match"): "the method of a pattern of `re`",
+    ("logs.py", "match"): "the method of a pattern of `re`",
     ("keywords.py", "matches"): "difflib's `get_close_matches`",
     ("worlds/recipe.py", "matches"): "an id that is looked for among those that are registered",
     ("transport/service.py", "gateway"): "BAD_GATEWAY and GATEWAY_TIMEOUT, statuses of HTTP",
@@ -79,7 +79,7 @@ EXCEPTED = {
     ("server/http11.py", "page"): "a page of any site, on whose behalf a browser asks: what HTTP keeps apart by Origin",
     ("server/registry.py", "web"): "the property `server.web` on the wire",
     ("server/registry.py", "seats"): "a key of that property",
-    ("server/server.py", "web"): "the extra that brings WebSocket, and the public `Server.web_url`",
+    ("server/core_server.py", "web"): "the extra that brings WebSocket, and the public `Server.web_url`",
     ("client/wire/connection.py", "web"): "the extra that brings WebSocket",
     ("image_files.py", "web"): "the extra that brings Pillow",
     (
@@ -91,11 +91,11 @@ EXCEPTED = {
     ("worlds/realtime/acting_stream.py", "seat"): "the same, and the setting of JoinWorld",
     ("worlds/realtime/clock_pacer.py", "seat"): "the same, and the setting of JoinWorld",
     ("server/metrics.py", "spectators"): "as the wire's role",
-    ("encoding/interventions.py", "takeover"): "`takeover_fps`, a key of an info on the wire, which clients keep to",
+    ("encoding/infos.py", "takeover"): "`takeover_fps`, a key of an info on the wire, which clients keep to",
 }
 """Words of `FEATURE_NAMES` that mean something else here: by the file in the core, or "" for all, with the reason."""
 NAMES_NOT_YET = {
-    ("client/wire/connect.py", "dialed"),
+    ("client/wire/connection.py", "dialed"),
     ("client/wire/connection.py", "dialed"),
     ("client/wire/dialed.py", "dialed"),
     ("client/wire/grpc_client.py", "dialed"),

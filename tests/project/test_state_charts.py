@@ -81,6 +81,25 @@ def test_the_diagram_has_every_transition_and_no_other(
     assert sorted(shown) == sorted((s.value, e.value, f.value) for (s, e), f in table.items() if f is not last)
 
 
+def test_the_diagram_of_a_link_has_every_transition(drawings: Any) -> None:
+    shown = [(a, event, b) for a, b, label in drawn("states-link.svg") for event in label.split(" / ")]
+    assert sorted(shown) == sorted((s.value, e.value, f.value) for (s, e), f in drawings.slot.LINKS.items())
+
+
+def test_the_diagram_of_an_episode_has_every_transition_but_two_that_its_page_tells(drawings: Any) -> None:
+    """A move leads to *idle*, and a reset to *resetting*, from every state but *cut*."""
+    shown = {(a, event): b for a, b, label in drawn("states-episode.svg") for event in label.split(" / ")}
+    table = {(state.value, event.value): after.value for (state, event), after in drawings.slot.EPISODES.items()}
+    assert shown.items() <= table.items()
+    told = {
+        event: {"moved to another world": "idle", "episode asked for": "resetting"}.get(event) for _, event in table
+    }
+    left_out = {pair: after for pair, after in table.items() if pair not in shown}
+    assert left_out == {pair: told[pair[1]] for pair in left_out}
+    for event in filter(told.get, told):
+        assert {state for state, each in table if each == event} == {state for state, _ in table} - {"cut"}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_stay_within_the_drawing(name: str) -> None:
     width = float(ElementTree.parse(DOCS / name).getroot().get("width", 0))

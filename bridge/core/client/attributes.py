@@ -10,9 +10,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from bridge.core.encoding.attribute_names import KnownNames
-from bridge.core.extras import feature
-from bridge.core.provided import provided
+from bridge.core.encoding.names import KnownNames
+from bridge.core.extras import feature, provided
 from bridge.errors import Code, MissingAttributeError, RefusedError
 
 __all__ = ["OwnAttributes", "RemoteAttributes", "missing_attributes"]

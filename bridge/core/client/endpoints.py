@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from bridge.core.forks import forget_in_child
 from bridge.core.logs import SafeLog
+from bridge.core.ownership import forget_in_child
 from bridge.core.transport.address import Address, parse_address, scheme_of
 from bridge.errors import AddressError, RemoteTimeoutError, SettingError, shown_url
 

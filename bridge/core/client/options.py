@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
-from bridge.core.client.wire.connect import Transport, checked_transport
+from bridge.core.back_off import checked_wait
+from bridge.core.client.wire.connection import Transport, checked_transport
 from bridge.core.client.world.world_request import MAX_MESSAGE_BYTES, WorldRequest, pack_factory
-from bridge.core.server_wait import checked_wait
 from bridge.core.transport.address import Address, secret_url
-from bridge.core.transport.compression import Compression, checked_compression
 from bridge.core.transport.credentials import AccessKeywords, ClientAccess
+from bridge.core.transport.messages import Compression, checked_compression
 from bridge.errors import SettingError
 
 __all__ = [

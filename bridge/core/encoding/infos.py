@@ -1,4 +1,8 @@
-"""Infos of slots and of lanes joined into one dict of arrays, by the rules of `VectorEnv._add_info`."""
+"""Infos of slots and of lanes joined into one dict of arrays, by the rules of `VectorEnv._add_info`; interventions.
+
+An intervention is the part of an info that says that somebody else acted in an agent's place, and what the environment
+executed. Both ends of a real-time world merge frames that no step told one by one, so both need the same rules.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +14,49 @@ import gymnasium
 import numpy as np
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from bridge.core.encoding.interventions import ACTION, KEYS
-
 __all__ = [
+    "ACTION",
+    "FRAMES",
+    "KEYS",
+    "PACE",
     "as_rows",
     "batch_interventions",
     "joins",
     "lane_info",
+    "merge_interventions",
     "merge_lanes",
     "pick_lanes",
+    "split_intervention",
     "with_errors",
     "with_interventions",
 ]
+
+ACTION = "intervene_action"
+"""The action that the environment was stepped with, an element of its action space. Trainers know it by this name."""
+FRAMES = "intervened_frames"
+"""In real time: in how many of the frames since the last observation somebody else acted."""
+PACE = "takeover_fps"
+"""In lock-step: the most steps a second while a person has a seat, acting or not."""
+KEYS = ("intervention", "intervened_by", ACTION, FRAMES)
+"""All keys of an intervention."""
+
+
+def split_intervention(info: Any) -> tuple[Any, dict[str, Any]]:
+    """Return an agent's info without its intervention, and that: empty where the agent acted itself.
+
+    An environment that gives `intervene_action` by itself, as wrappers for teleoperation do, is treated alike.
+    """
+    if not isinstance(info, Mapping) or ACTION not in info:
+        return info, {}
+    found = {key: info[key] for key in KEYS if key in info}
+    return {key: value for key, value in info.items() if key not in found}, {FRAMES: 1, **found}
+
+
+def merge_interventions(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the interventions of two spans of frames as one: the later action, and the sum of the frames."""
+    if not earlier or not later:
+        return {**earlier, **later}
+    return {**later, FRAMES: earlier[FRAMES] + later[FRAMES]}
 
 
 def as_rows(block: Mapping[str, Any], lanes: int, chosen: Any = True) -> dict[str, Any]:

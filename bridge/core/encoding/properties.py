@@ -29,12 +29,18 @@ ENCODED = "encoded"
 
 @dataclasses.dataclass(frozen=True)
 class Property:
-    """A leaf of the tree."""
+    """Something that clients can read, or write, by a name.
+
+    Examples:
+        >>> from bridge import Property
+        >>> Property("server.messages.note.count", "number", "how many notes have come", lambda: 0).read()
+        0
+    """
 
     key: str
     """The dotted path."""
     kind: str
-    """TEXT, NUMBER or ENCODED."""
+    """`"text"`: a string; `"number"`: an integer of 64 bits; `"encoded"`: any value that an info may have."""
     description: str
     """Its description, in a sentence."""
     read: Callable[[], Any] | None = None

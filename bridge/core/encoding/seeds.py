@@ -1,12 +1,13 @@
-"""Seeds on the wire: what Gymnasium takes, an integer of any size that is not negative.
+"""Seeds on the wire, and the state of the random generators that are made of them.
 
-Those below 2**63 travel as int64, which any client can send; larger ones as text in decimal. In a world of lanes there
-is one for each lane, and `NO_SEED` where a lane has none.
+A seed is what Gymnasium takes, an integer of any size that is not negative. Those below 2**63 travel as int64, which
+any client can send; larger ones as text in decimal. In a world of lanes there is one for each lane, and `NO_SEED` where
+a lane has none. The state of NumPy's generators is something that the values codec carries exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from bridge.core.encoding.values import MAX_DIGITS
 from bridge.errors import SeedError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["pack_seed", "unpack_seed", "unpack_seeds"]
+__all__ = ["generator_of", "pack_seed", "state_of", "unpack_seed", "unpack_seeds"]
 
 _INT64 = 1 << 63
 _TOO_LARGE = 10**MAX_DIGITS
@@ -92,3 +93,43 @@ def _integers(array: Array) -> list[int] | None:
     if not all(text.removeprefix("-").isdecimal() and text.isascii() and len(text) <= MAX_DIGITS for text in texts):
         return None
     return [int(text) for text in texts]
+
+
+# By name, so that nothing but these is ever made of what came from the network.
+_BIT_GENERATORS = {
+    kind.__name__: kind
+    for kind in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+}
+
+
+def state_of(generator: np.random.Generator, seed: int | None) -> dict[str, Any]:
+    """Return a generator's state, and the seed that it was made of.
+
+    Raises:
+        TensorError: It is another kind of generator.
+    """
+    bits: Any = getattr(generator, "bit_generator", None)
+    if type(bits).__name__ not in _BIT_GENERATORS:
+        raise TensorError(
+            f"expected a numpy.random.Generator over one of {', '.join(_BIT_GENERATORS)}, got {generator!r:.80}"
+        )
+    return {"seed": seed, "state": dict(bits.state)}
+
+
+def generator_of(facts: Mapping[str, Any]) -> np.random.Generator:
+    """Return a generator that goes on exactly where the one of `state_of` was.
+
+    Raises:
+        TensorError: The state cannot be read.
+    """
+    try:
+        state = facts["state"]
+        bits = _BIT_GENERATORS[state["bit_generator"]](0)
+        bits.state = state
+        read: Any = bits.state
+        # NumPy takes any position in the words that were drawn already, and would read the memory there.
+        if not (0 <= read["state"].get("pos", 0) <= 624 and 0 <= read.get("buffer_pos", 0) <= 4):
+            raise ValueError("its position is outside of its words")
+    except (LookupError, OverflowError, TypeError, ValueError) as error:
+        raise TensorError(f"expected the state of a bit generator, got {facts!r:.80}: {error}") from error
+    return np.random.Generator(bits)

@@ -11,8 +11,7 @@ import numpy as np
 from gymnasium import Space, spaces
 
 from bridge.core.encoding.space_json import check_space_bytes
-from bridge.core.encoding.tensor_space import TensorSpace
-from bridge.core.encoding.tensors import Spec
+from bridge.core.encoding.tensors import Spec, TensorSpace
 from bridge.core.gymnasium_versions import discrete_space
 from bridge.errors import TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb

@@ -24,10 +24,8 @@ from gymnasium import Space, spaces
 from gymnasium.error import CustomSpaceError
 
 from bridge.core.encoding import values
-from bridge.core.encoding.plain_values import from_plain, is_text, to_plain
-from bridge.core.encoding.space_forms import apply_form, form_of
-from bridge.core.encoding.tensor_space import TensorSpace
-from bridge.core.encoding.tensors import Array, Spec, cast, to_array
+from bridge.core.encoding.plain_values import apply_form, form_of, from_plain, is_text, to_plain
+from bridge.core.encoding.tensors import Array, Spec, TensorSpace, cast, to_array
 from bridge.errors import InvalidActionError, TensorError
 
 __all__ = ["Column", "Layout", "Leaf", "bounds_of", "is_picture"]

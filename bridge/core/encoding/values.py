@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
-from bridge.core.encoding.attribute_names import AttributeNames
 from bridge.core.encoding.columns import PLAIN_KINDS, fill_column, read_column
+from bridge.core.encoding.names import AttributeNames
 from bridge.errors import TensorError
 from bridge.pb import bridge_pb2 as pb
 

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from google.protobuf.message import DecodeError
 
 from bridge.core.encoding.names import PROPERTY_REQUEST_URL
-from bridge.core.logs import SafeLog
-from bridge.core.server.admission import Admission
-from bridge.core.server.failure_log import FailureLog
-from bridge.core.server.limits import ConnectionCount, CoreLimits
+from bridge.core.logs import FailureLog, SafeLog
+from bridge.core.server.limits import Admission, ConnectionCount, CoreLimits
 from bridge.core.server.registry import Registry
 from bridge.core.server.serving import MOMENT
 from bridge.core.server.session import Session, error_response
@@ -192,7 +190,7 @@ class Calls:
         self._operators = ConnectionCount(_OPERATORS, "operators")
         self._admission = admission
         self._scheduler = scheduler
-        self.failures = FailureLog(scheduler)
+        self.failures = FailureLog(scheduler.call_later)
         """The log of the errors of environments."""
         self._cut = cut
         self._charge = charge
@@ -312,7 +310,8 @@ class Calls:
                     self._serve_limited(call, request)
                 else:
                     self._serve(call, request)
-            except Exception:  # none is known; the other connections are not to pay for it
+            # None is known of ours; another package may speak with the client. Other connections are not to pay for it.
+            except (Exception, SystemExit):
                 _log.exception("peer=%s cut: a fault of this server", client.peer)
                 self._cut(client)
             together += 1

@@ -8,17 +8,16 @@ from collections.abc import Callable
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Protocol
 
-from bridge.core.server.admission import Admission
 from bridge.core.server.event_loop import READ
-from bridge.core.server.fair_share import ProcessorAccount
+from bridge.core.server.limits import Admission, ProcessorAccount
 from bridge.core.transport.sockets import PATIENCE, QUIET, send_parts
-from bridge.core.transport.tls import Tls
 from bridge.core.worlds.scheduling import Timer
 from bridge.errors import RequestError
 
 if TYPE_CHECKING:
     from bridge.core.server.calls import Call, Calls
     from bridge.core.transport.http2 import Http2
+    from bridge.core.transport.tls import Tls
 
 __all__ = ["CHUNK", "SMALL_CHUNK", "Connection", "ConnectionProtocol"]
 

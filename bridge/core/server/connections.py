@@ -11,21 +11,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from bridge.core.logs import LimitedLog, SafeLog
-from bridge.core.server.admission import Admission
 from bridge.core.server.calls import Call, Calls
 from bridge.core.server.connection import CHUNK, Connection, ConnectionProtocol
 from bridge.core.server.event_loop import READ, WRITE, EventLoop
-from bridge.core.server.fair_share import FairShare, ProcessorAccount
-from bridge.core.server.helper_thread import HelperThread
-from bridge.core.server.inflation import Inflation
-from bridge.core.server.limits import CoreLimits
-from bridge.core.server.listeners import listen_tcp, listen_unix
-from bridge.core.transport.sockets import has_hung_up, prepare
-from bridge.core.transport.tls import Tls, explain
+from bridge.core.server.limits import Admission, CoreLimits, FairShare, ProcessorAccount
+from bridge.core.server.serving import HelperThread
+from bridge.core.transport.sockets import has_hung_up, listen_tcp, listen_unix, prepare
 from bridge.core.worlds.scheduling import Timer
 from bridge.errors import RequestError
+
+if TYPE_CHECKING:
+    from bridge.core.server.inflation import Inflation
+    from bridge.core.transport.tls import Tls
 
 __all__ = ["Connections"]
 
@@ -186,7 +186,10 @@ class Connections:
         peer, tls = "unix", None
         if isinstance(name, tuple):
             peer = f"ipv6:[{name[0]}]:{name[1]}" if ":" in name[0] else f"ipv4:{name[0]}:{name[1]}"
-            tls = None if listener.tls is None else Tls(listener.tls)
+            if listener.tls is not None:
+                from bridge.core.transport.tls import Tls
+
+                tls = Tls(listener.tls)
         connection = self._add(sock, peer, tls)
         self._close_after(connection, self._limits.hello_timeout)
         connection.speak(self._speak(connection))
@@ -385,6 +388,8 @@ class Connections:
         # Before OSError, of which it is a kind: the alert that says why has yet to be sent.
         except ssl.SSLError as error:
             if not connection.calls and not connection.closed:
+                from bridge.core.transport.tls import explain
+
                 plain = error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
                 hint = ". The client speaks no TLS: its URL must begin with grpcs://" if plain else ""
                 _refusals.warning("refused %s: no TLS handshake: %s%s", connection.peer, explain(error), hint)
@@ -395,7 +400,7 @@ class Connections:
             if not connection.closed:
                 connection.protocol.refuse(error)
             self._linger(connection)
-        except Exception:
+        except (Exception, SystemExit):  # the protocol may be another package's
             _log.exception("peer=%s cut: a fault of this server", connection.peer)
             self.close(connection)
         # After most requests there is nothing to send yet: their answers are flushed once they are served.

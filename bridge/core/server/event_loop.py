@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Any
@@ -169,7 +170,10 @@ class EventLoop:
                     self.serve()
             # No callback of this package is known to raise. Those of observers, and of worlds with a pacer of their
             # own, are a user's: one that fails must not end the worlds of all others.
-            except (Exception, SystemExit):
+            except BaseException as error:
+                # Ctrl-C where nobody handles its signal: it comes in the main thread, and ends the loop.
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                    raise
                 _log.exception("a callback of the event loop failed")
             key = found = None  # they refer to connections, which may have been closed
         # Taken by the thread that returns for it: the next one to run the loop begins without it.

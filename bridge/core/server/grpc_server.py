@@ -6,7 +6,7 @@ import re
 import time
 from collections import deque
 from functools import partial
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 from urllib.parse import quote
 
 from bridge.core.server.auth import Gate
@@ -14,25 +14,30 @@ from bridge.core.server.calls import Call
 from bridge.core.server.connection import Connection, ConnectionProtocol
 from bridge.core.server.connections import Connections
 from bridge.core.server.grpc_services import MAX_REQUEST, Services, SideCall
-from bridge.core.server.inflation import Inflation
 from bridge.core.server.limits import CoreLimits
-from bridge.core.transport.compression import WORTHWHILE, Compression, compress, encodings
 from bridge.core.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamEnded, StreamReset
 from bridge.core.transport.http2 import Http2
 from bridge.core.transport.http2_sender import SMALL
 from bridge.core.transport.messages import (
     PREFIX,
+    WORTHWHILE,
     CompressedMessage,
+    Compression,
     MalformedMessage,
     MessageReader,
     RefusedMessage,
     TooLarge,
+    compress,
+    encodings,
     pack_prefix,
 )
 from bridge.core.transport.service import HELLO, METHOD, SERVICE
 from bridge.core.worlds.scheduling import Timer
 from bridge.errors import Code, RequestError
 from bridge.version import __version__
+
+if TYPE_CHECKING:
+    from bridge.core.server.inflation import Inflation
 
 __all__ = ["GrpcProtocol"]
 
@@ -212,6 +217,8 @@ class GrpcProtocol(ConnectionProtocol):
 
         connection, handler, done = self._connection, self._handler, partial(self._inflated, stream)
         encoding, most = self._encodings[stream], self._limits.max_message_bytes
+        from bridge.core.server.inflation import Inflation  # few clients compress
+
         inflation = Inflation(message, encoding, most, connection.admit, handler.helper, handler.inflations, done)
         self._inflating[stream] = inflation, deque()
         connection.unserved += 1  # so that no more is read meanwhile

@@ -13,10 +13,10 @@ import grpc
 
 from bridge.core.server.auth import Gate, Security
 from bridge.core.server.calls import Call, Calls, Client
-from bridge.core.server.helper_thread import HelperThread
 from bridge.core.server.limits import CoreLimits
-from bridge.core.server.listeners import listen_unix
+from bridge.core.server.serving import HelperThread
 from bridge.core.transport.service import HELLO, METHOD, ROOM, SERVICE
+from bridge.core.transport.sockets import listen_unix
 from bridge.core.worlds.scheduling import Scheduler
 from bridge.errors import Code, RequestError, SettingError
 from bridge.version import __version__
@@ -54,7 +54,7 @@ class GrpcioTransport:
     """All calls of a server.
 
     Raises:
-        SettingError: It cannot listen as `bridge.core.server.server.CoreServer` is told to.
+        SettingError: It cannot listen as `bridge.core.server.core_server.CoreServer` is told to.
     """
 
     def __init__(

@@ -9,9 +9,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from bridge.core.server.helper_thread import HelperThread
-from bridge.core.transport.compression import Inflater
-from bridge.core.transport.messages import CompressedMessage, RefusedMessage
+from bridge.core.server.serving import HelperThread
+from bridge.core.transport.messages import CompressedMessage, Inflater, RefusedMessage
 from bridge.errors import Code, RequestError
 
 __all__ = ["MAX_RATIO", "Inflation"]
@@ -26,7 +25,7 @@ class Inflation:
 
     Args:
         message: The message.
-        encoding: What it is compressed with, one of `bridge.core.transport.compression.encodings`.
+        encoding: What it is compressed with, one of `bridge.core.transport.messages.encodings`.
         max_message_bytes: The largest message to take.
         admit: Called by the event loop with the bytes of each step before memory is taken for it, and with as many
             less than none where they are given up. Raises RequestError.

@@ -1,11 +1,11 @@
-"""Gives memory that was freed back to the system: a server that has been large becomes small again.
+"""What a server gives up once nobody uses it: worlds without agents, and memory that was freed.
 
 The C library of Linux (glibc) keeps what is freed between pieces that are still in use. After a peak, such as
 answers of hundreds of megabytes that waited for clients, that is most of the peak, and it would stay so until the
 server ends. Giving it back takes milliseconds, or tens of them where there is much: so it is done a while after large
 memory was freed, and only where the process has grown.
 
-Elsewhere (musl, macOS, Windows) nothing is done here: their libraries give memory back by themselves, or not at all.
+Elsewhere (musl, macOS, Windows) no memory is given back here: their libraries do it by themselves, or not at all.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MemoryRelease"]
+from bridge.core.worlds.scheduling import Scheduler, Timer
+
+__all__ = ["IdleWorlds", "MemoryRelease"]
 
 # Seconds from the first sign that memory was freed until it is looked at: whoever leaves may take worlds along, and
 # others leave together.
@@ -90,3 +92,41 @@ def _find_trim() -> Callable[[], object] | None:
         return None
     trim.argtypes, trim.restype = [ctypes.c_size_t], ctypes.c_int
     return lambda: trim(0)
+
+
+class IdleWorlds:
+    """Calls `reap(seconds)` again and again, from `start` to `stop`.
+
+    Time in which this process stood still, stopped or suspended, does not count: whoever is to join a world may have
+    stood still with it.
+
+    Args:
+        reap: Given seconds that never go back.
+        idle_timeout: A world goes at most a quarter of these seconds late; infinite: none goes.
+        scheduler: Sets the timers.
+    """
+
+    def __init__(self, reap: Callable[[float], object], idle_timeout: float, scheduler: Scheduler) -> None:
+        self._reap = reap
+        self._period = min(idle_timeout / 4, 60.0)
+        self._scheduler = scheduler
+        self._seconds = 0.0
+        self._checked_at = 0.0
+        self._timer: Timer | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._checked_at = self._scheduler.now()
+        self._timer = self._scheduler.call_later(self._period, self._look)
+
+    def _look(self) -> None:
+        before, self._checked_at = self._checked_at, self._scheduler.now()
+        # More than that has passed only where the process stood still.
+        self._seconds += min(self._checked_at - before, 2 * self._period)
+        self._timer = self._scheduler.call_later(self._period, self._look)
+        self._reap(self._seconds)
+
+    def stop(self) -> None:
+        """Call it no more."""
+        if self._timer is not None:
+            self._timer.cancel()

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import time
 import traceback
 import types
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from typing import Any, TypeVar
 
 from bridge.core.encoding.message_form import MESSAGES_KEY
-from bridge.core.encoding.properties import TEXT, Property
+from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Property
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.base import Agent
 from bridge.core.worlds.environment import Result
 from bridge.core.worlds.messages import MessageHandler, SessionMessage
-from bridge.core.worlds.scheduling import Scheduler
+from bridge.core.worlds.scheduling import PendingResult, Scheduler
 from bridge.errors import Code, RequestError, SettingError
 
 __all__ = ["ClientMessage", "ServedMessage", "ServedMessages", "timed"]
 
 _log = SafeLog(__name__)
+# Faults of one handler that are logged.
+_MOST_FAULTS = 10
 T = TypeVar("T")
 
 
@@ -34,6 +38,54 @@ class ServedMessage:
     def __init__(self, message: SessionMessage, scheduler: Scheduler) -> None:
         self.message = message
         self.handler = MessageHandler(scheduler) if message.handler is None else message.handler(scheduler)
+        self._told: set[str] = set()
+        """The faults of its handler that were logged."""
+
+    def properties(self) -> list[Property]:
+        """Return what clients can read about it. What its handler gives wrongly is left out, and logged once."""
+        # Of another package, and asked for by all clients: none of them is to fail by it.
+        try:
+            given = [self._checked(each) for each in self.handler.properties()]
+        except (Exception, SystemExit) as error:
+            self._log_once("properties, which are left out", error)
+            return []
+        return given
+
+    def tell(self, method: str, *arguments: object) -> None:
+        """Call a method of the handler; what it raises is logged once."""
+        try:
+            getattr(self.handler, method)(*arguments)
+        except (Exception, SystemExit) as error:
+            self._log_once(method, error)
+
+    def _log_once(self, method: str, error: BaseException) -> None:
+        fault = f"the message {self.message.form.name!r}: its handler raised in {method}: {error!r:.200}"
+        # A client that comes and goes would else fill the log.
+        if fault not in self._told and len(self._told) < _MOST_FAULTS:
+            self._told.add(fault)
+            _log.error("%s", fault, exc_info=error)
+
+    def _checked(self, leaf: Property) -> Property:
+        """Return a property that is its own, which says whose it is where it raises."""
+        name = self.message.form.name
+        above = f"{MESSAGES_KEY}.{name}."
+        if not isinstance(leaf, Property) or leaf.kind not in (TEXT, NUMBER, ENCODED) or leaf.in_environment:
+            raise TypeError(f"expected bridge.Property objects of a kind text, number or encoded, got {leaf!r:.200}")
+        if not leaf.key.startswith(above) or leaf.key == above:
+            raise ValueError(f"expected a key that begins with {above!r}, got {leaf.key!r:.200}")
+
+        def guarded(function: Callable[..., T]) -> Callable[..., T]:
+            def call(*arguments: object) -> T:
+                with _failures_of(f"the property {leaf.key!r} of the message {name!r}"):
+                    return function(*arguments)
+
+            return call
+
+        return dataclasses.replace(
+            leaf,
+            read=None if leaf.read is None else guarded(leaf.read),
+            write=None if leaf.write is None else guarded(leaf.write),
+        )
 
 
 class ServedMessages:
@@ -93,17 +145,14 @@ class ServedMessages:
 
     def _tell(self, method: str, *arguments: object) -> None:
         for served in self._of.values():
-            try:
-                getattr(served.handler, method)(*arguments)
-            except (Exception, SystemExit):  # another package's: the others are told all the same
-                _log.exception("the message %r: its handler raised in %s", served.message.form.name, method)
+            served.tell(method, *arguments)
 
     def properties(self) -> list[Property]:
         """Return what clients can read about them."""
         text = "the names of the messages that this server takes, separated by spaces"
         found = [Property(MESSAGES_KEY, TEXT, text, lambda: " ".join(self.names))]
         for served in self._of.values():
-            found += served.handler.properties()
+            found += served.properties()
         return found
 
 
@@ -147,22 +196,36 @@ class ClientMessage:
     async def answer(self, handler: MessageHandler, request: bytes) -> bytes:
         """Have a handler answer a request; raises RequestError, whatever the handler raises."""
         name = self._message.form.name
-        try:
-            answer = await timed(handler.answer(request, self), self.charge)
+        with _failures_of(f"the handler of the message {name!r}"):
+            answering = handler.answer(request, self)
+            if not isinstance(answering, types.CoroutineType):
+                raise TypeError(f"expected answer to be a coroutine function, which returned {answering!r:.80}")
+            answer = await timed(answering, self.charge)
             if not isinstance(answer, (bytes, bytearray)):
                 raise TypeError(f"expected bytes as the answer, got {answer!r:.80} of type {type(answer).__name__}")
-        except RequestError:
-            raise
-        except (Exception, SystemExit) as error:
-            frames = "".join(traceback.format_exception(error))
-            text = f"the handler of the message {name!r} raised {type(error).__name__}: {error}\n{frames}"
-            raise RequestError(Code.INTERNAL, text) from error
         return bytes(answer)
+
+
+@contextlib.contextmanager
+def _failures_of(what: str) -> Iterator[None]:
+    """Convert what code of another package raises within to RequestErrors, which name it."""
+    try:
+        yield
+    except (RequestError, KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        frames = "".join(traceback.format_exception(error))
+        text = f"{what} raised {type(error).__name__}: {error}\n{frames}"
+        raise RequestError(Code.INTERNAL, text) from error
 
 
 @types.coroutine
 def timed(coroutine: Coroutine[Any, Any, T], spent: Callable[[float], None]) -> Generator[Any, Any, T]:
-    """Run a coroutine, and tell the processor time that it takes in this thread, without what it waits for."""
+    """Run a coroutine, and tell the processor time that it takes in this thread, without what it waits for.
+
+    Raises:
+        TypeError: It awaits what nobody here would go on with, such as `asyncio.sleep`.
+    """
     while True:
         began = time.thread_time()
         try:
@@ -172,4 +235,8 @@ def timed(coroutine: Coroutine[Any, Any, T], spent: Callable[[float], None]) -> 
             return result
         finally:
             spent(time.thread_time() - began)
+        if not isinstance(pending, PendingResult):
+            # Nobody wakes it: there is no event loop of asyncio here.
+            coroutine.close()
+            raise TypeError(f"expected that asked.run(…) is awaited, and what builds on it, got {pending!r:.80}")
         yield pending

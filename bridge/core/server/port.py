@@ -31,11 +31,15 @@ __all__ = [
     "Conversation",
     "Port",
     "PortProtocol",
+    "PortSession",
     "Route",
     "SessionRoute",
     "check_protocols",
 ]
 
+PortSession: TypeAlias = Call
+"""A session with the server's worlds that a client of a protocol has: what `ConnectionHandler.open` returns, and what
+`request`, `answer` and `finish` say whose it is."""
 Conversation: TypeAlias = Callable[[bytes], Awaitable["bytes | HttpAnswer | None"]]
 """Answers the messages of one client, one at a time."""
 # A client that has sent its first bytes is told by them, so they must not be long.
@@ -194,7 +198,7 @@ class Port:
         """Serves the sessions."""
         return self._connections.calls
 
-    def open(self, connection: Connection, admitted: Admitted) -> Call:
+    def open(self, connection: Connection, admitted: Admitted) -> PortSession:
         """Begin a session with the server's worlds, of a client that was let in.
 
         Raises:
@@ -255,7 +259,7 @@ class ConnectionHandler(ConnectionProtocol):
         """
         raise NotImplementedError
 
-    def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
+    def answer(self, call: PortSession, parts: list[bytes | memoryview], size: int) -> bool:
         """Send the answer to the oldest request, an EnvironmentResponse in parts of together `size` bytes.
 
         Return True: what the client does not take yet waits, and its next requests with it.
@@ -264,7 +268,7 @@ class ConnectionHandler(ConnectionProtocol):
             self.send(part)
         return True
 
-    def finish(self, call: Call, error: RequestError | None) -> None:
+    def finish(self, call: PortSession, error: RequestError | None) -> None:
         """Say that the session ended: as it should, or with an error. By itself: `refuse` it, and close."""
         if error is not None:
             self.refuse(error)
@@ -296,7 +300,7 @@ class ConnectionHandler(ConnectionProtocol):
 
         return self._port.call_later(seconds, run)
 
-    def open(self, token: str | None, version: str = "") -> Call:
+    def open(self, token: str | None, version: str = "") -> PortSession:
         """Let the client in by the token that it shows, and begin a session with the server's worlds.
 
         Args:
@@ -309,7 +313,7 @@ class ConnectionHandler(ConnectionProtocol):
         """
         return self.begin(Admitted(self._port.gate.check(token, self.peer), version))
 
-    def begin(self, admitted: Admitted) -> Call:
+    def begin(self, admitted: Admitted) -> PortSession:
         """Begin a session of a client that was let in. Raises as `open`, but for the token."""
         call = self._port.open(self._connection, admitted)
         call.stream = self
@@ -317,7 +321,7 @@ class ConnectionHandler(ConnectionProtocol):
             end_if_unreachable(self._connection.sock, self.unreachable_after)
         return call
 
-    def request(self, call: Call, data: bytes) -> None:
+    def request(self, call: PortSession, data: bytes) -> None:
         """Have the session answer an EnvironmentRequest of dm_env_rpc."""
         self._calls.receive(call, data)
 
@@ -348,7 +352,7 @@ class ConnectionHandler(ConnectionProtocol):
             self._heard = time.monotonic()
             self.data_received(data)
 
-    def defer(self, call: Call, size: int) -> None:
+    def defer(self, call: PortSession, size: int) -> None:
         """Read nothing more from a client of which much waits."""
         # There are no windows for the peer: to read no more is the only way to slow it down.
         self._waiting += size
@@ -356,7 +360,7 @@ class ConnectionHandler(ConnectionProtocol):
             self._connection.paused = True
             self._connection.flush()
 
-    def resume(self, call: Call, size: int) -> None:
+    def resume(self, call: PortSession, size: int) -> None:
         """Read on once little waits."""
         self._waiting -= size
         # At half, so that it is not paused and read again for every request.

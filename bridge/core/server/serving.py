@@ -1,29 +1,117 @@
-"""The threads of a server: one that serves, and its deputy.
+"""The threads of a server: one that serves, its deputy, and helpers that take jobs from the event loop.
 
 The serving thread runs the event loop, and calls the environments in its midst: an environment is made, reset,
 stepped, rendered and closed by this one thread, as OpenGL contexts, SQLite connections and GUI toolkits need it. While
 such a call lasts longer than a moment, the deputy runs the loop in its place: it answers what needs no environment,
 and queues the calls of environments, which the serving thread makes when it is back.
+
+A helper thread does what takes processor time, or, with `thread_safe=True`, calls the environments of one world.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from bridge.core.logs import SafeLog
 from bridge.core.server.event_loop import EventLoop
-from bridge.core.server.helper_thread import WorldThread
-from bridge.core.worlds.scheduling import Executor, PendingResult
+from bridge.core.worlds.scheduling import Executor, PendingResult, Scheduler
+from bridge.errors import Code, RequestError
 
-__all__ = ["ServerRuntime", "ServingThread", "environments_lock", "forget_lock_in_child"]
+__all__ = ["HelperThread", "ServerRuntime", "ServingThread", "WorldThread", "environments_lock", "forget_lock_in_child"]
 
 T = TypeVar("T")
+
+
+class HelperThread:
+    """One thread, which starts with the first job and ends with `close`.
+
+    Args:
+        scheduler: Gets the results.
+        name: The thread's name.
+    """
+
+    def __init__(self, scheduler: Scheduler, name: str = "bridge-helper") -> None:
+        self._scheduler = scheduler
+        self._name = name
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def submit(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """Call `job` in the thread, and `done` with what it returns, or with its exception, in the event loop.
+
+        After `close` neither is called. Where the system has no thread left, `done` gets a RequestError.
+        """
+        if self._closed:
+            return
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                # Not raised: whoever submits has begun something that only `done` ends.
+                text = "this server's system has no thread left for it; send the request again later"
+                self.answer(done, RequestError(Code.RESOURCE_EXHAUSTED, text))
+                return
+            # Kept only once it runs: else the next job tries again.
+            self._thread = thread
+        self._jobs.put((job, done))
+
+    def answer(self, done: Callable[[Any], None], result: Any) -> None:
+        """Call `done` with a result in the event loop, soon; may be called by any thread."""
+        self._scheduler.call_soon_threadsafe(partial(done, result))
+
+    def _run(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, done = item
+            del item
+            try:
+                result = job()
+            # Whatever it is, the event loop waits for a result, and others for this thread.
+            except BaseException as error:
+                result = error
+            self.answer(done, result)
+            # While `get` waits, nothing of the last job may be kept: it refers to a connection, and to what that holds.
+            del job, done, result
+
+    def close(self, patience: float = 1.0) -> None:
+        """Let the thread end after the jobs that it was given; wait for that at most so many seconds."""
+        self._closed = True
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(patience)
+            self._thread = None
+
+
+class WorldThread(HelperThread):
+    """The `Executor` of one world, or one lane, of a server with `thread_safe=True`: it has a thread of its own."""
+
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """Call a function in the thread. Raises RequestError where the system has no thread left."""
+        pending: PendingResult[T] = PendingResult()
+
+        def done(result: Any) -> None:
+            if isinstance(result, BaseException):
+                pending.set_error(result)
+            else:
+                pending.set_result(result)
+
+        self.submit(partial(function, *args), done)
+        return await pending
+
+    def close(self, patience: float = 0.0) -> None:
+        """Let the thread end after the calls that it was given."""
+        super().close(patience)
+
+
 _log = SafeLog(__name__)
 MOMENT = 0.04
 """Seconds that an environment's call may hold up the event loop."""

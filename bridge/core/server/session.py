@@ -28,8 +28,7 @@ from bridge.core.encoding.properties import TEXT, Property, PropertyTree, encode
 from bridge.core.encoding.step_codec import StepCodec
 from bridge.core.encoding.tensors import Array
 from bridge.core.encoding.values import check_count
-from bridge.core.server.messages import ClientMessage, ServedMessage
-from bridge.core.server.rights import (
+from bridge.core.server.auth import (
     as_look,
     attribute_in,
     no_message,
@@ -38,6 +37,7 @@ from bridge.core.server.rights import (
     refuse_method,
     refuse_requests,
 )
+from bridge.core.server.messages import ClientMessage, ServedMessage
 from bridge.core.worlds.base import Agent, World, fill_observations
 from bridge.core.worlds.resets import ResetOrder
 from bridge.errors import Code, RequestError, TensorError

@@ -24,9 +24,9 @@ import warnings
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
-from bridge.core.provided import provided
-from bridge.core.transport.compression import Compression, checked_compression
+from bridge.core.extras import provided
 from bridge.core.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token
+from bridge.core.transport.messages import Compression, checked_compression
 from bridge.core.transport.service import HELLO
 from bridge.errors import AddressError, SettingError, shown_url
 from bridge.version import __version__

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 from bridge.core.keywords import grouped
-from bridge.core.warn import warn
+from bridge.core.logs import warn
 from bridge.errors import SettingError
 
 if TYPE_CHECKING:

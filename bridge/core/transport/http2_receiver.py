@@ -4,16 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.core.transport.frame_checks import (
-    check_greeting,
-    check_length,
-    check_settings,
-    check_size,
-    has_preface,
-    header_fragment,
-    padding_of,
-    read_goaway,
-)
 from bridge.core.transport.frames import (
     FRAME,
     MAX_WINDOW,
@@ -30,6 +20,14 @@ from bridge.core.transport.frames import (
     StreamError,
     StreamReset,
     StreamTable,
+    check_greeting,
+    check_length,
+    check_settings,
+    check_size,
+    has_preface,
+    header_fragment,
+    padding_of,
+    read_goaway,
 )
 from bridge.core.transport.header_fields import HeaderReader, MalformedHeadersError, check_fields
 from bridge.core.transport.http2_sender import Http2Sender

@@ -11,8 +11,8 @@ import threading
 import weakref
 from typing import Protocol
 
-from bridge.core.forks import forget_in_child
 from bridge.core.logs import SafeLog
+from bridge.core.ownership import forget_in_child
 from bridge.core.transport.sockets import QUIET
 
 __all__ = ["KEEPALIVE", "add", "look_soon", "period", "remove"]

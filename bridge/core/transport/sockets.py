@@ -1,12 +1,20 @@
-"""Socket options and keepalive times that both ends of a connection use."""
+"""Sockets: options and keepalive times that both ends of a connection use, and those that a server listens on."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import socket
+import stat
 import struct
 import sys
 from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from bridge.errors import SettingError
 
 __all__ = [
     "AT_ONCE",
@@ -16,6 +24,8 @@ __all__ = [
     "end_if_unreachable",
     "has_hung_up",
     "let_receive_wait",
+    "listen_tcp",
+    "listen_unix",
     "prepare",
     "send_parts",
 ]
@@ -113,3 +123,123 @@ def send_parts(sock: socket.socket, parts: deque[memoryview]) -> int:
                     break
                 sent -= len(parts.popleft())
     return total
+
+
+_BACKLOG = 1024
+
+
+def listen_unix(path: str) -> tuple[socket.socket, Callable[[], None]]:
+    """Listen on a Unix socket that this user alone may connect to; a socket file that nobody listens at is replaced.
+
+    Returns:
+        The socket, and what takes its file away, unless another server has its own there by then.
+
+    Raises:
+        SettingError: A server listens there, the path is too long or not ours, or the platform has no Unix sockets.
+    """
+    if (family := getattr(socket, "AF_UNIX", None)) is None:
+        raise SettingError("this platform has no Unix sockets, so unix_path cannot be given; leave it out")
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        try:
+            _bind_unix(sock, path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not _stale(family, path):
+                raise
+            os.unlink(path)
+            _bind_unix(sock, path)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        hint = " (a server listens there, or the file is not ours)" if error.errno == errno.EADDRINUSE else ""
+        raise SettingError(
+            f"cannot listen on unix_path={path!r}: {error.strerror or error}{hint}. Expected a path of "
+            "at most about 100 bytes in a directory that exists and is yours"
+        ) from error
+    return sock, partial(_remove, path, _inode(path))
+
+
+def _inode(path: str) -> tuple[int, int]:
+    """Return the device and inode, which tell a file from a later one of the same name."""
+    info = os.stat(path)
+    return info.st_dev, info.st_ino
+
+
+def _remove(path: str, inode: tuple[int, int]) -> None:
+    with contextlib.suppress(OSError):
+        if _inode(path) == inode:
+            os.unlink(path)
+
+
+def _bind_unix(sock: socket.socket, path: str) -> None:
+    sock.bind(path)
+    os.chmod(path, 0o600)  # nobody can connect before `listen`
+
+
+def _stale(family: int, path: str) -> bool:
+    """True if a path is a socket that nobody listens at, as a killed server leaves it."""
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        return False
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(path) == errno.ECONNREFUSED
+
+
+def listen_tcp(host: str, port: int) -> list[socket.socket]:
+    """Listen on a TCP port of all addresses that a host's name stands for.
+
+    Args:
+        host: A name or an address of this machine; `::` and "": all of them, of IPv4 too.
+        port: The port; 0: any free one, the same for all addresses.
+
+    Raises:
+        SettingError: It is in use, or the address is not of this machine.
+    """
+    problem: OSError | UnicodeError | None = None
+    for _ in range(8 if port == 0 else 1):  # a port that is free for one address may be taken for the next
+        try:
+            return _listen_all(host, port)
+        except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host, such as "a..b"
+            problem = error
+    at = f"[{host}]" if ":" in host else host
+    raise SettingError(
+        f"cannot listen on port={port} of {at}: {getattr(problem, 'strerror', None) or problem}. Choose another port "
+        f"(port=0: any free one), or an address of this machine"
+    ) from None
+
+
+def _listen_all(host: str, port: int) -> list[socket.socket]:
+    found = socket.getaddrinfo(host or "::", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    socks: list[socket.socket] = []
+    problem: OSError | None = None
+    for family, kind, protocol, _, target in dict.fromkeys(found):
+        at = (target[0], socks[0].getsockname()[1], *target[2:]) if socks else target
+        try:
+            socks.append(_bind_tcp(family, kind, protocol, at))
+        except OSError as error:
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(found) > 1:
+                problem = error  # a machine without IPv6 has its names in it all the same
+                continue
+            for sock in socks:
+                sock.close()
+            raise
+    if not socks:
+        raise problem or OSError(errno.EADDRNOTAVAIL, "the name has no address")
+    return socks
+
+
+def _bind_tcp(family: int, kind: int, protocol: int, target: Any) -> socket.socket:
+    sock = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":
+            # For a server that is started again at once. On Windows this option would let two programs have the port.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            # The socket of `::` is for IPv4, too. One of another address leaves IPv4 to the socket of its own.
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(target[0] != "::"))
+        sock.bind(target)
+        sock.listen(_BACKLOG)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

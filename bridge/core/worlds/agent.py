@@ -9,16 +9,14 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from bridge.core.encoding import values
-from bridge.core.encoding.attribute_names import AttributeNames
-from bridge.core.encoding.names import NAMES
+from bridge.core.encoding.names import NAMES, AttributeNames
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, Spec
-from bridge.core.worlds.base import Agent, answer_to, failures_in
+from bridge.core.worlds.base import Agent, PacedWorld, answer_to, failures_in
 from bridge.core.worlds.environment import Result, Spaces
 from bridge.core.worlds.hosts import refuse_private
 from bridge.core.worlds.messages import PartOutcome, SessionMessage
-from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.rewards import HELD_BY_FLOAT64, Rewards, as_number, is_held_by_float64, reward_type
 from bridge.core.worlds.settings import Settings
 from bridge.errors import Code, RequestError, TensorError
@@ -402,7 +400,7 @@ class EnvAgent(Agent):
         """Return one tensor of the environment's observation."""
         observation: Any = self.observation
         if self._plain and type(observation) is np.ndarray and (observation.dtype, observation.shape) == self._of_spec:
-            return cast(Array, observation)
+            return cast("Array", observation)
         try:
             self._observation_layout.note_type(uid - 1, observation, self._notes)
             return self._observation_layout.pack_leaf(uid - 1, observation)

@@ -1,15 +1,16 @@
 """The interface of environments to worlds: a description, and calls that are awaited.
 
 A world steps an `Environment` and need not know where it lives: `bridge.core.worlds.local` calls one of this process in
-the thread that it belongs to, `bridge.core.worlds.isolated.env` one in a process of its own. Whoever stands between a
-world and its environment (a recording, people who watch) is an `EnvironmentProxy`, which hands on what it does not
-change.
+the thread that it belongs to, `bridge.core.worlds.isolated.env` one in a process of its own, which `Isolation` bounds.
+Whoever stands between a world and its environment (a recording, people who watch) is an `EnvironmentProxy`, which hands
+on what it does not change.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -17,26 +18,32 @@ from gymnasium import Space
 from gymnasium.vector import AutoresetMode
 
 from bridge.core.encoding.properties import PropertyTree
+from bridge.core.extras import provided
 from bridge.core.samples import Samples
 from bridge.core.worlds.scheduling import Executor
-from bridge.errors import RequestError
+from bridge.errors import RequestError, SettingError
 from bridge.pb import bridge_pb2, properties_pb2
 
 if TYPE_CHECKING:
     from bridge.core.worlds.messages import PartOutcome, SessionMessage
 
 __all__ = [
+    "CALL_TIMEOUT",
     "IMMUTABLE",
     "Call",
     "EnvFacts",
     "Environment",
+    "EnvironmentProperty",
     "EnvironmentProxy",
+    "Isolation",
     "Job",
     "Result",
     "Spaces",
     "StepTimes",
     "Transition",
+    "environment_properties",
     "kept",
+    "start_method",
 ]
 
 T = TypeVar("T")
@@ -278,3 +285,82 @@ def kept(value: Any) -> Any:
     if type(value) in (tuple, list, set) or (isinstance(value, tuple) and hasattr(value, "_make")):
         return getattr(value, "_make", type(value))(map(kept, value))
     return value
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentProperty:
+    """A text about an environment that its code may be asked for, one for all lanes of a world."""
+
+    name: str
+    """The key below `world`."""
+    description: str
+    """In a sentence."""
+    read: Callable[[Any], str]
+    """Returns the text of a Gymnasium environment, or of a vector of them, in the thread that it belongs to. A feature
+    is imported here, once somebody asks."""
+    read_agent: Callable[[str, Space[Any]], str]
+    """Returns the text for one of several agents, from the environment's name in its metadata and the action space."""
+
+    @property
+    def key(self) -> str:
+        """The dotted path."""
+        return f"world.{self.name}"
+
+
+def environment_properties() -> Sequence[EnvironmentProperty]:
+    """Return those of all features that are installed."""
+    found: Sequence[EnvironmentProperty] = provided("environment_properties")
+    return found
+
+
+CALL_TIMEOUT = 300.0
+"""Seconds that one call of an environment may take unless told otherwise."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Isolation:
+    """The limits of a world's process."""
+
+    call_timeout: float | None = CALL_TIMEOUT
+    """Seconds that one call of its environment may take, its construction too; None: for ever."""
+    max_world_bytes: int | None = None
+    """Bytes of memory that it may allocate (where the system can limit that: Linux); None: no limit of ours."""
+    own_program: bool = False
+    """True if it begins without the main module of this program, which `multiprocessing` would import. It has no limit
+    of memory, and no client's factory then."""
+
+    @classmethod
+    def of(
+        cls, isolation: str | None, call_timeout: float | None, max_world_bytes: int | None, *, always: bool = False
+    ) -> Isolation | None:
+        """Read the keywords of a server; None: its worlds live in its own process.
+
+        Args:
+            isolation: `process` or None.
+            call_timeout: As above.
+            max_world_bytes: As above.
+            always: Worlds have processes of their own whatever `isolation` says.
+
+        Raises:
+            SettingError: A keyword is out of its range, or stands without `isolation`.
+        """
+        if isolation not in (None, "process"):
+            raise SettingError(f"expected isolation to be 'process' or None, got {isolation!r}")
+        if isolation is not None or always:
+            return cls(call_timeout, max_world_bytes)
+        if call_timeout != CALL_TIMEOUT or max_world_bytes is not None:
+            text = "call_timeout and max_world_bytes are for worlds in processes: give isolation='process' too"
+            raise SettingError(text)
+        return None
+
+
+def start_method() -> str:
+    """Return the start method of world processes: never fork, because this process has threads."""
+    # `spawn` and the forkserver import the main module: without the guard each process would start a server, and the
+    # processes of that, without end.
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise SettingError(
+            "the main module starts a server while a process of its environments imports it; guard it by "
+            "if __name__ == '__main__':"
+        )
+    return "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"

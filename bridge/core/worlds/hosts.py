@@ -9,42 +9,42 @@ from __future__ import annotations
 import abc
 import contextlib
 import traceback
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from functools import partial, partialmethod
+from typing import Any, Generic, TypeVar, cast
 
 import gymnasium
 import numpy as np
 from google.protobuf.message import DecodeError
 from gymnasium.envs.registration import EnvSpec
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
-from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector import VectorEnv
 
 from bridge.core.encoding import values
-from bridge.core.encoding.names import NAMES
+from bridge.core.encoding.names import NAMES, AttributeNames
 from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Family, Property, PropertyTree
-from bridge.core.encoding.random_state import state_of
+from bridge.core.encoding.seeds import state_of
 from bridge.core.encoding.space_json import space_to_json
 from bridge.core.logs import SafeLog
 from bridge.core.worlds import kinds
-from bridge.core.worlds.attributes import AttributeList, named_values
-from bridge.core.worlds.base import answer_to, failures_in
-from bridge.core.worlds.env_properties import environment_properties
-from bridge.core.worlds.environment import EnvFacts, Result
-from bridge.core.worlds.kinds import GymEnv, Known, Lanes, ParallelEnv
-from bridge.core.worlds.lane_infos import FinalInfos, collect_infos, join_infos
-from bridge.core.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
+from bridge.core.worlds.base import failures_in
+from bridge.core.worlds.environment import EnvFacts, Result, environment_properties
+from bridge.core.worlds.kinds import GymEnv, Known, ParallelEnv
 from bridge.core.worlds.messages import MessagePart, PartOutcome, SessionMessage
-from bridge.core.worlds.rewards import refuse_array_rewards
 from bridge.errors import Code, RequestError, TensorError, UnsupportedSpaceError
 from bridge.pb import bridge_pb2
 
 __all__ = [
     "LANE_WRAPPERS",
-    "AnyHost",
+    "AttributeList",
+    "EnvHost",
+    "Host",
+    "ParallelHost",
     "checked_lanes",
     "checked_values",
-    "host_of",
+    "look_up",
+    "named_values",
+    "no_episode",
     "refuse_private",
     "wrappers_by_lane",
 ]
@@ -100,7 +100,7 @@ class Host(abc.ABC, Generic[E]):
         if options is not None:
             # A copy: an environment may take out what it has read, and other lanes, or the next attempt, get the same.
             given["options"] = dict(options)
-        result = cast(Result, self.env.reset(**given))
+        result = cast("Result", self.env.reset(**given))
         if self.names is not None:
             self.names.renew(kinds.attribute_layers(self.env))
         return result
@@ -328,7 +328,7 @@ class Host(abc.ABC, Generic[E]):
         parts = kinds.local_parts(self.env)
         if not parts:
             raise RequestError(Code.UNIMPLEMENTED, f"the lanes of {self.facts.kind} are elsewhere")
-        return [_look_up(partial(kinds.attribute_of, parts[lane], name), name) for lane in lanes]
+        return [look_up(partial(kinds.attribute_of, parts[lane], name), name) for lane in lanes]
 
     @abc.abstractmethod
     def _set(self, name: str, value: list[object]) -> None:
@@ -346,166 +346,6 @@ class EnvHost(Host[GymEnv]):
 
     def _set(self, name: str, value: list[object]) -> None:
         self.env.set_wrapper_attr(name, value[0])
-
-
-class LanesHost(Host[Lanes]):
-    """Lanes that one call steps together.
-
-    In place of a SyncVectorEnv, a `LaneVectorEnv` steps its environments. The infos of this one and of an
-    AsyncVectorEnv are joined without loss.
-
-    An AsyncVectorEnv is of no use any more once one of its lanes has raised, since that ended the lane's process: the
-    next reset makes another one.
-
-    Args:
-        env: The vector environment.
-        facts: Its description.
-        make: Makes another one.
-    """
-
-    def __init__(self, env: Lanes, facts: EnvFacts, make: Callable[[], Known]) -> None:
-        super().__init__(env, facts, make)
-        self._broken: RequestError | None = None
-        if "autoreset_mode" not in kinds.metadata_of(env):
-            _log.info(
-                "%s does not say in metadata['autoreset_mode'] when a lane that ended begins anew; it is taken to do "
-                "so in the same step",
-                facts.kind,
-            )
-        self._adopt(env)
-
-    def _adopt(self, env: Lanes) -> None:
-        facts = self.facts
-        self.env = env = with_lanes_of_ours(env, facts.reward_space)
-        refuse_array_rewards(env, facts.reward_space)
-        inner = env.unwrapped
-        self._is_async = isinstance(inner, AsyncVectorEnv)
-        self._ours = inner if isinstance(inner, LaneVectorEnv) else None
-        if self._ours is not None:
-            self.failures, self.retried = self._ours.failed, self._ours.retried
-        # Not subclasses and wrappers: they may read or change the joined infos in their own `step`.
-        self._collects = type(env) in (LaneVectorEnv, AsyncVectorEnv)
-        if type(env) is AsyncVectorEnv:
-            collect_infos(env)
-        same_step = facts.autoreset is AutoresetMode.SAME_STEP
-        self._finals = FinalInfos(facts) if same_step and not self._collects else None
-        if self.facts.steps_lanes:
-            self.lanes = [EnvHost(lane, self.facts.of_lane, self.make) for lane in kinds.local_parts(env)]
-
-    def reset(self, seed: object, options: Any) -> Result:
-        """Reset all lanes, or those of the option `reset_mask`."""
-        if self._broken is not None:
-            with failures_in("its construction"):
-                env = self.make()
-                assert isinstance(env, VectorEnv), "the same function made lanes before"
-                self._adopt(env)
-            # Not before another one is there: otherwise calls would go to the closed one.
-            self._broken = None
-            # All of them are new: a reset cannot leave one as it is.
-            options = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
-        info: Any
-        if self._ours is self.env:
-            observation, info = self._ours.reset_lanes(seed, options)
-        else:
-            observation, info = self._guarded("reset", super().reset, seed, options)
-        return observation, join_infos(info, self.env.num_envs) if self._collects else info
-
-    def step(self, action: object) -> Result:
-        """Step all lanes."""
-        info: Any
-        if self._ours is self.env:
-            observation, reward, terminated, truncated, info = self._ours.step_lanes(action)
-        else:
-            observation, reward, terminated, truncated, info = self._guarded("step", super().step, action)
-        if self._ours is not None and self._ours.notes:
-            self.notes += self._ours.notes.take()
-        if self._collects:
-            info = join_infos(info, self.env.num_envs)
-        elif self._finals is not None:
-            info = self._finals.read(info, terminated, truncated, self.notes)
-        return observation, reward, terminated, truncated, info
-
-    @property
-    def can_place(self) -> bool:  # type: ignore[override]
-        """True if its environments are stepped by ourselves, and nothing is around all of them."""
-        return self._ours is self.env
-
-    def newest(self, lane: int) -> tuple[Any, Any]:
-        """Return the last observation and info of a lane; raises RequestError where no episode runs in it."""
-        if self._ours is not self.env:
-            text = f"the lanes of {self.facts.kind} are not stepped one by one"
-            raise RequestError(Code.UNIMPLEMENTED, text)
-        found = self._ours.newest(lane)
-        if found is None:
-            raise no_episode(lane)
-        return found
-
-    def _take_placed(self) -> Result:
-        assert self._ours is not None, "`place` has refused otherwise"
-        observations, infos = self._ours.place_lanes(self._placed)
-        return observations, join_infos(infos, self.env.num_envs)
-
-    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
-        """Call a public method, or read a public attribute, on the lanes that the request names."""
-        return self._guarded(f"call of {request.name}", super().call, request)
-
-    def _guarded(self, where: str, function: Callable[..., T], *args: object) -> T:
-        """Call the environment, unless a failure left it of no use; note where it does."""
-        if self._broken is not None:
-            raise self._broken
-        try:
-            return function(*args)
-        except BaseException as error:
-            vector = self.env.unwrapped
-            # A lane of an AsyncVectorEnv that raises ends its process, as one that crashes does. Gymnasium starts no
-            # other one: the whole vector environment has to be made anew.
-            gone = isinstance(error.__cause__ or error, (EOFError, ConnectionError))
-            if isinstance(vector, AsyncVectorEnv) and (gone or None in vector.parent_pipes):
-                # Without the traceback, which the call that failed has told.
-                first = str(answer_to(where, error)).partition("\n")[0]
-                text = f"the lanes cannot be used since one of them failed, reset all of them: {first}"
-                self._broken = RequestError(Code.FAILED_PRECONDITION, text)
-                # Else `close` would wait for the answer of a process that is gone.
-                vector._state = AsyncState.DEFAULT  # noqa: SLF001
-                self.env.close(terminate=True)
-            raise
-
-    def frame(self) -> list[object]:
-        """Return what `render()` gives now, a list with an entry a lane."""
-        with failures_in("render"):
-            frame: Any = self.env.render()
-        if isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.shape[-1] in (3, 4):
-            # One picture of all, as of a simulator; an empty one is none.
-            return [frame if frame.size else None] * self.env.num_envs
-        return list(kinds.each_lane(frame, self.env.num_envs))
-
-    def _find(self, name: str, lanes: list[int]) -> list[object]:
-        # Lanes of a simulator are in this process, though not one by one.
-        if self.facts.resets_lanes:
-            return super()._find(name, lanes)
-        value = _look_up(partial(kinds.attribute_of, self.env, name), name)
-        each = [value] * self.env.num_envs if callable(value) else kinds.each_lane(value, self.env.num_envs)
-        return [each[lane] for lane in lanes]
-
-    def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
-        # `VectorEnv.call` is always for all lanes.
-        if set(lanes) < set(range(self.env.num_envs)):
-            return super()._call(name, args, kwargs, lanes)
-        if kinds.local_parts(self.env):
-            # For NOT_FOUND: `SyncVectorEnv.call` raises the AttributeError of a lane, which would be a failure of the
-            # environment.
-            self._find(name, [0])
-        # In its process an AttributeError would end the lane, and with it the whole vector environment.
-        elif self._is_async and not all(cast(Any, self.env).call("has_wrapper_attr", name)):
-            raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
-        if not self.facts.resets_lanes:
-            results = _look_up(partial(kinds.call_simulator, self.env, name, args, kwargs), name)
-        else:
-            results = list(cast(Any, self.env).call(name, *args, **kwargs))
-        return [results[lane] for lane in lanes]
-
-    def _set(self, name: str, value: list[object]) -> None:
-        cast(Any, self.env).set_attr(name, value)  # Sync and Async have methods that a VectorEnv has not
 
 
 class ParallelHost(Host[ParallelEnv]):
@@ -529,21 +369,6 @@ class ParallelHost(Host[ParallelEnv]):
                 return
         # Not all environments that have agents know `unwrapped`.
         setattr(kinds.read_attribute(self.env, "unwrapped", self.env), name, value[0])
-
-
-AnyHost: TypeAlias = EnvHost | LanesHost | ParallelHost
-
-
-def host_of(env: Known, make: Callable[[], Known]) -> AnyHost:
-    """Return the host of an environment; `make` makes another one like it.
-
-    Raises:
-        SettingError: Its rewards have a space that is no Box, or that its lanes do not take.
-    """
-    facts = kinds.facts_of(env)
-    if isinstance(env, VectorEnv):
-        return LanesHost(env, facts, make)
-    return EnvHost(env, facts, make) if isinstance(env, gymnasium.Env) else ParallelHost(env, facts, make)
 
 
 def no_episode(lane: int | None) -> RequestError:
@@ -619,7 +444,8 @@ def _live(name: str, kind: str, description: str, read: Callable[[], object]) ->
     return Property(f"world.{name}", kind, description, read, in_environment=True)
 
 
-def _look_up(look: Callable[[], T], name: str) -> T:
+def look_up(look: Callable[[], T], name: str) -> T:
+    """Return what a look-up of an attribute gives. Raises NOT_FOUND where the environment has none of that name."""
     try:
         return look()
     except AttributeError as error:
@@ -685,3 +511,67 @@ def _travels(value: object) -> bool:
     except TensorError:
         return False
     return True
+
+
+_METHODS = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    classmethod,
+    staticmethod,
+    partialmethod,
+)
+# What every environment and every wrapper of Gymnasium's has, and `env`: a loop that looks for the innermost
+# environment by `hasattr(env, "env")` has to end at the remote one.
+_OF_ALL = frozenset((*dir(gymnasium.Env), *dir(gymnasium.Wrapper), "env"))
+
+
+def named_values(layers: Sequence[object]) -> Iterator[tuple[str, object, bool]]:
+    """Give the public names of some layers, the outermost first, with what is found there and whether in a class.
+
+    A name that comes again is hidden by the first of it. What is found in a class may be a descriptor: no property is
+    run.
+    """
+    for layer in layers:
+        for owner in (layer, *type(layer).__mro__):
+            # A copy of the items: another thread may add some.
+            for name, value in list(getattr(owner, "__dict__", {}).items()):
+                if isinstance(name, str) and not name.startswith("_"):
+                    yield name, value, owner is not layer
+
+
+class AttributeList:
+    """The names that clients are told.
+
+    Args:
+        layers: The wrappers, the outermost first, and the environment. They are not kept: whoever holds this list does
+            not keep the environment alive.
+    """
+
+    def __init__(self, layers: Sequence[object]) -> None:
+        self._seen: list[frozenset[str]] = []
+        self.text = AttributeNames()
+        """The names as they travel."""
+        self.renew(layers)
+
+    def renew(self, layers: Sequence[object]) -> bool:
+        """Look again, which costs some microseconds where no layer has another attribute; return whether one has."""
+        # Classes do not change, and most environments have all their attributes from their construction on.
+        dicts = [getattr(layer, "__dict__", {}) for layer in layers]
+        if len(dicts) == len(self._seen) and all(map(_same, dicts, self._seen)):
+            return False
+        self._seen = [frozenset(each) for each in dicts]
+        names: dict[str, bool] = {}
+        for name, value, of_class in named_values(layers):
+            if name not in _OF_ALL and name.isidentifier():
+                # A function in an instance may be replaced by anything: only what a class has is surely a method.
+                names.setdefault(name, of_class and isinstance(value, _METHODS))
+        self.text = AttributeNames.of(names)
+        return True
+
+
+def _same(attributes: Any, names: frozenset[str]) -> bool:
+    # By the length first: it is nearly always what differs.
+    return len(attributes) == len(names) and attributes.keys() == names

@@ -15,20 +15,52 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import gymnasium
+from gymnasium.vector import VectorEnv
+
 from bridge.core.encoding.properties import ENCODED, NUMBER, Property, PropertyTree, encoded, read_encoded
+from bridge.core.worlds import kinds
 from bridge.core.worlds.base import answer_to, in_environment
-from bridge.core.worlds.env_properties import environment_properties
-from bridge.core.worlds.environment import Call, Environment, EnvironmentProxy, Result, StepTimes
-from bridge.core.worlds.hosts import LANE_WRAPPERS, AnyHost, checked_lanes, checked_values, host_of, wrappers_by_lane
+from bridge.core.worlds.environment import (
+    Call,
+    Environment,
+    EnvironmentProxy,
+    Result,
+    StepTimes,
+    environment_properties,
+)
+from bridge.core.worlds.hosts import (
+    LANE_WRAPPERS,
+    EnvHost,
+    Host,
+    ParallelHost,
+    checked_lanes,
+    checked_values,
+    wrappers_by_lane,
+)
 from bridge.core.worlds.kinds import Known
 from bridge.core.worlds.messages import PartOutcome, SessionMessage
 from bridge.core.worlds.scheduling import Executor, Scheduler, gather
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2, properties_pb2
 
-__all__ = ["LaneGroup", "LocalEnv", "adopt"]
+__all__ = ["LaneGroup", "LocalEnv", "adopt", "host_of"]
 
 T = TypeVar("T")
+
+
+def host_of(env: Known, make: Callable[[], Known]) -> Host[Any]:
+    """Return the host of an environment; `make` makes another one like it.
+
+    Raises:
+        SettingError: Its rewards have a space that is no Box, or that its lanes do not take.
+    """
+    facts = kinds.facts_of(env)
+    if isinstance(env, VectorEnv):
+        from bridge.core.worlds.lane_hosts import LanesHost  # most environments have no lanes
+
+        return LanesHost(env, facts, make)
+    return EnvHost(env, facts, make) if isinstance(env, gymnasium.Env) else ParallelHost(env, facts, make)
 
 
 class LocalEnv:
@@ -39,8 +71,8 @@ class LocalEnv:
         executor: Runs its calls, and is closed with it.
     """
 
-    def __init__(self, host: AnyHost, executor: Executor) -> None:
-        self._host: AnyHost | None = host
+    def __init__(self, host: Host[Any], executor: Executor) -> None:
+        self._host: Host[Any] | None = host
         self._tree = host.properties()
         self.executor = executor
         self._closed = RequestError(Code.FAILED_PRECONDITION, "the environment was closed")
@@ -52,7 +84,7 @@ class LocalEnv:
 
     ended: RequestError | None = None
 
-    def _hosted(self, lane: int | None = None) -> AnyHost:
+    def _hosted(self, lane: int | None = None) -> Host[Any]:
         if self._host is None:
             raise self._closed
         return self._host if lane is None else self._host.lanes[lane]
@@ -131,7 +163,7 @@ class LocalEnv:
             return outcome
         return dataclasses.replace(outcome, seconds=time.thread_time() - began)
 
-    def _run(self, where: str, function: Callable[[AnyHost], T]) -> Call[T]:
+    def _run(self, where: str, function: Callable[[Host[Any]], T]) -> Call[T]:
         """Call the environment by its host, which may be closed before it is its turn."""
         return self.executor.run(in_environment, where, lambda: function(self._hosted()))
 

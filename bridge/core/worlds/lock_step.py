@@ -10,10 +10,9 @@ from gymnasium.vector import AutoresetMode
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent
+from bridge.core.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent, PacedWorld
 from bridge.core.worlds.environment import Result
 from bridge.core.worlds.group import ONE
-from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.settings import Settings, read_reset, reading, refuse_unknown
 from bridge.errors import Code, RequestError, SettingError, TensorError

@@ -140,8 +140,8 @@ class AskedMessage(Protocol):
 class MessageHandler:
     """The part of a message in a server: one object a server. Subclasses override what they need.
 
-    All of it runs in the serving thread, so it may not take long; `AskedMessage.run` and whatever else it awaits lets
-    others be served meanwhile.
+    All of it runs in the serving thread, so it may not take long. Others are served while it awaits `AskedMessage.run`,
+    and it may await nothing else: there is no event loop of asyncio.
 
     Args:
         scheduler: Makes calls later: `call_later(seconds, function)`, and `call_soon_threadsafe` from other threads.

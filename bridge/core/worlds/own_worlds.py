@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from bridge.core.plugins import load
+from bridge.core.plugins import found, load, loading, package_of
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.turns import TurnPacer, Turns, refuse_lanes
 from bridge.core.worlds.world import WorldKind, paced_by
@@ -32,9 +32,14 @@ def own_world(given: str | OwnWorld, lanes: int = 1) -> WorldKind:
     Raises:
         SettingError: It is none of these.
     """
-    what = "world"
     if isinstance(given, str):
-        what, given = f"world={given!r}", load(GROUP, given, "world")
+        made = load(GROUP, given, "world")
+        with loading(f"the world {given}", package_of(found(GROUP)[given])):
+            return _own_world(f"world={given!r}", made, lanes)
+    return _own_world("world", given, lanes)
+
+
+def _own_world(what: str, given: OwnWorld, lanes: int) -> WorldKind:
     is_pacer = isinstance(given, type) and issubclass(given, (TurnPacer, Pacer))
     if not callable(given):
         raise SettingError(

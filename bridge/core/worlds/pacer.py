@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import Agent, WorldCounts
+from bridge.core.worlds.base import Agent, PacedWorld, WorldCounts
 from bridge.core.worlds.environment import Result
 from bridge.core.worlds.group import Group
-from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.settings import Settings
 
 __all__ = ["Pacer"]

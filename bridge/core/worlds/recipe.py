@@ -16,9 +16,8 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
-from bridge.core.plugins import for_a_client
 from bridge.core.worlds.base import answer_to
-from bridge.core.worlds.isolation import start_method
+from bridge.core.worlds.environment import start_method
 from bridge.core.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
 from bridge.core.worlds.settings import SentKwargs, Settings, read_choice, read_kwargs, read_scalar, read_string, wrong
 from bridge.errors import Code, RequestError, SettingError
@@ -287,16 +286,16 @@ def constructed(
 
     Args:
         title: The environment, for the message.
-        kwargs: The arguments, for the message. While `make` runs, `for_a_client` says whether a client sent some.
+        kwargs: The arguments, for the message. While `make` runs, what those name that a client sent is not imported.
         make: Calls its constructor.
         constructor: Asked after a TypeError: the constructor, or the name of it, and the arguments that it got.
 
     Raises:
         RequestError: INVALID_ARGUMENT, it does not take the arguments; else as `answer_to`.
     """
-    before = for_a_client.set(isinstance(kwargs, SentKwargs))
     try:
-        return make()
+        with _importing_nothing() if isinstance(kwargs, SentKwargs) else contextlib.nullcontext():
+            return make()
     except RequestError:
         raise
     except (Exception, SystemExit) as error:
@@ -307,8 +306,13 @@ def constructed(
             raise answer_to("its construction", error) from error
         text = f"{title} could not be made with env_kwargs={dict(kwargs)}: {error}. {wrong}"
         raise RequestError(Code.INVALID_ARGUMENT, text) from error
-    finally:
-        for_a_client.reset(before)
+
+
+def _importing_nothing() -> contextlib.AbstractContextManager[None]:
+    """Within it, the package of another scheme is not imported, whatever arguments name."""
+    from bridge.core.plugins import for_a_client  # few clients send arguments
+
+    return for_a_client()
 
 
 def _misfit(constructor: Any, arguments: Mapping[str, object]) -> str | None:

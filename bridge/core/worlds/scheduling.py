@@ -118,7 +118,7 @@ class Executor(Protocol):
 
 
 class Scheduler:
-    """Runs callbacks, timers and coroutines.
+    """Runs callbacks, timers and coroutines, in the thread that serves.
 
     Args:
         clock: Gives the time in seconds; it never goes back.

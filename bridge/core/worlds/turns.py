@@ -19,11 +19,9 @@ from typing import Any
 
 from bridge.core.encoding.properties import Property, PropertyTree
 from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import OTHER_WORLD, Agent, environment_failure, failures_in, in_environment
-from bridge.core.worlds.default_actions import DEFAULT, default_action
+from bridge.core.worlds.base import OTHER_WORLD, Agent, PacedWorld, environment_failure, failures_in, in_environment
 from bridge.core.worlds.environment import Job, Spaces, Transition, kept
-from bridge.core.worlds.group import Group
-from bridge.core.worlds.paced import PacedWorld
+from bridge.core.worlds.group import DEFAULT, Group, default_action
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.rewards import as_number
 from bridge.core.worlds.scheduling import PendingResult, Timer

@@ -7,10 +7,9 @@ from typing import TypeAlias
 
 from bridge.core.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.core.encoding.tensors import Array
-from bridge.core.worlds.base import Agent, World, WorldCounts
+from bridge.core.worlds.base import Agent, PacedWorld, World, WorldCounts
 from bridge.core.worlds.environment import Environment
 from bridge.core.worlds.group import Group
-from bridge.core.worlds.paced import PacedWorld
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.scheduling import Scheduler
 from bridge.core.worlds.settings import Settings

@@ -22,7 +22,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from bridge.core.encoding.space_json import space_from_json, space_to_json
-from bridge.core.worlds.default_actions import neutral_action
+from bridge.core.worlds.group import neutral_action
 from bridge.errors import PacketError, TensorError, UnsupportedSpaceError
 from bridge.perlert.protocol.codec import Space, TextCodec, decimal_text, parse_decimal
 

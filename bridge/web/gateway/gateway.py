@@ -21,10 +21,10 @@ from bridge.core.worlds.scheduling import Runtime
 from bridge.errors import AddressError, Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.version import __version__
+from bridge.web.gateway.gateway_session import GatewaySession
 from bridge.web.gateway.loop_poller import LoopPoller
 from bridge.web.gateway.schemes import FixedServer
 from bridge.web.gateway.servers import EnvServer, PublishedServer
-from bridge.web.gateway.session import GatewaySession
 
 __all__ = ["Gateway"]
 

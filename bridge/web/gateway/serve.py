@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bridge.core.client.endpoints import Directory, Endpoint, as_directory
+from bridge.core.extras import provided
 from bridge.core.keywords import grouped, unknown_keyword
-from bridge.core.provided import provided
 from bridge.core.server.auth import ServingKeywords, ServingOptions
+from bridge.core.server.core_server import CoreServer
 from bridge.core.server.limits import CoreLimits, checked_limits
-from bridge.core.server.server import CoreServer
 from bridge.core.transport.address import parse_address
 from bridge.core.transport.credentials import ClientCredentials
 from bridge.errors import SettingError

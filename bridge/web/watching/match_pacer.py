@@ -16,9 +16,8 @@ from typing import Any
 from bridge.core.encoding.properties import NUMBER, TEXT, Property, PropertyTree
 from bridge.core.rounds import RoundState
 from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import Agent
-from bridge.core.worlds.default_actions import name_of_function
-from bridge.core.worlds.paced import PacedWorld
+from bridge.core.worlds.base import Agent, PacedWorld
+from bridge.core.worlds.group import name_of_function
 from bridge.core.worlds.realtime.loop import LoopAgent
 from bridge.core.worlds.realtime.multi_agent import Frame, JointClock
 from bridge.core.worlds.realtime_options import RealtimeOptions

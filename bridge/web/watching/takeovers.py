@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from bridge.core.encoding.interventions import ACTION, PACE
+from bridge.core.encoding.infos import ACTION, PACE
 from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.environment import EnvFacts, Result
 

@@ -10,10 +10,10 @@ from typing import Any
 import gymnasium
 import pytest
 
-import bridge.core.client.world.session as module
-from bridge.core.client.world.events import Joined, Lost, Refused, Replied, StepAnswered
+import bridge.core.client.world.client_session as module
+from bridge.core.client.world.client_session import ClientSession
 from bridge.core.client.world.extensions import property_request, property_value
-from bridge.core.client.world.session import ClientSession
+from bridge.core.client.world.session_states import Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.encoding.names import PROPERTY_RESPONSE_URL
 from bridge.core.encoding.tensors import pack_tensor

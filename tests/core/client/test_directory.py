@@ -1,4 +1,4 @@
-"""`bridge.core.client.wire.directory`: the addresses of a name, in the order in which they are tried."""
+"""`bridge.core.client.wire.dialer`: the addresses of a name, in the order in which they are tried."""
 
 import socket
 import threading
@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from bridge import make_remote, serve_gym
-from bridge.core.client.wire.directory import interleave
+from bridge.core.client.wire.dialer import interleave
 from bridge.errors import ConnectError
 
 

@@ -405,7 +405,7 @@ def test_raise_lets_a_spare_take_the_place():
         blocking.reset()
         ready = threading.Event()
         for _ in range(1000):
-            if pool_of(envs).policy.ready_spare(pool_of(envs).members.at[0]):
+            if pool_of(envs).has_spare(pool_of(envs).members.at[0]):
                 break
             pool_of(envs).drain()
             ready.wait(0.01)

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 )
 
 from bridge import Endpoint
-from bridge.core.client.slots.placement import Placement
+from bridge.core.client.slots.endpoint import Placement
 from bridge.core.client.slots.policy import (
     AddSpare,
     Begin,
@@ -40,8 +40,8 @@ from bridge.core.client.slots.policy import (
     SlotPolicy,
     TakeOver,
 )
-from bridge.core.client.slots.slot import CUT, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
-from bridge.core.client.world.remote_record import RemoteRecord
+from bridge.core.client.slots.slot import STEPPED, EpisodeEvent, EpisodeState, LinkEvent, LinkState, Member, StandBy
+from bridge.core.client.world.remote import RemoteRecord
 from bridge.errors import (
     Code,
     ConnectError,
@@ -127,10 +127,10 @@ class Fleet:
             server = self.servers[number % servers]
             self.members.append(self.member(server, number))
 
-    def member(self, server: Server, start: int) -> Member:
+    def member(self, server: Server, start: int, stands_by: StandBy | None = None) -> Member:
         remote: Any = Remote(server, RemoteRecord())
         remote.connected = False
-        return Member(remote, start, 1, server.url if self.directory else None)
+        return Member(remote, start, 1, server.url if self.directory else None, stands_by=stands_by)
 
     def list_servers(self) -> None:
         self.watch.endpoints = tuple(Endpoint(server.url) for server in self.servers if server.listed)
@@ -149,7 +149,7 @@ class Fleet:
         member.remote = Remote(server, member.remote.record)  # type: ignore[assignment]
         member.endpoint = url if self.directory else None
         member.deadline, member.silent_until = self.now + TIMEOUT, self.now + CONNECT_TIMEOUT
-        member.handle(SlotEvent.CONNECT)
+        member.handle_link(LinkEvent.CONNECT)
         self.attempts[url] += 1
         self.later(LATENCY, self._if_current(member, self._accept))
 
@@ -181,11 +181,11 @@ class Fleet:
             remote.silent = False
             server.worlds.add(remote)
             self.policy.saw(member, EndpointEvent.JOINED, self.now)
-            member.handle(SlotEvent.JOINED)
+            member.handle_link(LinkEvent.JOINED)
             member.single, member.refusal = True, None
-            if member.start == SPARE:
+            if member.stands_by is not None:
                 member.failures = 0
-            elif member.phase is SlotPhase.IDLE:
+            elif member.ready:
                 self.begin(member)
 
     def begin(self, member: Member) -> None:
@@ -194,22 +194,23 @@ class Fleet:
         if member.remote is not remote:
             return
         member.deadline = self.now + TIMEOUT
-        member.handle(SlotEvent.BEGIN)
+        member.handle(EpisodeEvent.BEGIN)
         self.later(LATENCY, self._if_current(member, self._answer))
 
     def _answer(self, member: Member) -> None:
         server = self.of(member).server
-        if member.phase not in (SlotPhase.RESETTING, SlotPhase.STEPPING):
+        if member.episode not in (EpisodeState.RESETTING, EpisodeState.STEPPING):
             return
         if server.hangs:
             self.later(1.0, self._if_current(member, self._answer))
-        elif server.fails and member.phase is SlotPhase.RESETTING:
+        elif server.fails and member.episode is EpisodeState.RESETTING:
             member.error = member.refusal = EnvironmentFailedError(server.url, "ValueError", Code.INTERNAL)
-            member.handle(SlotEvent.REFUSED)
+            member.handle(EpisodeEvent.FAILED)
             self.policy.refused(member, member.error, self.now)
         else:
-            first = member.phase is SlotPhase.RESETTING
-            member.take(("message", None))  # type: ignore[arg-type]
+            first = member.episode is EpisodeState.RESETTING
+            self._steps[member] = 0 if first else self._steps[member] + 1
+            member.take(SimpleNamespace(message="message", ended=self._steps[member] >= EPISODE))  # type: ignore[arg-type]
             if first:
                 member.failures, member.refusal = 0, None
                 self.policy.saw(member, EndpointEvent.OBSERVED, self.now)
@@ -221,7 +222,7 @@ class Fleet:
         remote.server.worlds.discard(remote)
         remote.connected = False
         member.error, member.refusal = error, None
-        member.handle(SlotEvent.LOST)
+        member.handle_link(LinkEvent.LOST)
         self.policy.lost(member, error, self.now, established=established)
 
     def stop(self, server: Server) -> None:
@@ -240,14 +241,14 @@ class Fleet:
     def execute_one(self, decision: Decision) -> None:
         match decision:
             case Connect(member, request, _):
-                if member.phase not in OFFLINE:
+                if member.link is not LinkState.OFFLINE:
                     self._leave(member)
-                    member.handle(SlotEvent.LOST)
+                    member.handle_link(LinkEvent.LOST)
                     member.refusal = None
                 self.connect(member, request)
-            case AddSpare(request, lanes, _):
+            case AddSpare(request, lanes, stands_by, _):
                 url = request.address.url
-                spare = self.member(next(server for server in self.servers if server.url == url), SPARE)
+                spare = self.member(next(server for server in self.servers if server.url == url), 0, stands_by)
                 assert lanes == 1
                 self.spares.append(spare)
                 self.connect(spare)
@@ -257,8 +258,7 @@ class Fleet:
             case Disconnect(spare):
                 raise AssertionError(f"without spares of the user none comes back later: {spare}")
             case TakeOver(member, spare):
-                ready = spare.phase is SlotPhase.IDLE
-                member.handle(SlotEvent.MOVE if ready else SlotEvent.MOVE_AHEAD)
+                member.handle_link(LinkEvent.MOVE if spare.ready else LinkEvent.MOVE_AHEAD)
                 member.remote, spare.remote = spare.remote, member.remote
                 member.deadline, member.silent_until, member.refusal = spare.deadline, spare.silent_until, None
                 member.remote.record, member.endpoint, member.home = spare.remote.record, spare.endpoint, None
@@ -289,16 +289,13 @@ class Fleet:
 
     def _step_all(self) -> None:
         for member in list(self.members):
-            if member.phase in CUT:
-                member.handle(SlotEvent.TOLD)
-                self._steps[member] = 0
+            if member.episode is EpisodeState.CUT:
+                member.handle(EpisodeEvent.TOLD)
             elif member.answer is not None:
-                self._steps[member] += member.phase is SlotPhase.ANSWERED
-                member.handed(ended=self._steps[member] >= EPISODE)
-            if member.phase is SlotPhase.ENDED:
-                self._steps[member] = 0
+                member.handed()
+            if member.episode is EpisodeState.ENDED:
                 self.begin(member)
-            elif member.phase is SlotPhase.RUNNING:
+            elif member.episode is EpisodeState.RUNNING:
                 member.step(b"", self.now + TIMEOUT)
                 self.later(LATENCY, self._if_current(member, self._answer))
 
@@ -387,14 +384,14 @@ class Machine(RuleBasedStateMachine):
             return
         for member in self.fleet.members:
             record = member.remote.record
-            outstanding = member.phase in (SlotPhase.STEPPING, SlotPhase.ANSWERED)
+            outstanding = member.episode in STEPPED
             assert record.steps_asked == record.steps_received + record.steps_lost + outstanding
 
     @invariant()
-    def a_phase_says_whether_there_is_an_answer(self) -> None:
+    def an_episode_says_whether_there_is_an_answer(self) -> None:
         for member in self.fleet.members if "fleet" in self.__dict__ else ():
-            here = (SlotPhase.BEGUN, SlotPhase.ANSWERED, SlotPhase.RENEWED)
-            assert (member.answer is not None) == (member.phase in here)
+            here = (EpisodeState.BEGUN, EpisodeState.ANSWERED, EpisodeState.RENEWED)
+            assert (member.answer is not None) == (member.episode in here)
 
     def teardown(self) -> None:
         """Mend everything: then every slot runs again, evenly, and no world is left that nobody uses."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bridge.core.client.slots.pool import Pool
-from bridge.core.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
+from bridge.core.client.world.session_states import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.errors import Code, ConnectionLostError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
 

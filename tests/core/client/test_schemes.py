@@ -30,7 +30,7 @@ from bridge import (
 )
 from bridge.cli import main
 from bridge.errors import AddressError, RefusedError, SettingError
-from bridge.facade.schemes import FEATURES, GROUP
+from bridge.facade.make import FEATURES, GROUP
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.packages import Install, installer
@@ -389,6 +389,35 @@ def test_a_broken_scheme_is_told_by_its_name_and_its_package_and_breaks_nothing_
     make_remote("counted://a").close()
     with serve_gym("CartPole-v1") as server:
         make_remote(server.url).close()
+
+
+NOTHING = """
+from bridge import Endpoint, Scheme
+
+class Servers:
+    def endpoints(self):
+        return [Endpoint("nothing://elsewhere")]
+
+    def close(self):
+        raise ZeroDivisionError("as it is closed")
+
+SCHEME = Scheme(names=("nothing",), description="x", make_env=lambda url: None, make_vector_env=lambda urls: [])
+CLOSING = Scheme(names=("closing",), description="x", make_directory=lambda url: Servers())
+"""
+
+
+def test_a_scheme_that_makes_something_else_is_told_by_its_name(install: Install) -> None:
+    install("nothing", {"nothing": "bridge_nothing:SCHEME"}, bridge_nothing=NOTHING)
+    with pytest.raises(SettingError, match=r"make_env of the scheme nothing:// to return a gymnasium\.Env, got None"):
+        make_remote("nothing://x")
+    with pytest.raises(SettingError, match=r"make_vector_env of the scheme nothing:// to return .*VectorEnv, got \[\]"):
+        make_vec_remote("nothing://x")
+
+
+def test_a_directory_that_cannot_be_closed_hides_nothing_of_what_is_wrong(install: Install) -> None:
+    install("closing", {"closing": "bridge_closing:CLOSING"}, bridge_closing=NOTHING)
+    with pytest.raises(SettingError, match="another scheme is used only for a URL that your own call names"):
+        make_vec_remote("closing://x", num_envs=1)
 
 
 def test_of_two_packages_with_one_scheme_it_is_told_which_to_uninstall(install: Install) -> None:

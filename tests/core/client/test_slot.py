@@ -1,26 +1,37 @@
-"""The table of a slot's life: what holds for every state, and that nothing but it assigns a state."""
+"""The two tables of a slot's life, and what holds for both together; nothing but the slot assigns a state."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
 import bridge
-from bridge.core.client.slots import slot
-from bridge.core.client.slots.slot import CUT, SETTLED, TRANSITIONS, Member, SlotEvent, SlotPhase
+from bridge.core.client.slots.slot import (
+    ASKED,
+    ENDINGS,
+    EPISODES,
+    LINKS,
+    SETTLED,
+    EpisodeEvent,
+    EpisodeState,
+    LinkEvent,
+    LinkState,
+    Member,
+)
 from bridge.errors import Code, EnvironmentFailedError, RefusedError
 
-JOINED = frozenset(SlotPhase) - slot.OFFLINE - slot.CONNECTING
-IN_EPISODE = {SlotPhase.RUNNING, SlotPhase.STEPPING, SlotPhase.ANSWERED, SlotPhase.RENEWING, SlotPhase.RENEWED}
-
-
-def in_order(states: frozenset[SlotPhase]) -> list[SlotPhase]:
-    """Return states in the same order in each process of the test run."""
-    return [state for state in SlotPhase if state in states]
+IN_EPISODE = {
+    EpisodeState.RUNNING,
+    EpisodeState.STEPPING,
+    EpisodeState.ANSWERED,
+    EpisodeState.RENEWING,
+    EpisodeState.RENEWED,
+}
+Pair: TypeAlias = tuple[LinkState, EpisodeState]
 
 
 class Record:
@@ -36,71 +47,177 @@ def member() -> Any:
     return Member(remote, 0, 3)  # type: ignore[arg-type]
 
 
-def test_every_state_is_reached_and_left() -> None:
-    assert set(TRANSITIONS.values()) == set(SlotPhase)
-    assert {state for state, _ in TRANSITIONS} == set(SlotPhase)
-    assert {event for _, event in TRANSITIONS} == set(SlotEvent)
+def answer(*, ended: bool = False) -> Any:
+    return SimpleNamespace(message="message", ended=ended)
 
 
-@pytest.mark.parametrize("state", SlotPhase, ids=lambda state: state.name)
-def test_in_every_state_a_loss_is_possible_and_cuts_what_is_in_an_episode(state: SlotPhase) -> None:
-    untold = state in CUT or state in IN_EPISODE
-    assert TRANSITIONS[state, SlotEvent.LOST] is (SlotPhase.CUT_OFFLINE if untold else SlotPhase.OFFLINE)
+def begun() -> Any:
+    """A member that has asked for its first episode."""
+    one = member()
+    one.handle_link(LinkEvent.CONNECT)
+    one.handle_link(LinkEvent.JOINED)
+    one.handle(EpisodeEvent.BEGIN)
+    return one
 
 
-def test_an_end_is_told_where_there_is_one_and_once() -> None:
-    told = {state: following for (state, event), following in TRANSITIONS.items() if event is SlotEvent.TOLD}
-    assert set(told) == CUT
-    assert not set(told.values()) & CUT
+def after(pair: Pair, event: LinkEvent | EpisodeEvent) -> Pair | None:
+    """The states that an event leads to, by the member itself; None: it is not possible, and changes nothing."""
+    one = member()
+    one.link, one.episode = pair
+    try:
+        if isinstance(event, LinkEvent):
+            one.handle_link(event)
+        else:
+            one.handle(event)
+    except KeyError:
+        assert (one.link, one.episode) == pair
+        return None
+    return one.link, one.episode
 
 
-@pytest.mark.parametrize("state", in_order(CUT), ids=lambda state: state.name)
-def test_no_episode_begins_before_the_end_of_the_last_one_was_told(state: SlotPhase) -> None:
-    for event in (SlotEvent.BEGIN, SlotEvent.RENEW, SlotEvent.STEP, SlotEvent.MOVE, SlotEvent.MOVE_AHEAD):
-        assert (state, event) not in TRANSITIONS
+def reached() -> dict[tuple[Pair, LinkEvent | EpisodeEvent], Pair]:
+    """All that may happen to a slot from its first state on: the product of the tables, as far as it is reached."""
+    first = LinkState.OFFLINE, EpisodeState.IDLE
+    found: dict[tuple[Pair, LinkEvent | EpisodeEvent], Pair] = {}
+    seen, todo = {first}, [first]
+    while todo:
+        pair = todo.pop()
+        for event in (*LinkEvent, *EpisodeEvent):
+            following = after(pair, event)
+            if following is not None:
+                found[pair, event] = following
+                if following not in seen:
+                    seen.add(following)
+                    todo.append(following)
+    return found
 
 
-@pytest.mark.parametrize("state", in_order(JOINED), ids=lambda state: state.name)
-def test_in_a_world_a_request_may_be_refused_and_is_then_asked_for_again(state: SlotPhase) -> None:
-    following = TRANSITIONS[state, SlotEvent.REFUSED]
-    assert following is (SlotPhase.CUT_IDLE if state in IN_EPISODE or state in CUT else SlotPhase.IDLE)
-    if state not in CUT:
-        assert TRANSITIONS[state, SlotEvent.BEGIN] is SlotPhase.RESETTING
+PRODUCT = reached()
+PAIRS = sorted({pair for pair, _ in PRODUCT}, key=lambda pair: [state.name for state in pair])
+
+
+def named(pair: Pair) -> str:
+    return "-".join(state.name for state in pair)
+
+
+@pytest.mark.parametrize(
+    ("table", "states", "events"),
+    [(LINKS, LinkState, LinkEvent), (EPISODES, EpisodeState, EpisodeEvent)],
+    ids=["link", "episode"],
+)
+def test_every_state_is_reached_and_left(table: Any, states: Any, events: Any) -> None:
+    assert set(table.values()) == set(states)
+    assert {state for state, _ in table} == set(states)
+    assert {event for _, event in table} == set(events)
+
+
+def test_the_tables_together_reach_all_states_and_use_all_rows() -> None:
+    assert {link for link, _ in PAIRS} == set(LinkState)
+    assert {episode for _, episode in PAIRS} == set(EpisodeState)
+    for (link, event), following in LINKS.items():
+        found = {after[0] for (pair, each), after in PRODUCT.items() if (pair[0], each) == (link, event)}
+        assert found == {following}, f"{link} {event}"
+    used = {(pair[1], ENDINGS[each] if isinstance(each, LinkEvent) else each) for pair, each in PRODUCT if each in USED}
+    assert used == set(EPISODES)
+
+
+USED = {*ENDINGS, *EpisodeEvent}
+"""The events that the episode's table has rows for."""
+
+
+def test_without_a_joined_world_an_episode_is_idle_or_cut() -> None:
+    apart = {episode for link, episode in PAIRS if link is not LinkState.JOINED}
+    assert apart == {EpisodeState.IDLE, EpisodeState.CUT}
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair[0] is not LinkState.JOINED], ids=named)
+def test_without_a_joined_world_nothing_happens_to_an_episode_but_that_its_end_is_told(pair: Pair) -> None:
+    possible = {event for event in EpisodeEvent if (pair, event) in PRODUCT}
+    assert possible == ({EpisodeEvent.TOLD} if pair[1] is EpisodeState.CUT else set())
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=named)
+def test_a_loss_is_possible_everywhere_and_cuts_what_is_in_an_episode(pair: Pair) -> None:
+    untold = pair[1] is EpisodeState.CUT or pair[1] in IN_EPISODE
+    assert PRODUCT[pair, LinkEvent.LOST] == (LinkState.OFFLINE, EpisodeState.CUT if untold else EpisodeState.IDLE)
+
+
+def test_an_end_is_told_where_there_is_one_and_once_and_the_link_stays() -> None:
+    told = {pair: following for (pair, event), following in PRODUCT.items() if event is EpisodeEvent.TOLD}
+    assert told == {(link, EpisodeState.CUT): (link, EpisodeState.IDLE) for link in LinkState}
+
+
+@pytest.mark.parametrize("link", LinkState, ids=lambda link: link.name)
+def test_no_episode_begins_before_the_end_of_the_last_one_was_told(link: LinkState) -> None:
+    pair = link, EpisodeState.CUT
+    for event in (EpisodeEvent.BEGIN, EpisodeEvent.RENEW, EpisodeEvent.STEP, LinkEvent.MOVE, LinkEvent.MOVE_AHEAD):
+        assert (pair, event) not in PRODUCT
+
+
+@pytest.mark.parametrize("episode", EpisodeState, ids=lambda episode: episode.name)
+def test_in_a_world_a_request_may_be_refused_and_is_then_asked_for_again(episode: EpisodeState) -> None:
+    pair = LinkState.JOINED, episode
+    untold = episode is EpisodeState.CUT or episode in IN_EPISODE
+    assert PRODUCT[pair, EpisodeEvent.FAILED] == (LinkState.JOINED, EpisodeState.CUT if untold else EpisodeState.IDLE)
+    if episode is not EpisodeState.CUT:
+        assert PRODUCT[pair, EpisodeEvent.BEGIN] == (LinkState.JOINED, EpisodeState.RESETTING)
 
 
 def test_only_who_runs_is_stepped_and_only_who_is_asked_answers() -> None:
-    assert [state for state, event in TRANSITIONS if event is SlotEvent.STEP] == [SlotPhase.RUNNING]
-    asked = {state for state, event in TRANSITIONS if event is SlotEvent.ANSWER}
-    assert asked == {SlotPhase.STEPPING, SlotPhase.RESETTING, SlotPhase.RENEWING}
+    assert [state for state, event in EPISODES if event is EpisodeEvent.STEP] == [EpisodeState.RUNNING]
+    asked = {state for state, event in EPISODES if event is EpisodeEvent.ANSWER}
+    assert asked == ASKED
     assert not asked & SETTLED
 
 
-def test_each_step_is_received_or_lost_once() -> None:
+@pytest.mark.parametrize("pair", PAIRS, ids=named)
+def test_a_spare_or_a_slot_is_ready_in_a_world_where_nothing_was_asked(pair: Pair) -> None:
     one = member()
-    for event in (SlotEvent.CONNECT, SlotEvent.JOINED, SlotEvent.BEGIN):
-        one.handle(event)
-    one.take(("first", None))
-    one.handed(ended=False)
+    one.link, one.episode = pair
+    assert one.ready == (pair == (LinkState.JOINED, EpisodeState.IDLE))
+    assert one.waits == (pair[0] is LinkState.CONNECTING or pair[1] in ASKED)
+
+
+def test_each_step_is_received_or_lost_once() -> None:
+    one = begun()
+    one.take(answer())
+    one.handed()
     record = one.remote.record
     assert (record.steps_asked, record.steps_received, record.steps_lost) == (0, 0, 0)
     one.step(b"", 1.0)
-    one.take(("second", None))
-    one.handed(ended=False)
+    one.take(answer())
+    one.handed()
     assert (record.steps_asked, record.steps_received, record.steps_lost) == (3, 3, 0)
     one.step(b"", 1.0)
-    one.handle(SlotEvent.LOST)
-    one.handle(SlotEvent.TOLD)
+    one.handle_link(LinkEvent.LOST)
+    one.handle(EpisodeEvent.TOLD)
     assert (record.steps_asked, record.steps_received, record.steps_lost) == (6, 3, 3)
 
 
 def test_an_answer_that_nobody_is_handed_is_salvaged() -> None:
-    one = member()
-    for event in (SlotEvent.CONNECT, SlotEvent.JOINED, SlotEvent.BEGIN):
-        one.handle(event)
-    one.take(SimpleNamespace(message="first"))
-    one.handle(SlotEvent.LOST)
-    assert one.remote.salvaged == ["first"]
+    one = begun()
+    one.take(answer())
+    one.handle_link(LinkEvent.LOST)
+    assert one.remote.salvaged == ["message"]
     assert one.answer is None
+
+
+def test_an_answer_says_whether_the_episode_goes_on() -> None:
+    one = begun()
+    one.take(answer())
+    one.handed()
+    assert one.episode is EpisodeState.RUNNING
+    one.step(b"", 1.0)
+    one.take(answer(ended=True))
+    one.handed()
+    assert one.episode is EpisodeState.ENDED
+
+
+def test_a_first_observation_may_be_the_last_of_its_episode() -> None:
+    one = begun()
+    one.take(answer(ended=True))
+    one.handed()
+    assert one.episode is EpisodeState.ENDED
 
 
 def test_an_environment_that_raised_in_three_resets_in_a_row_fails_always() -> None:
@@ -116,7 +233,7 @@ def test_an_environment_that_raised_in_three_resets_in_a_row_fails_always() -> N
 
 def test_no_other_file_assigns_a_state() -> None:
     root = Path(bridge.__file__).parent / "core" / "client"
-    assigns = re.compile(r"\.phase(: \w+)? = ")
+    assigns = re.compile(r"\.(link|episode)(, \S+)?(: \w+)? = ")
     found = [
         path.relative_to(root).as_posix() for path in root.rglob("*.py") if assigns.search(path.read_text("utf-8"))
     ]

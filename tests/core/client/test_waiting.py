@@ -1,4 +1,4 @@
-"""`bridge.core.client.slots.waiting`: what a client that waits says in its log."""
+"""`bridge.core.client.slots.stepper`: what a client that waits says in its log."""
 
 import logging
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from bridge import SlotState
-from bridge.core.client.slots.waiting import gather_all
+from bridge.core.client.slots.stepper import gather_all
 from bridge.errors import ConnectionLostError, RemoteTimeoutError
 from tests.inside import set_client_clock
 
@@ -15,7 +15,8 @@ def test_waiting_says_every_five_seconds_for_what(caplog, monkeypatch):
     error = ConnectionLostError("grpc://a:1", "it closed the connection\nand more")
     late = [
         SimpleNamespace(
-            phase=None,
+            link=None,
+            episode=None,
             away=True,
             away_since=90.0,
             title=title,
@@ -38,9 +39,7 @@ def test_waiting_says_every_five_seconds_for_what(caplog, monkeypatch):
             assert not enough()
         return False
 
-    pool = SimpleNamespace(
-        members=SimpleNamespace(filling=late), gather=gather, has_errors=False, stalled=0.0, policy=None
-    )
+    pool = SimpleNamespace(members=SimpleNamespace(filling=late), gather=gather, has_errors=False, stalled=0.0)
     with pytest.raises(RemoteTimeoutError, match=r"within 60 s: slots 2 to 3 and 1 more \(.*; slots 6 to 7 \("):
         gather_all(pool, 60.0, "wait")
     assert [record.getMessage() for record in caplog.records] == [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.core.encoding.attribute_names import MOST_BYTES, AttributeNames, KnownNames
+from bridge.core.encoding.names import MOST_BYTES, AttributeNames, KnownNames
 
 
 def test_what_is_too_long_or_no_public_name_is_left_out() -> None:

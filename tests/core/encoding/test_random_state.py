@@ -1,4 +1,4 @@
-"""`bridge.core.encoding.random_state`: generators of random numbers, as they travel."""
+"""`bridge.core.encoding.seeds`: generators of random numbers, as they travel."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bridge.core.encoding import values
-from bridge.core.encoding.random_state import generator_of, state_of
+from bridge.core.encoding.seeds import generator_of, state_of
 from bridge.errors import TensorError
 
 

@@ -1,10 +1,9 @@
-"""`bridge.core.encoding.tensor_space`: what a foreign server's tensors of variable shape become."""
+"""`bridge.core.encoding.tensors`: what a foreign server's tensors of variable shape become."""
 
 import numpy as np
 from gymnasium import spaces
 
-from bridge.core.encoding.tensor_space import TensorSpace
-from bridge.core.encoding.tensors import Spec
+from bridge.core.encoding.tensors import Spec, TensorSpace
 
 
 def test_tensor_spaces_are_equal_where_their_specs_are_and_fit_in_dicts():

@@ -343,7 +343,7 @@ def test_beyond_loopback_what_is_missing_is_warned_of(
     given = {name: keywords[name] for name in ("token",) if name in keywords}
     if keywords.get("tls"):
         given.update(tls(certs, clients=keywords.get("clients", False)))
-    as_another_machine(monkeypatch, "core.server.server")
+    as_another_machine(monkeypatch, "core.server.core_server")
     serve_gym("CartPole-v1", **given).stop()
     said = [str(warning.message) for warning in recwarn.list]
     assert len(said) == bool(lacks)

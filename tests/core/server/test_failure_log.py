@@ -5,7 +5,7 @@ import re
 import pytest
 
 from bridge import make_remote, serve_gym
-from bridge.core.server.failure_log import FailureLog
+from bridge.core.logs import FailureLog
 from bridge.errors import EnvironmentFailedError
 from bridge.testing import CountingEnv, LocalRuntime
 
@@ -23,12 +23,12 @@ def clock():
 
 
 def lines(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "bridge.core.server.failure_log"]
+    return [record.getMessage() for record in caplog.records if record.name == "bridge.core.logs"]
 
 
 def test_the_first_failure_of_a_kind_is_logged_in_full_and_the_others_are_counted_each_minute(clock, caplog):
     scheduler = LocalRuntime(clock).scheduler
-    failures = FailureLog(scheduler)
+    failures = FailureLog(scheduler.call_later)
     for number in range(5):
         failures.add("w", f"the environment raised ValueError in step: number {number}\nTraceback …")
     failures.add("w", "the environment raised KeyError in reset: 'a'\nTraceback …")
@@ -51,7 +51,7 @@ def test_the_first_failure_of_a_kind_is_logged_in_full_and_the_others_are_counte
 
 def test_ever_new_kinds_of_failures_are_counted_as_one(clock, caplog):
     scheduler = LocalRuntime(clock).scheduler
-    failures = FailureLog(scheduler)
+    failures = FailureLog(scheduler.call_later)
     for minute in (1, 2):
         for number in range(300):
             failures.add("w", f"the environment raised Error{number + 300 * minute} in step: x")

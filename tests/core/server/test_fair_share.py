@@ -10,8 +10,8 @@ import pytest
 from websockets.frames import Opcode
 
 from bridge import make_remote, serve_gym
-from bridge.core.server import fair_share
-from bridge.core.server.fair_share import BURST, REFILL, SHARE, FairShare, ProcessorAccount
+from bridge.core.server import limits
+from bridge.core.server.limits import BURST, REFILL, SHARE, FairShare, ProcessorAccount
 from bridge.errors import RefusedError
 from bridge.testing import CountingEnv
 from tests.http2_tools import (
@@ -40,7 +40,7 @@ from tests.websocket_tools import handshake
 @pytest.fixture
 def no_share(monkeypatch):
     """Read again after hours who has used more than a little."""
-    monkeypatch.setattr(fair_share, "SHARE", 1e-9)
+    monkeypatch.setattr(limits, "SHARE", 1e-9)
 
 
 def test_a_little_at_once_costs_no_wait():

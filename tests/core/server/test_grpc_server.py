@@ -1297,7 +1297,7 @@ def test_a_slot_that_is_refused_leaves_the_others_on_the_socket():
 def test_another_machines_name_is_not_shared(server, monkeypatch):
     first = Call(server.url, shared=True)
     lines = [first, Call(server.url, neighbour=first, shared=True)]
-    as_another_machine(monkeypatch, "core.client.wire.connect")
+    as_another_machine(monkeypatch, "core.client.wire.connection")
     lines += [Call(server.url, neighbour=first, shared=True) for _ in range(2)]
     assert len({line.connection for line in lines}) == 3
     for line in lines:

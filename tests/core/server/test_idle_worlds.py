@@ -1,8 +1,8 @@
-"""`bridge.core.server.idle_worlds`: worlds that nobody uses, and time in which nobody could."""
+"""`bridge.core.server.memory`: worlds that nobody uses, and time in which nobody could."""
 
 import numpy as np
 
-from bridge.core.server.idle_worlds import IdleWorlds
+from bridge.core.server.memory import IdleWorlds
 from bridge.testing import LocalRuntime, VirtualClock
 
 HOUR = 3600.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import subprocess
@@ -22,13 +23,14 @@ from bridge import (
     MessageHandler,
     MessagePart,
     Observer,
+    Property,
     SessionMessage,
     make_remote,
     make_vec_remote,
     serve_gym,
 )
 from bridge.cli import main
-from bridge.core.encoding.properties import NUMBER, Property
+from bridge.core.encoding.properties import NUMBER
 from bridge.core.encoding.tensors import unpack_tensor
 from bridge.errors import EnvironmentFailedError, RefusedError, SettingError
 from bridge.testing import Inspector
@@ -246,6 +248,115 @@ def test_what_a_handler_raises_is_told_and_ends_nobodys_episode() -> None:
             env.step(0)
         with closing(make_remote(server.url)) as env:
             env.reset(seed=5)
+
+
+def count_of(keys: list[str]) -> list[Property]:
+    return [Property(key, "number", "how often", lambda: 7) for key in keys]
+
+
+def raise_at_once() -> Any:
+    raise ZeroDivisionError("at once")
+
+
+@pytest.mark.parametrize(
+    ("properties", "told"),
+    [
+        (raise_at_once, "ZeroDivisionError('at once')"),
+        (lambda: [7], "expected bridge.Property objects"),
+        (lambda: [Property("server.messages.bad.count", "integer", "of another kind")], "a kind text, number or enc"),
+        (
+            lambda: count_of(["server.messages.bad.one", "server.url"]),
+            "begins with 'server.messages.bad.', got 'server",
+        ),
+        (lambda: count_of(["server.messages.badly.count"]), "begins with 'server.messages.bad.'"),
+        (lambda: None, "'NoneType' object is not iterable"),
+    ],
+    ids=["raises", "no property", "kind", "of the server", "of another message", "none"],
+)
+def test_a_handler_with_bad_properties_loses_them_and_all_others_join(
+    properties: Any, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Bad(MessageHandler):
+        def properties(self) -> Any:
+            return properties()
+
+    bad = SessionMessage(form("bad"), part=Echo, handler=Bad)
+    with serve_gym("CartPole-v1", messages=[bad, ECHO]) as server:
+        for _ in range(3):
+            with closing(make_remote(server.url)) as env:
+                env.reset(seed=1)
+                assert env.send_message(bad.form, b"tea").answers[0].data == b"1 tea"
+                assert env.send_message(ECHO.form, b"tea").answers[0].data == b"1 tea"
+                env.step(0)
+        with Inspector(server.url, DEADLINE) as inspector:
+            names = [item.spec.name for item in inspector.list_properties()]
+            assert unpack_tensor(inspector.read_property("server.version")) == bridge.__version__
+    assert "server.messages" in names
+    assert not [name for name in names if name.startswith("server.messages.bad")]
+    told_lines = [record.getMessage() for record in caplog.records if "raised in properties" in record.getMessage()]
+    assert len(told_lines) == 1, "once, and not for each client"
+    assert "the message 'bad'" in told_lines[0]
+    assert told in told_lines[0]
+
+
+def test_a_property_that_raises_when_it_is_read_is_told_by_its_name_and_the_others_are_read() -> None:
+    class Counts(MessageHandler):
+        def properties(self) -> list[Property]:
+            raising = Property("server.messages.count.bad", "number", "raises", raise_at_once)
+            return [raising, *count_of(["server.messages.count.good"])]
+
+    counts = SessionMessage(form("count"), handler=Counts)
+    with serve_gym("CartPole-v1", messages=[counts]) as server, Inspector(server.url, DEADLINE) as inspector:
+        with pytest.raises(
+            RefusedError, match=r"the property 'server\.messages\.count\.bad' of the message 'count' raised ZeroDivis"
+        ):
+            inspector.read_property("server.messages.count.bad")
+        assert unpack_tensor(inspector.read_property("server.messages.count.good")) == 7
+
+
+@pytest.mark.parametrize("kind", ["sleeps", "waits for asyncio", "no coroutine", "cancelled"])
+def test_a_handler_that_is_written_for_asyncio_is_told_so_and_the_connection_goes_on(kind: str) -> None:
+    class Foreign(MessageHandler):
+        async def answer(self, request: bytes, asked: bridge.AskedMessage) -> bytes:
+            if kind == "sleeps":
+                await asyncio.sleep(0)
+            if kind == "cancelled":
+                raise asyncio.CancelledError
+            loop = asyncio.new_event_loop()
+            try:
+                await loop.create_future()
+            finally:
+                loop.close()
+            return b""
+
+    class Plain(MessageHandler):
+        def answer(self, request: bytes, asked: bridge.AskedMessage) -> Any:
+            return b"at once"
+
+    told = {"no coroutine": "expected answer to be a coroutine function", "cancelled": "raised CancelledError"}
+    message = SessionMessage(form("foreign"), handler=Plain if kind == "no coroutine" else Foreign)
+    with serve_gym("CartPole-v1", messages=[message, ECHO]) as server, closing(make_remote(server.url)) as env:
+        env.reset(seed=1)
+        expected = told.get(kind, r"TypeError: expected that asked\.run\(…\) is awaited")
+        with pytest.raises(EnvironmentFailedError, match=f"the handler of the message 'foreign'(?s:.*){expected}"):
+            env.send_message(message.form, b"")
+        env.step(0)
+        assert env.send_message(ECHO.form, b"tea").answers[0].data == b"1 tea"
+
+
+def test_a_handler_that_fails_for_each_client_that_leaves_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(MessageHandler):
+        def left(self, client: object) -> None:
+            raise OSError("in left")
+
+    faulty = SessionMessage(form("faulty"), part=Echo, handler=Faulty)
+    with serve_gym("CartPole-v1", messages=[faulty]) as server:
+        for _ in range(3):
+            with closing(make_remote(server.url)) as env:
+                env.reset(seed=1)
+                env.send_message(faulty.form, b"tea")
+    lines = [record.getMessage() for record in caplog.records if "raised in left" in record.getMessage()]
+    assert lines == ["the message 'faulty': its handler raised in left: OSError('in left')"]
 
 
 def test_a_message_too_large_or_unknown_is_refused_at_both_ends() -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge import TLS, errors, make_remote, make_vec_remote, serve_gym
-from bridge.core.transport.compression import WORTHWHILE, Inflater, checked_compression, compress
+from bridge.core.transport.messages import WORTHWHILE, Inflater, checked_compression, compress
 from bridge.testing import Proxy, make_certificates
 from bridge.wrappers import BlockingReset
 from tests.http2_tools import BEGIN, STEP, Hand
@@ -135,7 +135,7 @@ def test_an_end_without_zstd_says_what_to_install() -> None:
         with pytest.raises(errors.RemoteError, match=r"gymnasium-bridge\[zstd\] on the server"):
             make_remote(url, compression="zstd", timeout=20)
         client = without + (
-            "import bridge\nfrom bridge.core.transport.compression import encodings\nprint(encodings())\n"
+            "import bridge\nfrom bridge.core.transport.messages import encodings\nprint(encodings())\n"
             "try:\n    bridge.make_remote(sys.argv[1], compression='zstd')\n"
             "except bridge.errors.SettingError as error:\n    print(error)\n"
         )

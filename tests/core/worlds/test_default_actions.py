@@ -1,4 +1,4 @@
-"""`bridge.core.worlds.default_actions`: what is done where nobody acts."""
+"""`bridge.core.worlds.group`: what is done where nobody acts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge.core.worlds.default_actions import default_action, neutral_action
+from bridge.core.worlds.group import default_action, neutral_action
 
 
 @pytest.mark.parametrize(

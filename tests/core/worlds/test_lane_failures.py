@@ -196,7 +196,7 @@ def test_the_report_counts_the_episode_and_the_client_logs_a_line(caplog):
 
 
 def server_lines(caplog):
-    return [record.getMessage() for record in caplog.records if record.name == "bridge.core.server.failure_log"]
+    return [record.getMessage() for record in caplog.records if record.name == "bridge.core.logs"]
 
 
 @pytest.mark.parametrize("serve", [{}, {"isolation": "process"}, {"thread_safe": True}], ids=str)

@@ -5,7 +5,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
 from bridge.core.worlds.environment import EnvFacts
-from bridge.core.worlds.lane_infos import FinalInfos, join_infos
+from bridge.core.worlds.lane_hosts import FinalInfos, join_infos
 
 
 def test_no_infos_are_an_empty_dict_and_lanes_without_one_are_masked():

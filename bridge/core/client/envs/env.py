@@ -6,27 +6,25 @@ import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import gymnasium
 from gymnasium.envs.registration import ENV_ID_RE, EnvSpec
 
+from bridge.core.back_off import until_up
 from bridge.core.client.envs.pool_owner import PoolOwner
-from bridge.core.client.messages import MessageAnswer, MessageReply, MessageTarget, message_request, read_message
 from bridge.core.client.options import EnvOptions
 from bridge.core.client.slots.resets import reset_settings
-from bridge.core.client.world.events import StepAnswered
 from bridge.core.client.world.joined_world import JoinedWorld
 from bridge.core.client.world.remote import Remote
-from bridge.core.client.world.session_states import ONLINE, ClientState
+from bridge.core.client.world.session_states import ONLINE, ClientState, StepAnswered
 from bridge.core.client.world.step_reader import Transition
 from bridge.core.client.world.world_request import WorldInfo
 from bridge.core.encoding.message_form import MessageForm
 from bridge.core.keywords import grouped
-from bridge.core.server_wait import until_up
+from bridge.core.logs import warn
 from bridge.core.transport.address import secret_url
 from bridge.core.transport.credentials import TLS
-from bridge.core.warn import warn
 from bridge.errors import (
     AlreadyPendingError,
     BridgeError,
@@ -37,6 +35,9 @@ from bridge.errors import (
     SettingError,
     shown_url,
 )
+
+if TYPE_CHECKING:
+    from bridge.core.client.messages import MessageReply
 
 __all__ = ["RemoteEnv", "RolloutStep", "remote_metadata", "remote_spec"]
 
@@ -171,7 +172,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             )
 
     def _await_step(self, purpose: str) -> Transition:
-        message, reader = self._pool.wait(self._remote, StepAnswered, purpose)
+        message, reader, _ = self._pool.wait(self._remote, StepAnswered, purpose)
         return reader.read(message, self._remote.now())
 
     def _refuse_step(self) -> NoReturn:
@@ -238,7 +239,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             if world.answers is not None:
                 return self._step_ahead(world, action)
             remote.send_step(world.write_action(action))
-            message, reader = self._pool.wait(remote, StepAnswered, "to a step")
+            message, reader, _ = self._pool.wait(remote, StepAnswered, "to a step")
             return reader.read(message, remote.now())
         except BaseException as error:
             if not isinstance(error, BridgeError):
@@ -342,6 +343,14 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             RefusedError: UNIMPLEMENTED: the server does not take it; PERMISSION_DENIED: this client watches, or shares
                 the world; or what the message itself refuses. The episode goes on.
         """
+        from bridge.core.client.messages import (
+            MessageAnswer,
+            MessageReply,
+            MessageTarget,
+            message_request,
+            read_message,
+        )
+
         target = MessageTarget(self.url, (0,), (0,))
         with self._conflicts:
             remote = self._asked()
@@ -351,7 +360,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             answers = [MessageAnswer(target, data, step is not None)]
             if step is None:
                 return MessageReply(answers)
-            message, reader = remote.session.placed(step)
+            message, reader, _ = remote.session.placed(step)
             observation, _, _, _, info = reader.read(message, remote.now())
             return MessageReply(answers, (observation, info))
 

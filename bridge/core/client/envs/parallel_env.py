@@ -8,21 +8,21 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from bridge.core.back_off import until_up
 from bridge.core.client.envs.env import remote_metadata
 from bridge.core.client.envs.pool_owner import PoolOwner
 from bridge.core.client.options import RemoteKeywords, RemoteOptions
 from bridge.core.client.slots.pool import Awaited
 from bridge.core.client.slots.resets import reset_settings
-from bridge.core.client.world.events import Joined, Replied, StepAnswered
 from bridge.core.client.world.extensions import property_write
 from bridge.core.client.world.remote import Remote
+from bridge.core.client.world.session_states import Joined, Replied, StepAnswered
 from bridge.core.client.world.step_reader import Transition
 from bridge.core.encoding.names import CLIENT_KEY
 from bridge.core.encoding.space_json import space_from_json
 from bridge.core.encoding.tensors import pack_tensor
 from bridge.core.extras import install_command
 from bridge.core.keywords import grouped
-from bridge.core.server_wait import until_up
 from bridge.core.transport.credentials import TLS
 from bridge.errors import (
     Code,
@@ -274,7 +274,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             # All are checked before the first is sent: else one wrong action would leave the others' on their way.
             packed = {name: self._remotes[name].world.write_action(actions[name]) for name in self.agents}
             # They share a connection, so all requests leave in one piece.
-            with self._pool.poller.corked():
+            with self._pool.corked():
                 for name, request in packed.items():
                     self._remotes[name].send_step(request)
             answers = self._gather({name: self._remotes[name] for name in packed}, StepAnswered, "to a step")

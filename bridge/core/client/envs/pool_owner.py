@@ -8,9 +8,7 @@ import weakref
 from typing import Any
 
 from bridge.core.client.attributes import RemoteAttributes, missing_attributes
-from bridge.core.client.conflict import ConflictDetector
 from bridge.core.client.slots.pool import Pool
-from bridge.core.client.world.events import Replied
 from bridge.core.client.world.extensions import (
     attribute_write,
     call_request,
@@ -20,8 +18,9 @@ from bridge.core.client.world.extensions import (
     property_value,
 )
 from bridge.core.client.world.remote import Remote
-from bridge.core.encoding.attribute_names import KnownNames
-from bridge.core.forks import forget_in_child
+from bridge.core.client.world.session_states import Replied
+from bridge.core.encoding.names import KnownNames
+from bridge.core.ownership import ConflictDetector, forget_in_child
 from bridge.errors import ClosedError, Code, ConnectionLostError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
@@ -172,6 +171,6 @@ class PoolOwner(RemoteAttributes):
     def __del__(self) -> None:
         # `__init__` may have raised before there were any. Without a wait, because the garbage collector runs anywhere.
         remotes = self.__dict__.get("_remotes", {})
-        if not remotes or not self._pool.poller.is_frozen():
+        if not remotes or not self._pool.is_frozen():
             for remote in remotes.values():
                 remote.close(0.0)

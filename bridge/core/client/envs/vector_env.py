@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from gymnasium import Space
@@ -18,23 +19,23 @@ from gymnasium.vector.utils import batch_space
 from bridge.core.client.attributes import OwnAttributes
 from bridge.core.client.endpoints import Directory, as_directory
 from bridge.core.client.envs.env import remote_metadata, remote_spec
-from bridge.core.client.messages import MessageAnswer, MessageReply, MessageWriter
 from bridge.core.client.options import VectorOptions, checked_urls
 from bridge.core.client.slots.joining import join
-from bridge.core.client.slots.reports import as_universe, flat_report, remote_reports, slot_states
 from bridge.core.client.slots.results import Results
 from bridge.core.client.slots.slots import Slots
-from bridge.core.client.slots.stepper import Received
-from bridge.core.client.slots.waiting import OnLost
-from bridge.core.client.world.remote_record import RemoteReport
+from bridge.core.client.slots.stepper import OnLost, Received
+from bridge.core.client.world.remote import RemoteReport
 from bridge.core.encoding.message_form import MessageForm
-from bridge.core.encoding.random_state import generator_of
+from bridge.core.encoding.seeds import generator_of
 from bridge.core.encoding.tensors import Array
-from bridge.core.finalizers import end_apart
 from bridge.core.keywords import grouped
+from bridge.core.ownership import end_apart
 from bridge.core.transport.address import secret_url
 from bridge.core.transport.credentials import TLS
 from bridge.errors import Code, RefusedError, SettingError
+
+if TYPE_CHECKING:
+    from bridge.core.client.messages import MessageAnswer, MessageReply, MessageWriter
 
 __all__ = ["VECTOR_ENTRY_POINT", "OwningVectorEnv", "RemoteVectorEnv"]
 
@@ -90,9 +91,8 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         elif as_directory(urls) is None:
             urls = checked_urls(urls)
         self._slots = Slots(join(urls, options, waits_for_all=waits_for_all))
-        members = self._slots.pool.members
-        world_info = members.world_info()
-        self.num_envs = len(members.at)
+        world_info = self._slots.world_info()
+        self.num_envs = self._slots.count
         self.single_observation_space: Space[Any] = world_info.observation_space
         self.single_action_space: Space[Any] = world_info.action_space
         self.observation_space = batch_space(world_info.observation_space, self.num_envs)
@@ -130,11 +130,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         # Gymnasium's vector wrappers would fail on a None later, far from the cause.
         frame = inspect.currentframe()
         _refuse_batch_wrapper(frame.f_back if frame is not None else None)
-        with self._slots.conflicts:
-            self._slots.check_order("reset")
-            self._slots.stepper.begin_reset(seed, options)
-            # What comes from here on is given by the first step.
-            return as_universe(self._slots.pool, self._slots.stepper.take_results())[::4]
+        return self._slots.reset(seed, options)
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Apply actions to the slots that are in an episode, and let those whose episode ended begin their next.
@@ -162,32 +158,19 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         slot_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Send what `reset` sends; `reset_wait` gathers. `slot_options` are further options of each slot's own."""
-        with self._slots.conflicts:
-            self._slots.check_order("reset")
-            self._slots.stepper.begin_reset(seed, options, slot_options)
-            self._slots.pending = "reset"
+        self._slots.begin_reset(seed, options, slot_options)
 
     def reset_wait(self) -> tuple[Any, dict[str, Any]]:
         """Return what has come since `reset_async`."""
-        slots = self._slots
-
-        def take() -> tuple[Any, dict[str, Any]]:
-            slots.pool.drain()
-            return as_universe(slots.pool, slots.stepper.take_results())[::4]
-
-        return slots.wait("reset", take)
+        return self._slots.finish_reset()
 
     def step_async(self, actions: Any) -> None:
         """Send what `step` sends; `step_wait` gathers."""
-        with self._slots.conflicts:
-            self._slots.check_order("step")
-            self._slots.stepper.begin_step(actions)
-            self._slots.pending = "step"
+        self._slots.begin_step(actions)
 
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Wait for the slots that are in an episode, each within `timeout`, and return what has come."""
-        slots = self._slots
-        return slots.wait("step", lambda: as_universe(slots.pool, slots.stepper.finish_step()))
+        return self._slots.finish_step()
 
     def wait_for_all(
         self,
@@ -216,7 +199,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
             NothingPendingError: That call is not pending.
         """
         slots = self._slots
-        seconds = slots.pool.timeout if timeout is None else timeout
+        seconds = slots.timeout if timeout is None else timeout
         return slots.wait(pending, slots.stepper.wait_for_all, seconds, same_step=same_step, on_lost=on_lost)
 
     def cancel(self) -> None:
@@ -247,9 +230,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
             AlreadyPendingError: A slot has an action already whose answer was not taken; nothing was sent.
             ResetNeededError: `reset` was never called.
         """
-        with self._slots.conflicts:
-            self._slots.check_order("send")
-            self._slots.stepper.send(actions, slots)
+        self._slots.send(actions, slots)
 
     def recv(self, at_least: int = 1) -> Received:
         """Wait until at least this many slots have answered, and return all that have.
@@ -266,14 +247,12 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
             RemoteTimeoutError: Too few answered within `timeout` seconds; their answers stay for the next call.
             SettingError: Fewer answers are coming than `at_least`.
         """
-        with self._slots.conflicts:
-            self._slots.check_order("recv")
-            return self._slots.stepper.recv(at_least)
+        return self._slots.recv(at_least)
 
     @property
     def slot_states(self) -> Array:
         """Where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
-        return slot_states(self._slots.pool.members)
+        return self._slots.states()
 
     def report(self) -> dict[str, float]:
         """Say how the slots are, and what failures have cost, in numbers that can go to TensorBoard as they are.
@@ -284,38 +263,38 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
             `steps_asked`, `steps_received` and `steps_lost` since the environment was made; and for each server
             `servers/URL/slots`, `servers/URL/losses` and `servers/URL/seconds_away`.
         """
-        return flat_report(self.remotes(), self.slot_states, self._slots.pool.stalled)
+        return self._slots.report()
 
     def remotes(self) -> tuple[RemoteReport, ...]:
         """Say how each remote is, spares last: which are away, since when and why, and what that has cost."""
-        return remote_reports(self._slots.pool.policy.everybody())
+        return self._slots.remote_reports()
 
     @property
     def timeout(self) -> float:
         """Seconds to wait for any answer."""
-        return self._slots.pool.timeout
+        return self._slots.timeout
 
     @property
     def fps(self) -> float | None:
         """Frames a second of the real-time worlds, of the fastest where they differ; None: they wait for actions."""
-        infos = [member.remote.info for member in self._slots.pool.members.filling]
+        infos = [remote.info for remote in self._slots.remotes()]
         return max((info.fps for info in infos if info and info.fps), default=None)
 
     @property
     def server_versions(self) -> tuple[str | None, ...]:
         """The version of each slot's server, None for one that is not ours (U-12)."""
-        infos = [member.remote.info for member in self._slots.pool.members.at]
+        infos = [remote.info for remote in self._slots.remote_of_each()]
         return tuple(info.server_version if info else None for info in infos)
 
     def latency_summary(self) -> tuple[dict[str, Any], ...]:
         """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
-        remotes = [member.remote for member in self._slots.pool.members.filling]
+        remotes = self._slots.remotes()
         return tuple({"url": each.url, **each.realtime.latency.summary()} for each in remotes if each.realtime)
 
     @property
     def urls(self) -> tuple[str, ...]:
         """The URL of each slot's remote."""
-        return tuple(member.remote.url for member in self._slots.pool.members.at)
+        return tuple(remote.url for remote in self._slots.remote_of_each())
 
     # Messages
 
@@ -337,6 +316,8 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
                 are there, and the next `step` gives their observations.
             SettingError: A slot is out of range, or the request larger than its form allows.
         """
+        from bridge.core.client.messages import MessageReply
+
         answers = self.begin_message(form, write, slots)
         placed = any(answer.placed for answer in answers)
         return MessageReply(answers, self.reset_wait() if placed else None)
@@ -516,9 +497,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
 
     def __del__(self) -> None:
         if "_slots" in self.__dict__ and not self.closed:  # else __init__ was never called, or raised early
-            pool = self._slots.pool
-            if not pool.poller.is_frozen():
-                pool.close_all(0.0)
+            self._slots.abandon()
 
 
 class OwningVectorEnv(RemoteVectorEnv):
@@ -536,8 +515,9 @@ class OwningVectorEnv(RemoteVectorEnv):
         try:
             super().__init__(urls, **keywords)
         except BaseException:
-            # Here nobody gets an object to close.
-            end()
+            # Here nobody gets an object to close. What it raises says less than the error at hand.
+            with contextlib.suppress(Exception):
+                end()
             raise
 
     def close_extras(self, **kwargs: Any) -> None:

@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 
 from bridge.core.client.realtime.answer_buffer import AnswerBuffer
 from bridge.core.client.wire.call import Deliver
-from bridge.core.client.wire.connect import AnyCall
+from bridge.core.client.wire.connection import AnyCall
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
-from bridge.core.forks import leak
+from bridge.core.ownership import leak
 from bridge.errors import RefusedError, RemoteError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 

@@ -17,8 +17,14 @@ from bridge.core.client.realtime.lane_answers import Gain, LaneAnswers, Part
 from bridge.core.client.realtime.latency import Latency
 from bridge.core.client.realtime.reader import read_records
 from bridge.core.encoding import values
-from bridge.core.encoding.infos import lane_info, pick_lanes, with_errors, with_interventions
-from bridge.core.encoding.interventions import ACTION, split_intervention
+from bridge.core.encoding.infos import (
+    ACTION,
+    lane_info,
+    pick_lanes,
+    split_intervention,
+    with_errors,
+    with_interventions,
+)
 from bridge.core.encoding.names import TIMING
 from bridge.core.encoding.spaces import Leaf
 from bridge.core.encoding.tensors import Array, fill_tensor, unpack_tensor

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.core.client.realtime.unseen_frames import Shown, UnseenFrames
-from bridge.core.encoding.interventions import merge_interventions
+from bridge.core.encoding.infos import merge_interventions
 from bridge.core.encoding.names import TIMING
 from bridge.core.encoding.tensors import Array
 from bridge.pb import dm_env_rpc_pb2 as pb

@@ -9,17 +9,15 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
+from bridge.core.back_off import ServerWait
 from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, EndpointWatch, as_directory
 from bridge.core.client.options import VectorOptions, checked_urls
-from bridge.core.client.slots.endpoint import EndpointEvent
-from bridge.core.client.slots.placement import Load, Placement
-from bridge.core.client.slots.slot import CONNECTING, Member, SlotPhase
+from bridge.core.client.slots.endpoint import EndpointEvent, Load, Placement
+from bridge.core.client.slots.slot import LinkState, Member, Reason, StandBy
 from bridge.core.client.slots.vector_pool import VectorPool
-from bridge.core.client.world.lanes_choice import choose_lanes
+from bridge.core.client.world.join_sequence import choose_lanes
 from bridge.core.client.world.world_request import WorldRequest
-from bridge.core.logs import SafeLog
-from bridge.core.progress import LOOK, tell
-from bridge.core.server_wait import ServerWait
+from bridge.core.logs import LOOK, SafeLog, tell
 from bridge.errors import Code, ConnectError, RefusedError, RemoteError, RemoteTimeoutError, SettingError
 
 __all__ = ["join"]
@@ -81,7 +79,7 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits
                 placement = Placement(EndpointWatch(directory), partial(options.request, server_name=name))
                 _join_directory(pool, placement, num_envs, wait)
             for request in spares:
-                pool.connect(pool.members.add(request, spare=True))
+                pool.connect(pool.members.add(request, stands_by=StandBy(Reason.NAMED)))
     # KeyboardInterrupt too: without an object there is nobody to close the connections.
     except BaseException:
         pool.close_all(0.5)
@@ -173,7 +171,7 @@ class _Join:
             now = time.monotonic()
             if self._asks:
                 for member in list(missing):
-                    if now > member.silent_until and member.remote.session.asking:
+                    if now > member.silent_until and member.remote.asking:
                         self._ask_nothing(member)
             # Each world has its own deadline: a server that stands in for a silent one has all of `timeout`, too.
             late = [member for member in missing if now > self._deadline(member)]
@@ -181,11 +179,11 @@ class _Join:
                 if self._on_silent(member) and member in late:
                     late.remove(member)
             # A list, because the loop takes members out of `missing`.
-            for member in [member for member in missing if member.phase not in CONNECTING]:
+            for member in [member for member in missing if member.link is not LinkState.CONNECTING]:
                 if member not in missing:  # it was dropped, because one that was joined before has more lanes
                     continue
                 del missing[member]
-                if member.phase is SlotPhase.OFFLINE and member.error is not None:
+                if member.link is LinkState.OFFLINE and member.error is not None:
                     self._on_failed(member, member.error)
                 else:
                     self._on_joined(member)
@@ -223,7 +221,7 @@ class _Join:
         """Go on without a world, or raise why it cannot be joined."""
         # A server of another package may have ended the stream at the question. One that is not there has not, and one
         # that wants a token wants it without the question, too.
-        unanswered = not isinstance(error, ConnectError) and member.remote.session.asking
+        unanswered = not isinstance(error, ConnectError) and member.remote.asking
         if unanswered and not (isinstance(error, RefusedError) and error.code == Code.UNAUTHENTICATED):
             self._ask_nothing(member)
         else:
@@ -237,7 +235,7 @@ class _Join:
     def _deadline(self, member: Member) -> float:
         """Return the time from which on a world is late, monotonic seconds."""
         # Separate worlds are joined in two turns, the first and then all others: lanes get as much time.
-        return member.deadline + (self._pool.timeout if member.remote.session.agreed_on_lanes else 0.0)
+        return member.deadline + (self._pool.timeout if member.remote.agreed_on_lanes else 0.0)
 
     def _on_silent(self, member: Member) -> bool:
         """Join a world of a server that answers in place of a silent one, where their URLs ask for the same.

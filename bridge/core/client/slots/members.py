@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.core.client.endpoints import kind_of
-from bridge.core.client.slots.slot import SPARE, Member
+from bridge.core.client.slots.slot import Member, StandBy
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.remote import Delivery, Remote
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
@@ -39,20 +39,27 @@ class SlotMembers:
 
     def kept(self) -> tuple[Any, ...]:
         """Return what a copy begins with."""
-        # A slot that is away from its own server begins there again in the copy. Spares that relieve others are left
-        # out: the policy of the copy makes its own.
+        # A slot that is away from its own server begins there again in the copy. Of the spares only those that the user
+        # named: the policy of the copy makes its own.
         worlds = [
-            (member.home or member.remote.request, member.remote.info, member.start, member.lanes, member.endpoint)
+            (
+                member.home or member.remote.request,
+                member.remote.info,
+                member.start,
+                member.lanes,
+                member.endpoint,
+                member.stands_by,
+            )
             for member in (*self.filling, *self.spares)
-            if member.relieves is None
+            if member.stands_by is None or member.stands_by.named
         ]
         return worlds, self.shared, self._waits_for_lanes
 
     def restore(self, kept: tuple[Any, ...]) -> None:
         """Take what `kept` of another one returned; the remotes connect anew."""
         worlds, self.shared, self._waits_for_lanes = kept
-        for request, info, start, lanes, endpoint in worlds:
-            self._new_member(self._new_remote(request, info), start, lanes, endpoint)
+        for request, info, start, lanes, endpoint, stands_by in worlds:
+            self._new_member(self._new_remote(request, info), start, lanes, endpoint, stands_by)
         self._number_slots()
 
     # Who is there
@@ -61,36 +68,45 @@ class SlotMembers:
         """Make a remote. What is known of its world is `info`, or what `like` knows of its own world."""
         remote = Remote(request, self._poller, info, shared=self.shared)
         if like is not None:
-            remote.session.know(like.session)
+            remote.know(like)
         if self._waits_for_lanes:
-            remote.session.wait_for_all()
+            remote.wait_for_all()
         return remote
 
-    def _new_member(self, remote: Remote, start: int, lanes: int, endpoint: str | None) -> Member:
+    def _new_member(
+        self, remote: Remote, start: int, lanes: int, endpoint: str | None, stands_by: StandBy | None
+    ) -> Member:
         single = remote.info is None or remote.info.lanes is None
         kind = None if endpoint is None else kind_of(remote.request.address)
-        member = self.of[remote] = Member(remote, start, lanes, endpoint, kind, single)
-        (self.spares if start == SPARE else self.filling).append(member)
+        member = self.of[remote] = Member(remote, start, lanes, endpoint, kind, single, stands_by=stands_by)
+        (self.filling if stands_by is None else self.spares).append(member)
         return member
 
-    def add(self, request: WorldRequest, *, spare: bool = False, lanes: int = 1, endpoint: str | None = None) -> Member:
+    def add(
+        self,
+        request: WorldRequest,
+        *,
+        lanes: int = 1,
+        endpoint: str | None = None,
+        stands_by: StandBy | None = None,
+    ) -> Member:
         """Return a further member, whose remote has no connection yet.
 
         Args:
             request: The world.
-            spare: Whether it stands by; else `place` gives it its slots.
             lanes: The number of its slots, as far as is known.
             endpoint: The key of its endpoint in a directory.
+            stands_by: What it is for, as a spare; None: it fills slots, which `place` gives it.
         """
         # A slot may move to it before it is joined. Until then its world is taken to be like the others.
         like = self.filling[0].remote if self.at else None
-        start = SPARE if spare else len(self.filling)
-        return self._new_member(self._new_remote(request, like=like), start, lanes, endpoint)
+        start = len(self.filling) if stands_by is None else 0
+        return self._new_member(self._new_remote(request, like=like), start, lanes, endpoint, stands_by)
 
     def drop(self, member: Member) -> None:
         """Leave a world that is not to fill slots after all, or that stood by, and forget it."""
         # What still arrives from its remote finds no member, and is dropped.
-        (self.spares if member.start == SPARE else self.filling).remove(member)
+        (self.filling if member.stands_by is None else self.spares).remove(member)
         del self.of[member.remote]
         member.remote.close(0.0)
 
@@ -143,4 +159,4 @@ class SlotMembers:
         """Have real-time worlds of lanes answer only when every lane has an observation."""
         self._waits_for_lanes = True
         for remote in self.of:
-            remote.session.wait_for_all()
+            remote.wait_for_all()

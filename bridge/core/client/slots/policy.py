@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from bridge.core.back_off import pause
-from bridge.core.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, event_of
-from bridge.core.client.slots.placement import Load, Placement
-from bridge.core.client.slots.slot import CONNECTING, CUT, JOINED, OFFLINE, SPARE, WAITING, Member, SlotPhase
-from bridge.core.client.world.session import ENDED_CODES
+from bridge.core.client.endpoints import Endpoint
+from bridge.core.client.slots.endpoint import EndpointEvent, EndpointRecord, EndpointState, Load, Placement, event_of
+from bridge.core.client.slots.slot import EpisodeState, LinkState, Member, Reason, StandBy
+from bridge.core.client.world.client_session import ENDED_CODES
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.logs import SafeLog
 from bridge.errors import EnvironmentFailedError, RefusedError, RemoteError, shown_url
@@ -64,6 +64,8 @@ class AddSpare(NamedTuple):
 
     request: WorldRequest
     lanes: int
+    stands_by: StandBy
+    """What it is for."""
     endpoint: str | None = None
     """The key of its endpoint in the directory; None: it is at a server of the list."""
 
@@ -173,7 +175,7 @@ class SlotPolicy:
             error = member.refusal
             if not isinstance(error, RefusedError) or error.code in ENDED_CODES:
                 continue  # another world was made since
-            if member.phase in CUT and member.settings is None:
+            if member.episode is EpisodeState.CUT and member.settings is None:
                 continue  # it refused a Step: that is to be told first
             if isinstance(error, EnvironmentFailedError):
                 if not member.fails_every_reset:
@@ -186,7 +188,8 @@ class SlotPolicy:
                     continue  # its next reset is there
             # A caller that catches the error and goes on gets further attempts, without the settings that were refused.
             member.refusal, member.failures, member.settings = None, 0, None
-            if member.phase not in CUT:  # else the next step tells it as the reason why the other lanes were cut
+            # Of a cut one the next step tells it, as the reason why the other lanes were cut.
+            if member.episode is not EpisodeState.CUT:
                 member.error = None
             return error
         return None
@@ -201,11 +204,10 @@ class SlotPolicy:
             self.look_at = now + _PERIOD
             yield from self._look_for_moves(now)
         for member in self.members:
-            phase = member.phase
-            # Every phase that is not named here waits for the user's next call.
-            if phase in OFFLINE:
+            # What is not named here waits for the user's next call.
+            if member.link is LinkState.OFFLINE:
                 # Who has an end to tell takes no spare: its next episode begins once that was told.
-                spare = None if phase in CUT else self.ready_spare(member)
+                spare = None if member.episode is EpisodeState.CUT else self.ready_spare(member)
                 if spare is None:
                     yield from self._connect(member, now)
                 else:
@@ -213,23 +215,23 @@ class SlotPolicy:
                     spare.failures, spare.retry_at = member.failures, member.retry_at
                     spare.error, member.failures = member.error, 0
                     # Of a directory the change of the endpoint's state was told, and a line a slot would be too many.
-                    level = logging.WARNING if self.placement is None else logging.INFO
+                    level = logging.WARNING if spare.endpoint is None else logging.INFO
                     _log.log(level, "%s takes over the slots of %s", spare.remote.url, member.remote.url)
                     yield TakeOver(member, spare)
                     yield Begin(member)
-            elif phase is SlotPhase.IDLE:
+            elif member.ready:
                 if now >= member.retry_at:
                     yield from self._begin(member, now)
-            elif phase in WAITING and self._is_late(member, now):
+            elif member.waits and self._is_late(member, now):
                 yield GiveUp(member)
         # A copy, because the pool takes a dropped one out of the list before the loop goes on.
         for spare in tuple(self.spares):
             # It was connected to one server for the sake of another. The next look chooses again, perhaps a third one.
-            if spare.phase is SlotPhase.OFFLINE and spare.relieves is not None:
+            if spare.link is LinkState.OFFLINE and spare.relieves is not None:
                 yield DropSpare(spare)
-            elif spare.phase is SlotPhase.OFFLINE:
+            elif spare.link is LinkState.OFFLINE:
                 yield from self._connect(spare, now)
-            elif spare.phase in CONNECTING and self._is_late(spare, now):
+            elif spare.link is LinkState.CONNECTING and self._is_late(spare, now):
                 yield GiveUp(spare)
 
     def _begin(self, member: Member, now: float) -> Iterator[Decision]:
@@ -258,7 +260,9 @@ class SlotPolicy:
         """
         mine = member.remote.request
         # A list has no records of endpoints: that a server is well shows in the slots that run there.
-        others = [other.remote.request for other in self.members if other.phase in JOINED and not other.failures]
+        others = [
+            other.remote.request for other in self.members if other.link is LinkState.JOINED and not other.failures
+        ]
         load = Counter(request.address.url for request in others)
         same = (request for request in others if mine.kind is not None and request.kind == mine.kind)
         elsewhere = (request for request in same if request.address.url != mine.address.url)
@@ -279,7 +283,7 @@ class SlotPolicy:
         if now > member.deadline:
             return now > member.deadline + member.remote.allowance
         # A black hole never says anything. A server that has spoken gets all of `timeout`: to make a world may be slow.
-        silent = member.phase in CONNECTING and now > member.silent_until and member.remote.silent
+        silent = member.link is LinkState.CONNECTING and now > member.silent_until and member.remote.silent
         return silent and self.placement is not None and self.placement.any_well(member.kind, member.endpoint)
 
     def _connect(self, member: Member, now: float) -> Iterator[Decision]:
@@ -298,7 +302,7 @@ class SlotPolicy:
             # Nothing is free: perhaps a server was started since the last reading.
             placement.watch.poll(now, soon=True)
             return
-        if endpoint.key != member.endpoint and member.start != SPARE:
+        if endpoint.key != member.endpoint and member.stands_by is None:
             _log.info("%s moves from %s to %s", member.title, member.remote.url, shown_url(endpoint.url))
         # The URL counts too: an endpoint that has a name keeps it when its server gets another URL.
         stays = (endpoint.key, shown_url(endpoint.url)) == (member.endpoint, member.remote.url)
@@ -314,11 +318,25 @@ class SlotPolicy:
         for spare in self.spares:
             # `single` counts, because a world of one lane, unlike an environment, begins its next episodes by itself.
             alike = (spare.lanes, spare.single, spare.kind) == (member.lanes, member.single, member.kind)
-            # Of a list, a world that a slot is to go back to may be of another kind than that of other slots.
-            free = self.placement is not None or spare.relieves in (None, _relieved_by(member))
-            if spare.phase is SlotPhase.IDLE and alike and free and not (elsewhere and self.is_leaving(spare)):
+            serves = spare.stands_by is not None and spare.stands_by.serves(member)
+            if spare.ready and alike and serves and not (elsewhere and self.is_leaving(spare)):
                 return spare
         return None
+
+    def _ready_for(self, member: Member) -> Member | None:
+        """Return a spare that stands ready for the very place that a world is at, or has left; None: there is none."""
+        if member.place_left is None:
+            return None
+        ready = (spare for spare in self.spares if spare.ready and spare.lanes == member.lanes)
+        return next((spare for spare in ready if spare.relieves == member.place_left), None)
+
+    def _spares_for(self, reason: Reason) -> list[Member]:
+        """Return the spares that stand by for a reason."""
+        return [spare for spare in self.spares if spare.stands_by is not None and spare.stands_by.reason is reason]
+
+    def _add_spare(self, placement: Placement, endpoint: Endpoint, lanes: int, stands_by: StandBy) -> AddSpare:
+        """Return the decision to connect a spare at an endpoint of the directory."""
+        return AddSpare(placement.request_for(endpoint.url), lanes, stands_by, endpoint.key)
 
     # Moves
 
@@ -330,15 +348,15 @@ class SlotPolicy:
     def _look_for_moves(self, now: float) -> Iterator[Decision]:
         """Look for servers that drain or always fail, and connect replacements for the worlds there."""
         placement = self.placement
-        leaving = [member for member in self.members if member.phase in JOINED and self.is_leaving(member)]
+        leaving = [member for member in self.members if member.link is LinkState.JOINED and self.is_leaving(member)]
         for member in leaving:
             self.saw(member, EndpointEvent.DRAINS, now)
         # A single environment leaves at the end of its episode. The episodes of lanes have no common end: they leave
         # after a step, in the middle of some.
         self.lanes_leave = any(not member.single for member in leaving)
-        for spare in [spare for spare in self.spares if spare.phase in JOINED and self.is_leaving(spare)]:
-            # The user asked for this spare, so it stays, and waits for the next server at its URL.
-            if placement is None and spare.relieves is None:
+        for spare in [spare for spare in self.spares if spare.link is LinkState.JOINED and self.is_leaving(spare)]:
+            # The user named this spare, so it stays, and waits for the next server at its URL.
+            if spare.stands_by is not None and spare.stands_by.named:
                 yield from self._come_back_later(spare, now)
             else:
                 yield DropSpare(spare)
@@ -348,7 +366,7 @@ class SlotPolicy:
         if leaving:
             placement.watch.poll(now, soon=True)
         # Where all others were dark when a slot began to fail, nobody but a replacement for it tries them again.
-        joined = [member for member in self.members if member.phase in JOINED and not self.is_leaving(member)]
+        joined = [member for member in self.members if member.link is LinkState.JOINED and not self.is_leaving(member)]
         leaving += [member for member in joined if member.fails_every_reset]
         if leaving:
             load = Load(self.everybody())
@@ -356,8 +374,8 @@ class SlotPolicy:
             for member in leaving[len(self.spares) :]:
                 endpoint = placement.choose(load, member.lanes, now, self.timeout, member.kind)
                 if endpoint is not None and endpoint.key != member.endpoint:
-                    yield AddSpare(placement.request_for(endpoint.url), member.lanes, endpoint.key)
-        for spare in [spare for spare in self.spares if spare.relieves is None][len(leaving) :]:
+                    yield self._add_spare(placement, endpoint, member.lanes, StandBy(Reason.LEAVE))
+        for spare in self._spares_for(Reason.LEAVE)[len(leaving) :]:
             yield DropSpare(spare)
         # First the slots that have to go: they take the room that there is.
         if not leaving and now >= self.even_at:
@@ -370,14 +388,14 @@ class SlotPolicy:
         Lanes are never moved for that, because it would cut episodes. Nor is anything while slots are away: they go to
         the emptiest endpoints by themselves.
         """
-        if not all(member.single and member.phase in JOINED for member in self.members):
+        if not all(member.single and member.link is LinkState.JOINED for member in self.members):
             return
         load = Load(self.everybody())
         kinds = {member.endpoint: member.kind for member in self.members}
         for spare in self.spares:
-            if spare.relieves not in kinds:
+            if spare.relieves is None or spare.relieves not in kinds:
                 yield DropSpare(spare)
-            elif spare.relieves is not None:
+            else:
                 load.slots[spare.relieves] -= 1  # as if the slot had moved already
         for kind in set(kinds.values()):
             crowded = [key for key in kinds if key is not None and kinds[key] == kind]
@@ -388,28 +406,26 @@ class SlotPolicy:
                 if endpoint is None:
                     break
                 load.slots[most] -= 1
-                yield AddSpare(placement.request_for(endpoint.url), 1, endpoint.key)
-                self.spares[-1].relieves = most
+                yield self._add_spare(placement, endpoint, 1, StandBy(Reason.EVEN_OUT, most))
 
     def _go_back(self, now: float) -> Iterator[Decision]:
         """Connect worlds at the own servers of slots that have left them, as far as these may be tried. For lists.
 
         Lanes never go back by themselves, because it would cut episodes.
         """
-        away = Counter(_relieved_by(member) for member in self.members if member.home is not None and member.single)
+        away = Counter(member.place_left for member in self.members if member.home is not None and member.single)
         # One spare for each slot that is to go back. There are too many where a slot has got back otherwise.
-        for spare in [spare for spare in self.spares if spare.relieves is not None]:
+        for spare in self._spares_for(Reason.GO_BACK):
             away[spare.relieves] -= 1
             if away[spare.relieves] < 0:
                 yield DropSpare(spare)
         for member in self.members:
-            home, record = member.home, self.left.get(_relieved_by(member) or "")
+            home, record = member.home, self.left.get(member.place_left or "")
             if home is None or record is None or away[home.address.url] <= 0 or not record.may_try(now):
                 continue
             away[home.address.url] -= 1
             record.tried(now, self.timeout)
-            yield AddSpare(home, 1)
-            self.spares[-1].relieves = home.address.url
+            yield AddSpare(home, 1, StandBy(Reason.GO_BACK, home.address.url))
 
     def _come_back_later(self, spare: Member, now: float) -> Iterator[Decision]:
         """Leave a spare's server, which drains, and try after a while whether there is one again."""
@@ -422,12 +438,8 @@ class SlotPolicy:
         # The lanes outside of the mask go on with their episodes, which a move would cut.
         if "reset_mask" in (member.settings or {}):
             return
-        if leaves:
-            replacement = self.ready_spare(member, elsewhere=True)
-        else:
-            place = _relieved_by(member)
-            ready = (spare for spare in self.spares if spare.phase is SlotPhase.IDLE and spare.lanes == member.lanes)
-            replacement = None if place is None else next((spare for spare in ready if spare.relieves == place), None)
+        # Who has to leave takes any spare that suits; who may stay only one that was connected for its place.
+        replacement = self.ready_spare(member, elsewhere=True) if leaves else self._ready_for(member)
         if leaves and replacement is None and self.placement is not None:
             replacement = self._connecting_elsewhere(member, self.placement, now)
             if replacement is None:
@@ -435,14 +447,14 @@ class SlotPolicy:
                 # One that has failed could cost the slot the server that it has: the episode begins where it is.
                 if endpoint is None or not self.placement.is_well(endpoint.key):
                     return
-                yield AddSpare(self.placement.request_for(endpoint.url), member.lanes, endpoint.key)
+                yield self._add_spare(self.placement, endpoint, member.lanes, StandBy(Reason.LEAVE))
                 replacement = self.spares[-1]
         if replacement is not None:
             yield from self._change_over(member, replacement, now)
 
     def after_step(self, member: Member, now: float) -> Iterator[Decision]:
         """Let a world of lanes change over after a step, if it is to leave and a replacement stands ready."""
-        leaves = member.phase in JOINED and self.is_leaving(member)
+        leaves = member.link is LinkState.JOINED and self.is_leaving(member)
         if leaves and (replacement := self.ready_spare(member, elsewhere=True)) is not None:
             member.settings = None
             yield from self._change_over(member, replacement, now)
@@ -453,7 +465,7 @@ class SlotPolicy:
         One that has failed could cost the slot the server that it has, so a replacement there is waited for.
         """
         latest = now + self.timeout - _PATIENCE
-        recent = (spare for spare in self.spares if spare.phase is SlotPhase.CONNECTING and spare.deadline > latest)
+        recent = (spare for spare in self.spares if spare.link is LinkState.CONNECTING and spare.deadline > latest)
         alike = (spare for spare in recent if (spare.lanes, spare.kind) == (member.lanes, member.kind))
         return next((spare for spare in alike if placement.is_well(spare.endpoint)), None)
 
@@ -466,10 +478,5 @@ class SlotPolicy:
             yield from self._come_back_later(replacement, now)
         _log.info("%s moved from %s to %s", member.title, before.url, shown_url(member.remote.url))
         # Where the replacement is still being joined, the episode begins when that is done.
-        if member.phase is SlotPhase.IDLE:
+        if member.ready:
             yield Begin(member)
-
-
-def _relieved_by(member: Member) -> str | None:
-    """Return what spares relieve that take over the slot of a world: its endpoint, or the server that it has left."""
-    return member.endpoint if member.home is None else member.home.address.url

@@ -10,9 +10,9 @@ import numpy as np
 
 from bridge.core.client.slots.members import SlotMembers
 from bridge.core.client.slots.results import Results
-from bridge.core.client.slots.slot import SPARE, Member, SlotPhase, SlotState
+from bridge.core.client.slots.slot import Member, SlotState
 from bridge.core.client.slots.vector_pool import VectorPool
-from bridge.core.client.world.remote_record import COUNTS, RemoteReport
+from bridge.core.client.world.remote import COUNTS, RemoteReport
 from bridge.core.encoding.tensors import Array
 
 __all__ = ["as_universe", "flat_report", "remote_reports", "slot_states"]
@@ -81,8 +81,8 @@ def remote_reports(members: Sequence[Member]) -> tuple[RemoteReport, ...]:
         member.remote.record.report(
             now,
             member.remote.url,
-            () if member.start == SPARE else tuple(range(member.start, member.start + member.lanes)),
-            "spare" if member.start == SPARE and member.phase is SlotPhase.IDLE else member.state.name.lower(),
+            tuple(range(member.start, member.start + member.lanes)) if member.stands_by is None else (),
+            "spare" if member.stands_by is not None and member.ready else member.state.name.lower(),
         )
         for member in members
     )

@@ -54,7 +54,7 @@ def plan_resets(
     for member in members.filling:
         chosen, part = mask[member.slots], seeds[member.slots]
         # The Reset would make the session drop the answer to that step, which the other lanes are to be given.
-        if member.phase in STEPPED and not chosen.all():
+        if member.episode in STEPPED and not chosen.all():
             raise AlreadyPendingError(
                 f"the answer of {member.remote.url} to a step has not come, or was not taken; reset all its slots too",
                 "step",
@@ -72,7 +72,7 @@ def plan_resets(
         # Without a mask where all lanes begin: a world may then move to another server, as `before_episode` says.
         lane_mask = None if member.single or chosen.all() else chosen
         settings = reset_settings(part[0] if member.single else part, sent, lane_mask)
-        member.remote.session.write_reset(settings)  # raises where it is too large to be sent
+        member.remote.check_reset(settings)  # raises where it is too large to be sent
         plans.append((member, settings, None if seed is None else part))
     return plans
 

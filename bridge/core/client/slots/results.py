@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,13 +9,11 @@ import numpy as np
 from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
-from bridge.core.client.slots.slot import CUT, Member, SlotEvent, SlotPhase
+from bridge.core.client.slots.slot import EpisodeEvent, EpisodeState, Member
 from bridge.core.client.slots.vector_pool import VectorPool
-from bridge.core.client.world.session_states import ClientState
 from bridge.core.client.world.step_reader import Batch, BegunAnswer, StepReader
 from bridge.core.encoding import values
-from bridge.core.encoding.infos import as_rows, batch_interventions, joins, lane_info, merge_lanes
-from bridge.core.encoding.interventions import ACTION
+from bridge.core.encoding.infos import ACTION, as_rows, batch_interventions, joins, lane_info, merge_lanes
 from bridge.core.encoding.spaces import Column, Layout
 from bridge.core.encoding.step_codec import StepAnswer
 from bridge.core.encoding.tensors import Array
@@ -127,9 +124,9 @@ class Results:
                 if member.error is not None:
                     self._cut_off(member, rows, member.error)
                 continue
-            stepped, mine = member.phase is SlotPhase.ANSWERED, stacked.get(start)
+            stepped, mine = member.episode is EpisodeState.ANSWERED, stacked.get(start)
             if mine is not None and mine.info == values.EMPTY_DICT:  # as nearly always
-                member.handed(ended=member.remote.session.state is ClientState.ENDED)
+                member.handed()
                 valid[start] = True
                 continue
             try:
@@ -144,7 +141,7 @@ class Results:
                 pool.lose(member, member.remote.give_up(error))
                 self._cut_off(member, rows, error)
                 continue
-            member.handed(ended=member.remote.session.state is ClientState.ENDED)
+            member.handed()
             self._any_info = self._any_info or bool(info)
             realtime = member.remote.realtime
             resetting = None if realtime is None else realtime.resetting
@@ -153,7 +150,7 @@ class Results:
             infos.append((member, start, info))
             if answer.reader.failed:
                 self._note_failures(member, start, info, answer.reader.failed)
-            if stepped and not member.single and pool.policy.lanes_leave:
+            if stepped and not member.single and pool.lanes_leave:
                 self._leave(member, rows)
         self.complete = bool(valid.all())
 
@@ -190,7 +187,7 @@ class Results:
         The lanes that were in an episode are truncated by it.
         """
         before = member.remote
-        self._pool.execute(self._pool.policy.after_step(member, time.monotonic()))
+        self._pool.move_lanes(member)
         # No replacement stands ready yet: a later step moves it.
         if member.remote is before:
             return
@@ -232,8 +229,8 @@ class Results:
         """End the episode of a member whose remote failed: truncated once, and then None until it is back."""
         self.errors.update(dict.fromkeys(range(rows.start, rows.stop), error))
         # Once: from then on the row is None, with the reason, until the world is back.
-        if member.phase in CUT and self._tells:
-            member.handle(SlotEvent.TOLD)
+        if member.episode is EpisodeState.CUT and self._tells:
+            member.handle(EpisodeEvent.TOLD)
             member.remote.record.episodes_lost += member.lanes
             self.batch.truncations[rows] = True
             what = "episode" if member.lanes == 1 else "episodes"

@@ -1,19 +1,23 @@
-"""The life of a slot: one table, without input or output, and the data that goes with a state.
+"""The life of a slot, without input or output: a table of its link, one of its episode, and the data that goes with it.
 
-A slot is *offline* while its world has no connection, and *connecting* until the world is joined. It is *idle* in a
-world whose next episode is still to be asked for, and *resetting* from then on until the first observation, after which
-it has *begun*. Once that observation was handed to the user it is *running*; an action makes it *stepping*, until the
-answer has come: *answered*. The answer that ends an episode, once handed out, leaves it *ended*: its next step begins
-another episode.
+The link says where its world is. It is *offline* while the world has no connection, *connecting* until the world is
+joined, and then *joined*. A world that stands by as a spare has nothing but a link.
+
+The episode is *idle* until the next one is asked for, and *resetting* from then on until the first observation, after
+which it has *begun*. Once that observation was handed to the user it is *running*; an action makes it *stepping*, until
+the answer has come: *answered*. The answer that ends an episode, once handed out, leaves it *ended*: its next step
+begins another episode.
 
 Of a world of lanes, some may begin their next episodes while the others are in the midst of theirs: *renewing*, and
 *renewed* once the answer is here. What tells these from *resetting* and *begun* is that a loss then cuts episodes.
 
-A slot whose world was lost, or which refused a step, in the midst of an episode has an end to tell that the user does
-not know yet. Its world is connected again meanwhile, because a training may compute for minutes between two steps; but
-no episode begins before the end was told. So there are three more states: *cut offline*, *cut connecting*, *cut idle*.
+An episode whose world was lost, or refused a step, in the midst of it is *cut*: it has an end to tell that the user
+does not know yet. Its world is connected again meanwhile, because a training may compute for minutes between two steps;
+but no episode begins before the end was told.
 
-A world that stands by as a spare goes through the first three states alone.
+The two meet in two rules. The end of a connection, and a move, are events of the link that end the episode: `ENDINGS`
+has what each is to the episode. And only in a joined world does something happen to an episode, but for the end of a
+cut one, which is told wherever its world is. So without a joined world an episode is idle or cut, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,37 +25,184 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import EnvironmentFailedError, RemoteError
 
 if TYPE_CHECKING:
     from bridge.core.client.endpoints import Kind
-    from bridge.core.client.world.events import StepAnswered
     from bridge.core.client.world.remote import Remote
+    from bridge.core.client.world.session_states import StepAnswered
     from bridge.core.client.world.world_request import WorldRequest
     from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = [
-    "CONNECTING",
-    "CUT",
-    "JOINED",
-    "OFFLINE",
+    "ENDINGS",
+    "EPISODES",
+    "LINKS",
     "SETTLED",
-    "SPARE",
     "STEPPED",
-    "TRANSITIONS",
-    "WAITING",
+    "EpisodeEvent",
+    "EpisodeState",
+    "LinkEvent",
+    "LinkState",
     "Member",
-    "SlotEvent",
-    "SlotPhase",
+    "Reason",
     "SlotState",
+    "StandBy",
 ]
 
-SPARE = -1
-"""In place of a first slot: a world that stands by."""
 # Resets that fail in a row, after which the environment counts as one that always fails.
 _RESET_ATTEMPTS = 3
+
+
+class LinkState(enum.Enum):
+    """Where a slot's world is."""
+
+    OFFLINE = "offline"
+    CONNECTING = "connecting"
+    JOINED = "joined"
+
+    __hash__ = object.__hash__  # Enum's own is a Python function
+
+
+class LinkEvent(enum.Enum):
+    """An event that changes where a slot's world is."""
+
+    CONNECT = "connection begun"
+    JOINED = "world joined"
+    LOST = "connection lost, or given up"
+    MOVE = "moved to a world that is joined"
+    MOVE_AHEAD = "moved to a world that is being joined"
+
+    __hash__ = object.__hash__
+
+
+# The policy connects and moves (CONNECT, MOVE, MOVE_AHEAD). The remote's session says JOINED and LOST. A pair without a
+# row is a mistake of this package, and raises KeyError; so it is in the other table.
+#
+# Every state takes LOST, also that without a connection: a call that gives up late worlds does not look which of them
+# the keepalive thread has found to be lost already. The next episode may begin elsewhere, if the server drains or
+# fails: so JOINED has MOVE and MOVE_AHEAD. Only a spare that stands ready takes over the slots of a lost world: so
+# OFFLINE has no MOVE_AHEAD.
+LINKS: Mapping[tuple[LinkState, LinkEvent], LinkState] = {
+    (LinkState.OFFLINE, LinkEvent.CONNECT): LinkState.CONNECTING,
+    (LinkState.OFFLINE, LinkEvent.LOST): LinkState.OFFLINE,  # it was lost while a call still waited for it
+    (LinkState.OFFLINE, LinkEvent.MOVE): LinkState.JOINED,  # a spare takes over
+    (LinkState.CONNECTING, LinkEvent.JOINED): LinkState.JOINED,
+    (LinkState.CONNECTING, LinkEvent.LOST): LinkState.OFFLINE,
+    (LinkState.JOINED, LinkEvent.LOST): LinkState.OFFLINE,
+    (LinkState.JOINED, LinkEvent.MOVE): LinkState.JOINED,
+    (LinkState.JOINED, LinkEvent.MOVE_AHEAD): LinkState.CONNECTING,
+}
+
+
+class EpisodeState(enum.Enum):
+    """How far a slot's episode is."""
+
+    IDLE = "idle"
+    RESETTING = "resetting"
+    BEGUN = "begun"
+    RUNNING = "running"
+    STEPPING = "stepping"
+    ANSWERED = "answered"
+    ENDED = "ended"
+    RENEWING = "renewing"
+    RENEWED = "renewed"
+    CUT = "cut"
+
+    __hash__ = object.__hash__  # Enum's own is a Python function, and the table is looked up in each step
+
+
+class EpisodeEvent(enum.Enum):
+    """An event that changes how far a slot's episode is."""
+
+    BEGIN = "episode asked for"
+    RENEW = "episodes of some lanes asked for"
+    STEP = "action sent"
+    ANSWER = "answer received"
+    HANDED = "answer handed out"
+    END = "end of the episode handed out"
+    FAILED = "refused, or connection lost"
+    MOVED = "moved to another world"
+    TOLD = "end told, or given up by a reset"
+
+    __hash__ = object.__hash__
+
+
+_S, _E = EpisodeState, EpisodeEvent
+
+# The stepper asks (BEGIN, RENEW, STEP) and hands results out (HANDED, END, TOLD). The remote's session answers (ANSWER,
+# FAILED). The policy moves (MOVED).
+#
+# A user may call reset() at any time: so every state but CUT takes BEGIN. It gives up what runs there, and no episode
+# counts as cut, because the user ended it. The next episode may begin elsewhere: so MOVED stands beside each BEGIN.
+#
+# Every state takes FAILED. In the midst of an episode it leads to CUT, which takes no BEGIN and no MOVED: if the next
+# episode began before the end of this one was told, a trainer would join both into one. Where nothing is asked, as in
+# IDLE, no refusal is expected: the session drops those of what was given up. But what one server says must never end
+# the training of the others.
+#
+# END is for single environments. Lanes begin their next episodes by themselves: so RENEWED has no END.
+EPISODES: Mapping[tuple[EpisodeState, EpisodeEvent], EpisodeState] = {
+    (_S.IDLE, _E.BEGIN): _S.RESETTING,
+    (_S.IDLE, _E.FAILED): _S.IDLE,
+    (_S.IDLE, _E.MOVED): _S.IDLE,
+    # reset() was called again before the first observation came. The session drops the answer to the older Reset.
+    (_S.RESETTING, _E.BEGIN): _S.RESETTING,
+    (_S.RESETTING, _E.ANSWER): _S.BEGUN,
+    (_S.RESETTING, _E.FAILED): _S.IDLE,
+    (_S.RESETTING, _E.MOVED): _S.IDLE,
+    (_S.BEGUN, _E.BEGIN): _S.RESETTING,
+    (_S.BEGUN, _E.HANDED): _S.RUNNING,
+    (_S.BEGUN, _E.END): _S.ENDED,  # the first observation of an episode may be its last
+    (_S.BEGUN, _E.FAILED): _S.IDLE,  # nobody has seen that the episode had begun
+    (_S.BEGUN, _E.MOVED): _S.IDLE,
+    (_S.RUNNING, _E.BEGIN): _S.RESETTING,
+    (_S.RUNNING, _E.RENEW): _S.RENEWING,  # a reset with a mask, or SAME_STEP, where some lanes ended
+    (_S.RUNNING, _E.STEP): _S.STEPPING,
+    (_S.RUNNING, _E.FAILED): _S.CUT,  # in real time an action may be refused by itself
+    (_S.RUNNING, _E.MOVED): _S.IDLE,
+    (_S.STEPPING, _E.BEGIN): _S.RESETTING,
+    (_S.STEPPING, _E.ANSWER): _S.ANSWERED,
+    (_S.STEPPING, _E.FAILED): _S.CUT,  # if its environment raised, the world stays, and the episode does not
+    (_S.STEPPING, _E.MOVED): _S.IDLE,
+    (_S.ANSWERED, _E.BEGIN): _S.RESETTING,
+    (_S.ANSWERED, _E.HANDED): _S.RUNNING,
+    (_S.ANSWERED, _E.END): _S.ENDED,
+    (_S.ANSWERED, _E.FAILED): _S.CUT,
+    (_S.ANSWERED, _E.MOVED): _S.IDLE,
+    (_S.ENDED, _E.BEGIN): _S.RESETTING,
+    (_S.ENDED, _E.FAILED): _S.IDLE,  # between two episodes nothing is cut
+    (_S.ENDED, _E.MOVED): _S.IDLE,
+    (_S.RENEWING, _E.BEGIN): _S.RESETTING,
+    # reset() was called for other lanes before these had begun. The answer to the later Reset is for all lanes.
+    (_S.RENEWING, _E.RENEW): _S.RENEWING,
+    (_S.RENEWING, _E.ANSWER): _S.RENEWED,
+    (_S.RENEWING, _E.FAILED): _S.CUT,
+    (_S.RENEWING, _E.MOVED): _S.IDLE,
+    (_S.RENEWED, _E.BEGIN): _S.RESETTING,
+    (_S.RENEWED, _E.RENEW): _S.RENEWING,
+    (_S.RENEWED, _E.HANDED): _S.RUNNING,
+    (_S.RENEWED, _E.FAILED): _S.CUT,
+    (_S.RENEWED, _E.MOVED): _S.IDLE,
+    (_S.CUT, _E.FAILED): _S.CUT,
+    (_S.CUT, _E.TOLD): _S.IDLE,
+}
+
+ENDINGS: Mapping[LinkEvent, EpisodeEvent] = {
+    LinkEvent.LOST: EpisodeEvent.FAILED,
+    LinkEvent.MOVE: EpisodeEvent.MOVED,
+    LinkEvent.MOVE_AHEAD: EpisodeEvent.MOVED,
+}
+"""What an event of the link is to the episode; the others are nothing to it."""
+
+SETTLED = frozenset({_S.BEGUN, _S.RUNNING, _S.ANSWERED, _S.ENDED, _S.RENEWED, _S.CUT})
+"""There is nothing to wait for: an observation is here, the news of a cut is, or nothing was asked."""
+ASKED = frozenset({_S.RESETTING, _S.RENEWING, _S.STEPPING})
+"""An answer is outstanding, which may be late."""
+STEPPED = frozenset({_S.STEPPING, _S.ANSWERED})
+"""A step's answer is outstanding, or was not taken."""
 
 
 class SlotState(enum.IntEnum):
@@ -67,177 +218,52 @@ class SlotState(enum.IntEnum):
     """Its remote is gone; it is connected again after a while."""
 
 
-class SlotPhase(enum.Enum):
-    """A state of the table. `SlotState` is what the user is told of it."""
-
-    OFFLINE = "offline"
-    CONNECTING = "connecting"
-    IDLE = "idle"
-    RESETTING = "resetting"
-    BEGUN = "begun"
-    RUNNING = "running"
-    STEPPING = "stepping"
-    ANSWERED = "answered"
-    ENDED = "ended"
-    RENEWING = "renewing"
-    RENEWED = "renewed"
-    CUT_OFFLINE = "cut offline"
-    CUT_CONNECTING = "cut connecting"
-    CUT_IDLE = "cut idle"
-
-    __hash__ = object.__hash__  # Enum's own is a Python function, and the table is looked up in each step
-
-
-class SlotEvent(enum.Enum):
-    """An event that changes the state."""
-
-    CONNECT = "connection begun"
-    JOINED = "world joined"
-    BEGIN = "episode asked for"
-    RENEW = "episodes of some lanes asked for"
-    STEP = "action sent"
-    ANSWER = "answer received"
-    HANDED = "answer handed out"
-    END = "end of the episode handed out"
-    REFUSED = "reset or step refused"
-    LOST = "connection lost, or given up"
-    TOLD = "cut episode told, or given up by a reset"
-    MOVE = "moved to a world that is joined"
-    MOVE_AHEAD = "moved to a world that is being joined"
-
-    __hash__ = object.__hash__
-
-
-_P, _E = SlotPhase, SlotEvent
-
-# The stepper asks (BEGIN, RENEW, STEP) and hands results out (HANDED, END, TOLD). The remote's session answers (JOINED,
-# ANSWER, REFUSED, LOST). The policy connects and moves (CONNECT, MOVE, MOVE_AHEAD). A pair without a row is a mistake
-# of this package, and raises KeyError.
-#
-# A user may call reset() at any time: so every state of a joined world takes BEGIN. It gives up what runs there, and no
-# episode counts as cut, because the user ended it. The next episode may begin elsewhere, if the server drains or fails:
-# so MOVE and MOVE_AHEAD stand beside each BEGIN. Only a spare that stands ready takes over the slots of a lost world:
-# so OFFLINE has no MOVE_AHEAD.
-#
-# Every state takes LOST, also those without a connection: a call that gives up late worlds does not look which of them
-# the keepalive thread has found to be lost already. In the middle of an episode LOST and REFUSED lead to a cut state.
-# Those take no BEGIN and no MOVE: if the next episode began before the end of this one was told, a trainer would join
-# both into one.
-#
-# Every state of a joined world takes REFUSED. Where nothing is asked, as in IDLE, none is expected: the session drops
-# refusals of what was given up. But what one server says must never end the training of the others.
-#
-# END is for single environments. Lanes begin their next episodes by themselves: so RENEWED has no END.
-TRANSITIONS: Mapping[tuple[SlotPhase, SlotEvent], SlotPhase] = {
-    (_P.OFFLINE, _E.CONNECT): _P.CONNECTING,
-    (_P.OFFLINE, _E.LOST): _P.OFFLINE,  # it was lost while a call still waited for it
-    (_P.OFFLINE, _E.MOVE): _P.IDLE,  # a spare takes over
-    (_P.CONNECTING, _E.JOINED): _P.IDLE,
-    (_P.CONNECTING, _E.LOST): _P.OFFLINE,
-    (_P.IDLE, _E.BEGIN): _P.RESETTING,
-    (_P.IDLE, _E.REFUSED): _P.IDLE,
-    (_P.IDLE, _E.LOST): _P.OFFLINE,
-    (_P.IDLE, _E.MOVE): _P.IDLE,
-    (_P.IDLE, _E.MOVE_AHEAD): _P.CONNECTING,
-    # reset() was called again before the first observation came. The session drops the answer to the older Reset.
-    (_P.RESETTING, _E.BEGIN): _P.RESETTING,
-    (_P.RESETTING, _E.ANSWER): _P.BEGUN,
-    (_P.RESETTING, _E.REFUSED): _P.IDLE,
-    (_P.RESETTING, _E.LOST): _P.OFFLINE,
-    (_P.RESETTING, _E.MOVE): _P.IDLE,
-    (_P.RESETTING, _E.MOVE_AHEAD): _P.CONNECTING,
-    (_P.BEGUN, _E.BEGIN): _P.RESETTING,
-    (_P.BEGUN, _E.HANDED): _P.RUNNING,
-    (_P.BEGUN, _E.END): _P.ENDED,  # the first observation of an episode may be its last
-    (_P.BEGUN, _E.REFUSED): _P.IDLE,
-    (_P.BEGUN, _E.LOST): _P.OFFLINE,  # nobody has seen that the episode had begun
-    (_P.BEGUN, _E.MOVE): _P.IDLE,
-    (_P.BEGUN, _E.MOVE_AHEAD): _P.CONNECTING,
-    (_P.RUNNING, _E.BEGIN): _P.RESETTING,
-    (_P.RUNNING, _E.RENEW): _P.RENEWING,  # a reset with a mask, or SAME_STEP, where some lanes ended
-    (_P.RUNNING, _E.STEP): _P.STEPPING,
-    (_P.RUNNING, _E.REFUSED): _P.CUT_IDLE,  # in real time an action may be refused by itself
-    (_P.RUNNING, _E.LOST): _P.CUT_OFFLINE,
-    (_P.RUNNING, _E.MOVE): _P.IDLE,
-    (_P.RUNNING, _E.MOVE_AHEAD): _P.CONNECTING,
-    (_P.STEPPING, _E.BEGIN): _P.RESETTING,
-    (_P.STEPPING, _E.ANSWER): _P.ANSWERED,
-    (_P.STEPPING, _E.REFUSED): _P.CUT_IDLE,  # its environment raised: the world stays, the episode does not
-    (_P.STEPPING, _E.LOST): _P.CUT_OFFLINE,
-    (_P.STEPPING, _E.MOVE): _P.IDLE,
-    (_P.STEPPING, _E.MOVE_AHEAD): _P.CONNECTING,
-    (_P.ANSWERED, _E.BEGIN): _P.RESETTING,
-    (_P.ANSWERED, _E.HANDED): _P.RUNNING,
-    (_P.ANSWERED, _E.END): _P.ENDED,
-    (_P.ANSWERED, _E.REFUSED): _P.CUT_IDLE,
-    (_P.ANSWERED, _E.LOST): _P.CUT_OFFLINE,
-    (_P.ANSWERED, _E.MOVE): _P.IDLE,
-    (_P.ANSWERED, _E.MOVE_AHEAD): _P.CONNECTING,
-    (_P.ENDED, _E.BEGIN): _P.RESETTING,
-    (_P.ENDED, _E.REFUSED): _P.IDLE,
-    (_P.ENDED, _E.LOST): _P.OFFLINE,  # between two episodes nothing is cut
-    (_P.ENDED, _E.MOVE): _P.IDLE,
-    (_P.ENDED, _E.MOVE_AHEAD): _P.CONNECTING,
-    (_P.RENEWING, _E.BEGIN): _P.RESETTING,
-    # reset() was called for other lanes before these had begun. The answer to the later Reset is for all lanes.
-    (_P.RENEWING, _E.RENEW): _P.RENEWING,
-    (_P.RENEWING, _E.ANSWER): _P.RENEWED,
-    (_P.RENEWING, _E.REFUSED): _P.CUT_IDLE,
-    (_P.RENEWING, _E.LOST): _P.CUT_OFFLINE,
-    (_P.RENEWING, _E.MOVE): _P.IDLE,
-    (_P.RENEWING, _E.MOVE_AHEAD): _P.CONNECTING,
-    (_P.RENEWED, _E.BEGIN): _P.RESETTING,
-    (_P.RENEWED, _E.RENEW): _P.RENEWING,
-    (_P.RENEWED, _E.HANDED): _P.RUNNING,
-    (_P.RENEWED, _E.REFUSED): _P.CUT_IDLE,
-    (_P.RENEWED, _E.LOST): _P.CUT_OFFLINE,
-    (_P.RENEWED, _E.MOVE): _P.IDLE,
-    (_P.RENEWED, _E.MOVE_AHEAD): _P.CONNECTING,
-    (_P.CUT_OFFLINE, _E.CONNECT): _P.CUT_CONNECTING,
-    (_P.CUT_OFFLINE, _E.LOST): _P.CUT_OFFLINE,
-    (_P.CUT_OFFLINE, _E.TOLD): _P.OFFLINE,
-    (_P.CUT_CONNECTING, _E.JOINED): _P.CUT_IDLE,
-    (_P.CUT_CONNECTING, _E.LOST): _P.CUT_OFFLINE,
-    (_P.CUT_CONNECTING, _E.TOLD): _P.CONNECTING,
-    (_P.CUT_IDLE, _E.REFUSED): _P.CUT_IDLE,
-    (_P.CUT_IDLE, _E.LOST): _P.CUT_OFFLINE,
-    (_P.CUT_IDLE, _E.TOLD): _P.IDLE,
-}
-
-CUT = frozenset({_P.CUT_OFFLINE, _P.CUT_CONNECTING, _P.CUT_IDLE})
-"""An episode was cut, and nobody was told yet."""
-SETTLED = frozenset({_P.BEGUN, _P.RUNNING, _P.ANSWERED, _P.ENDED, _P.RENEWED}) | CUT
-"""There is nothing to wait for: an observation is here, the news of a cut is, or nothing was asked."""
-WAITING = frozenset({_P.CONNECTING, _P.CUT_CONNECTING, _P.RESETTING, _P.RENEWING, _P.STEPPING})
-"""An answer is outstanding, which may be late."""
-OFFLINE = frozenset({_P.OFFLINE, _P.CUT_OFFLINE})
-"""There is no connection."""
-CONNECTING = frozenset({_P.CONNECTING, _P.CUT_CONNECTING})
-"""A connection is being made."""
-JOINED = frozenset(SlotPhase) - OFFLINE - CONNECTING
-"""It is in a world."""
-STEPPED = frozenset({_P.STEPPING, _P.ANSWERED})
-"""A step's answer is outstanding, or was not taken."""
-
 # Events that drop the answer that is here, and so make a step lost.
-_DROPS = frozenset({_E.BEGIN, _E.RENEW, _E.REFUSED, _E.LOST, _E.MOVE, _E.MOVE_AHEAD})
+_DROPS = frozenset({EpisodeEvent.BEGIN, EpisodeEvent.RENEW, EpisodeEvent.FAILED, EpisodeEvent.MOVED})
 
 # A cut slot reads as what its world is: the end that is not told yet is in the flags of the next step.
-_STATE_OF: Mapping[SlotPhase, SlotState] = {
-    **dict.fromkeys(SlotPhase, SlotState.RUNNING),
-    **dict.fromkeys(OFFLINE, SlotState.LOST),
-    **dict.fromkeys(CONNECTING, SlotState.CONNECTING),
-    **dict.fromkeys((_P.IDLE, _P.CUT_IDLE, _P.RESETTING, _P.RENEWING), SlotState.RESETTING),
+_STATE_OF: Mapping[EpisodeState, SlotState] = {
+    **dict.fromkeys(EpisodeState, SlotState.RUNNING),
+    **dict.fromkeys(
+        (EpisodeState.IDLE, EpisodeState.CUT, EpisodeState.RESETTING, EpisodeState.RENEWING), SlotState.RESETTING
+    ),
 }
+
+
+class Reason(enum.Enum):
+    """Why a spare stands by."""
+
+    NAMED = "the user named it, in case a slot loses its server"
+    LEAVE = "slots have to leave a server that drains, or where every reset fails"
+    EVEN_OUT = "an endpoint of a directory has more slots than others"
+    GO_BACK = "slots have left their own server of a list, which may be well again"
+
+
+class StandBy(NamedTuple):
+    """What a spare is for: it stands by for the slots of a place, because of a reason."""
+
+    reason: Reason
+    place: str | None = None
+    """As `Member.place_left`: slots of this place alone begin an episode there for its sake; None: any that need it."""
+
+    @property
+    def named(self) -> bool:
+        """True if the user named it: it stays when it is lost, and swaps places with slots that it takes over."""
+        return self.reason is Reason.NAMED
+
+    def serves(self, member: Member) -> bool:
+        """Tell whether it may take over the slots of a member that lost its server."""
+        # A server that slots of a list go back to may have another kind of world than other slots.
+        return self.reason is not Reason.GO_BACK or self.place == member.place_left
 
 
 @dataclasses.dataclass(eq=False)
 class Member:
-    """One remote, the slots that it fills, and their state. `handle` alone assigns it."""
+    """One remote, the slots that it fills, and their state: `link` and `episode`, which only methods of it assign."""
 
     remote: Remote
     start: int
-    """Its first slot; `SPARE`: it stands by."""
+    """Its first slot; of a spare it says nothing."""
     lanes: int
     """The number of its slots."""
     endpoint: str | None = None
@@ -246,12 +272,14 @@ class Member:
     """The kind of its endpoints: it never goes to one of another; None: to any."""
     single: bool = True
     """True if it is a single environment rather than lanes, as far as is known."""
-    phase: SlotPhase = SlotPhase.OFFLINE
+    link: LinkState = LinkState.OFFLINE
+    """Where its world is."""
+    episode: EpisodeState = EpisodeState.IDLE
+    """How far its episode is."""
     slots: slice = dataclasses.field(init=False)
     """Its slots in a batch."""
-    relieves: str | None = None
-    """The place whose slot this spare is for. In a directory, the key of the endpoint that has too many slots; of a
-    list, the URL of the server that the slot goes back to. None: it is for any slot, or this is no spare."""
+    stands_by: StandBy | None = None
+    """What this spare is for; None: it fills slots."""
     home: WorldRequest | None = None
     """The world that the user listed, while this one at another server stands in for it; None: this is it."""
     deadline: float = 0.0
@@ -290,45 +318,73 @@ class Member:
         """Let it fill `lanes` slots from `start` on."""
         self.start, self.lanes, self.slots = start, lanes, slice(start, start + lanes)
 
-    def handle(self, event: SlotEvent) -> None:
-        """Take an event: change the state as the table says, and count a step whose result nobody will have."""
-        # Before the state changes: the old one says whether a step was outstanding.
+    def handle_link(self, event: LinkEvent) -> None:
+        """Feed an event to the link's table, and to the episode's what it ends there."""
+        # Both are looked up before one changes: an event that is not possible changes nothing.
+        link, ending = LINKS[self.link, event], ENDINGS.get(event)
+        if ending is not None:
+            self._follow(ending)
+        self.link = link
+
+    def handle(self, event: EpisodeEvent) -> None:
+        """Feed an event to the episode's table."""
+        if self.link is not LinkState.JOINED and event is not EpisodeEvent.TOLD:
+            raise KeyError(self.link, event)
+        self._follow(event)
+
+    def _follow(self, event: EpisodeEvent) -> None:
+        """Change the state of the episode, and count a step whose result nobody will have."""
+        following = EPISODES[self.episode, event]
         if event in _DROPS:
-            if self.phase in STEPPED:
+            if self.episode in STEPPED:
                 self.remote.record.steps_lost += self.lanes
             if self.answer is not None:
                 # In real time it may hold the records of ended episodes, which the server sends once.
                 self.remote.salvage(self.answer.message)
                 self.answer = None
-        self.phase = TRANSITIONS[self.phase, event]
+        self.episode = following
 
     # What each step does, as `handle` would, in fewer calls
 
     def step(self, request: bytes, deadline: float) -> None:
         """Send a Step that `JoinedWorld` wrote."""
-        self.phase = TRANSITIONS[self.phase, SlotEvent.STEP]
+        self.episode = EPISODES[self.episode, EpisodeEvent.STEP]
         self.deadline = deadline
         self.remote.record.steps_asked += self.lanes
         self.remote.send_step(request)
 
     def take(self, answer: StepAnswered) -> None:
         """Keep an answer until it is handed out."""
-        self.phase = TRANSITIONS[self.phase, SlotEvent.ANSWER]
+        self.episode = EPISODES[self.episode, EpisodeEvent.ANSWER]
         self.answer = answer
 
-    def handed(self, *, ended: bool) -> None:
-        """Take note that the answer was handed out, and whether it ended the episode."""
+    def handed(self) -> None:
+        """Forget the answer, which was handed out; it says whether the episode has ended."""
+        answer = self.answer
+        assert answer is not None, "the table lets nobody hand out what has not come"
         # BEGUN and RENEWED hold the answers to Resets, which `steps_asked` does not count.
-        if self.phase is SlotPhase.ANSWERED:
+        if self.episode is EpisodeState.ANSWERED:
             self.remote.record.steps_received += self.lanes
-        self.phase = TRANSITIONS[self.phase, SlotEvent.END if ended else SlotEvent.HANDED]
+        self.episode = EPISODES[self.episode, EpisodeEvent.END if answer.ended else EpisodeEvent.HANDED]
         # An observation shows that its world is well again, whatever it was lost by.
-        self.last, self.answer, self.error = self.answer, None, None
+        self.last, self.answer, self.error = answer, None, None
 
     @property
     def state(self) -> SlotState:
         """The state of its slots, as the user is told."""
-        return _STATE_OF[self.phase]
+        if self.link is LinkState.JOINED:
+            return _STATE_OF[self.episode]
+        return SlotState.LOST if self.link is LinkState.OFFLINE else SlotState.CONNECTING
+
+    @property
+    def ready(self) -> bool:
+        """True if it is in a world whose next episode nobody has asked for yet; so a spare stands ready."""
+        return self.link is LinkState.JOINED and self.episode is EpisodeState.IDLE
+
+    @property
+    def waits(self) -> bool:
+        """True if an answer is outstanding, which may be late."""
+        return self.link is LinkState.CONNECTING or self.episode in ASKED
 
     @property
     def fails_every_reset(self) -> bool:
@@ -339,9 +395,22 @@ class Member:
     @property
     def away(self) -> bool:
         """True if its remote was lost, which its loop was told, and has no observation since."""
-        return self.away_since is not None and self.phase not in SETTLED
+        return self.away_since is not None and self.episode not in SETTLED
+
+    @property
+    def relieves(self) -> str | None:
+        """The place whose slots this spare stands by for; None: for any slots, or this is no spare."""
+        return None if self.stands_by is None else self.stands_by.place
+
+    @property
+    def place_left(self) -> str | None:
+        """The place that spares for it stand by for: of a directory the key of its endpoint, which has too many slots;
+        of a list the URL of its own server, if it has left that. None: there is none."""
+        return self.endpoint if self.home is None else self.home.address.url
 
     @property
     def title(self) -> str:
         """Its slots, as a person calls them."""
+        if self.stands_by is not None:
+            return f"spare {self.remote.url}"
         return f"slot {self.start}" if self.lanes == 1 else f"slots {self.start} to {self.start + self.lanes - 1}"

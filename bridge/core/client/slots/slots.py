@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bridge.core.client.attributes import missing_attributes
-from bridge.core.client.conflict import ConflictDetector
-from bridge.core.client.messages import MessageAnswer, MessageTarget, MessageWriter, message_request, read_message
-from bridge.core.client.slots.question import Question
-from bridge.core.client.slots.slot import CONNECTING, STEPPED, Member
-from bridge.core.client.slots.stepper import Stepper
+from bridge.core.client.slots.pool import Question
+from bridge.core.client.slots.reports import as_universe, flat_report, remote_reports, slot_states
+from bridge.core.client.slots.slot import STEPPED, LinkState, Member
+from bridge.core.client.slots.stepper import Received, Stepper
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.extensions import (
     attribute_write,
@@ -21,8 +20,11 @@ from bridge.core.client.world.extensions import (
     property_request,
     property_value,
 )
+from bridge.core.client.world.remote import Remote, RemoteReport
+from bridge.core.client.world.world_request import WorldInfo
 from bridge.core.encoding.message_form import MessageForm
-from bridge.core.forks import forget_in_child
+from bridge.core.encoding.tensors import Array
+from bridge.core.ownership import ConflictDetector, forget_in_child
 from bridge.errors import (
     AlreadyPendingError,
     BridgeError,
@@ -36,9 +38,14 @@ from bridge.errors import (
 )
 from bridge.pb import dm_env_rpc_pb2 as pb
 
+if TYPE_CHECKING:
+    from bridge.core.client.messages import MessageAnswer, MessageTarget, MessageWriter
+
 __all__ = ["Slots"]
 
 T = TypeVar("T")
+Begun = tuple[Any, dict[str, Any]]
+"""What a reset returns at once: an observation, or None, for each slot; and the infos."""
 
 
 class Slots:
@@ -100,7 +107,7 @@ class Slots:
             # The call is given up, or was interrupted. Its answers may still come, and must not be taken for those to
             # the next question.
             for member in self.pool.question.missing:
-                member.remote.session.abandon_questions()
+                member.remote.abandon_questions()
             self.pool.question = None
 
     def wait(self, pending: str, gather: Callable[..., T], *args: Any, **kwargs: Any) -> T:
@@ -144,9 +151,131 @@ class Slots:
             self.pending = None
             self.pool.close_all(2.0)
 
+    def abandon(self) -> None:
+        """Close the connections of an environment that the garbage collector has found, without a wait."""
+        # At the end of the interpreter another thread may hold the lock for ever: then the sockets end by themselves.
+        if not self.pool.is_frozen():
+            self.pool.close_all(0.0)
+
     def cancel(self) -> None:
         """Let a `reset` give up what is pending, without a wait for it."""
         self._timed_out = self.pending is not None
+
+    # Resets and steps, each in its turn
+
+    def reset(self, seed: int | Sequence[int | None] | None, options: Mapping[str, Any] | None) -> Begun:
+        """Ask for new episodes; return what is here of them at once. What comes later is given by the first step."""
+        with self.conflicts:
+            self.check_order("reset")
+            self.stepper.begin_reset(seed, options)
+            return as_universe(self.pool, self.stepper.take_results())[::4]
+
+    def begin_reset(
+        self,
+        seed: int | Sequence[int | None] | None,
+        options: Mapping[str, Any] | None,
+        slot_options: Sequence[Mapping[str, Any]] | None,
+    ) -> None:
+        """Ask for new episodes, as `Stepper.begin_reset`."""
+        with self.conflicts:
+            self.check_order("reset")
+            self.stepper.begin_reset(seed, options, slot_options)
+            self.pending = "reset"
+
+    def finish_reset(self) -> Begun:
+        """Return what has come since `begin_reset`."""
+
+        def take() -> Begun:
+            self.pool.drain()
+            return as_universe(self.pool, self.stepper.take_results())[::4]
+
+        return self.wait("reset", take)
+
+    def begin_step(self, actions: Any) -> None:
+        """Send actions, as `Stepper.begin_step`."""
+        with self.conflicts:
+            self.check_order("step")
+            self.stepper.begin_step(actions)
+            self.pending = "step"
+
+    def finish_step(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Wait for the slots that were stepped, and return what has come."""
+        return self.wait("step", lambda: as_universe(self.pool, self.stepper.finish_step()))
+
+    def send(self, actions: Any, slots: Any) -> None:
+        """Do what `RemoteVectorEnv.send` says."""
+        with self.conflicts:
+            self.check_order("send")
+            self.stepper.send(actions, slots)
+
+    def recv(self, at_least: int) -> Received:
+        """Do what `RemoteVectorEnv.recv` says."""
+        with self.conflicts:
+            self.check_order("recv")
+            return self.stepper.recv(at_least)
+
+    # How they are stepped, for those who step them in a way of their own
+
+    @property
+    def pacer(self) -> Callable[[], None] | None:
+        """Called in each step between the sending of actions and the request for what came of them; None: nothing."""
+        return self.stepper.pacer
+
+    @pacer.setter
+    def pacer(self, pacer: Callable[[], None] | None) -> None:
+        self.stepper.pacer = pacer
+
+    def wait_for_lanes(self) -> None:
+        """Have real-time worlds of lanes answer only when every lane has an observation."""
+        self.pool.members.wait_for_lanes()
+
+    def limit_steps(self, seconds: float) -> None:
+        """Cut a world that has not answered a Step after so many seconds, rather than after the timeout."""
+        self.pool.step_timeout = seconds
+
+    def begin_in_step(self) -> None:
+        """Have lanes that the next step ends begin their next episodes in the same request, if their server can."""
+        self.stepper.begins_in_step = True
+
+    # Where the slots are
+
+    @property
+    def count(self) -> int:
+        """The number of slots."""
+        return len(self.pool.members.at)
+
+    @property
+    def timeout(self) -> float:
+        """Seconds to wait for any answer."""
+        return self.pool.timeout
+
+    def world_info(self) -> WorldInfo:
+        """Return what is known of the worlds, whose spaces are equal."""
+        return self.pool.members.world_info()
+
+    def remotes(self) -> list[Remote]:
+        """Return the remotes that fill slots, in the slots' order."""
+        return [member.remote for member in self.pool.members.filling]
+
+    def remote_of_each(self) -> list[Remote]:
+        """Return the remote of each slot."""
+        return [member.remote for member in self.pool.members.at]
+
+    def has_spare(self, slot: int) -> bool:
+        """Tell whether a spare stands ready to take over a slot."""
+        return self.pool.has_spare(self.pool.members.at[slot])
+
+    def states(self) -> Array:
+        """Return where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
+        return slot_states(self.pool.members)
+
+    def remote_reports(self) -> tuple[RemoteReport, ...]:
+        """Say how each remote is, spares last."""
+        return remote_reports(self.pool.everybody())
+
+    def report(self) -> dict[str, float]:
+        """Return what `RemoteVectorEnv.report` does."""
+        return flat_report(self.remote_reports(), self.states(), self.pool.stalled)
 
     # Attributes, methods and properties of the environments
 
@@ -225,10 +354,12 @@ class Slots:
         Returns:
             The answers, and the first refusal or loss.
         """
+        from bridge.core.client.messages import MessageAnswer, MessageTarget, message_request, read_message
+
         members = self.pool.members
         if form.places:
             chosen = self._lanes_of(range(len(members.at)) if slots is None else slots)
-            if any(member.phase in STEPPED for member in chosen):
+            if any(member.episode in STEPPED for member in chosen):
                 text = f"a message {form.name} while answers to send are outstanding; take them by recv first"
                 raise AlreadyPendingError(text, "recv")
             others = not self.pool.started and sum(map(len, chosen.values())) < len(members.at)
@@ -281,11 +412,11 @@ class Slots:
         # All are checked before one is asked: else some environments would be called, and the caller would not know.
         requests: list[tuple[Member, bytes]] = []
         for member, chosen in lanes.items():
-            if not member.remote.connected or member.phase in CONNECTING:
+            if not member.remote.connected or member.link is LinkState.CONNECTING:
                 raise ConnectionLostError(
                     member.remote.url, f"no {purpose} while it is {member.state.name.lower()}: {member.error}"
                 )
-            requests.append((member, member.remote.session.write(write(member, chosen))))
+            requests.append((member, member.remote.write(write(member, chosen))))
         # Before the first is sent: what is interrupted between two of them is given up by the next call.
         self.pool.question = Question(purpose, asked, lanes, dict.fromkeys(lanes))
         for member, request in requests:

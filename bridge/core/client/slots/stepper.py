@@ -1,21 +1,21 @@
-"""Sends Resets and Steps to the members of a pool, and gathers their answers."""
+"""Sends Resets and Steps to the members of a pool, and gathers their answers, or waits until every slot has one."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from bridge.core.client.slots.resets import plan_resets, reset_settings
 from bridge.core.client.slots.results import Results
-from bridge.core.client.slots.slot import CUT, JOINED, SETTLED, STEPPED, Member, SlotEvent, SlotPhase
+from bridge.core.client.slots.slot import SETTLED, STEPPED, EpisodeEvent, EpisodeState, LinkState, Member
 from bridge.core.client.slots.vector_pool import VectorPool
-from bridge.core.client.slots.waiting import OnLost, gather_all
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, pack_tensor
+from bridge.core.logs import SafeLog
 from bridge.errors import (
     AlreadyPendingError,
     EnvironmentFailedError,
@@ -25,11 +25,84 @@ from bridge.errors import (
 )
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["Received", "Stepper"]
+__all__ = ["OnLost", "Received", "Stepper", "gather_all"]
+
+_log = SafeLog(__name__)
+# Seconds between two reports.
+_PERIOD = 5.0
+_MOST_LINES = 5
+
+OnLost: TypeAlias = Literal["wait", "raise", "continue"]
+"""Decides what becomes of slots whose remote was lost: wait for them, raise, or go on with their last observations."""
+
+
+def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
+    """Wait until every slot has an observation, or is not waited for by `on_lost`; raises as `Stepper.wait_for_all`."""
+    members = pool.members.filling
+    first = 0
+    began = looked = time.monotonic()
+    tell_at = began + _PERIOD
+
+    def tolerated(member: Member) -> bool:
+        """Tell whether nobody waits for a slot that has no observation; raise where its loss is to be raised."""
+        # A slot that moves is not `away`, and one that connects again is offline no more: neither raises.
+        gone = on_lost == "raise" and member.away and member.link is LinkState.OFFLINE
+        if gone and member.error is not None and not pool.has_spare(member):
+            raise member.error
+        # If every slot is away, going on would give nothing but repeated observations: then it waits.
+        return on_lost == "continue" and member.away and not all(other.away for other in members)
+
+    def enough() -> bool:
+        nonlocal first, looked, tell_at
+        # The flag, because this runs after each answer: a look at every slot would cost a step of n slots n² looks.
+        if pool.has_errors:
+            pool.raise_permanent_error()
+            first = 0
+        while first < len(members) and (
+            members[first].episode in SETTLED or (on_lost != "wait" and tolerated(members[first]))
+        ):
+            first += 1
+        if first < len(members):
+            now = time.monotonic()
+            # Only what a lost slot costs is counted, not the time that environments take.
+            pool.stalled += now - looked if members[first].away_since is not None else 0.0
+            looked = now
+            if now >= tell_at:
+                tell_at = now + _PERIOD
+                _tell(members, now - began, timeout)
+        return first == len(members)
+
+    if not pool.gather(enough, began + timeout):
+        late = [member for member in members if not (member.episode in SETTLED or tolerated(member))]
+        raise RemoteTimeoutError(
+            ", ".join(dict.fromkeys(member.remote.url for member in late)),
+            f"no observation within {timeout:g} s: {'; '.join(_describe(late))}",
+        )
+
+
+def _tell(members: Sequence[Member], waited: float, timeout: float) -> None:
+    """Log what is waited for, in a few lines."""
+    lines = _describe([member for member in members if member.episode not in SETTLED])
+    # Of a fleet that is gone nobody reads a line for each of thousands of servers.
+    for line in lines[:_MOST_LINES]:
+        _log.warning("waiting %.0f s of at most %g s for %s", waited, timeout, line)
+    if len(lines) > _MOST_LINES:
+        _log.warning("and %d further lines like these, which are left out", len(lines) - _MOST_LINES)
+
+
+def _describe(late: Sequence[Member]) -> list[str]:
+    """Say which slots members fill, where they are, and why, in a line for all that are late for the same reason."""
+    titles: dict[str, list[str]] = {}
+    for member in late:
+        reason = f": {member.error.reason}" if member.error is not None else ""
+        why = f"({member.remote.url}), {member.state.name.lower()}{reason.partition(chr(10))[0]}"
+        titles.setdefault(why, []).append(member.title)
+    return [f"{own[0]}{f' and {len(own) - 1} more' if own[1:] else ''} {why}" for why, own in titles.items()]
+
 
 # There is something to hand out: an answer, or the end of an episode that was cut; or it is coming.
-_HERE = frozenset({SlotPhase.BEGUN, SlotPhase.ANSWERED, SlotPhase.RENEWED}) | CUT
-_COMING = (frozenset(SlotPhase) - SETTLED) | _HERE
+_HERE = frozenset({EpisodeState.BEGUN, EpisodeState.ANSWERED, EpisodeState.RENEWED, EpisodeState.CUT})
+_COMING = frozenset(EpisodeState) - {EpisodeState.RUNNING, EpisodeState.ENDED}
 # Seconds that `finish_step` waits where no slot has an observation: a loop over it does not spin.
 _PACE = 0.02
 Received = tuple[Array, Any, Array, Array, Array, dict[str, Any]]
@@ -58,8 +131,6 @@ class Stepper:
         """Set before a step: lanes that it ends are to begin their next episodes in the same request, as far as their
         server knows how. It holds for that step alone."""
         self._in_step = False
-        self._all_running = False
-        """True if every slot has given what was asked of it, and is in an episode."""
         self._stepped: Results | None = None
         self._unbegun: dict[int, EnvironmentFailedError] = {}
         """Why lanes could not begin their next episodes in the step that ended the last ones (SAME_STEP), by slot."""
@@ -81,7 +152,7 @@ class Stepper:
         Raises:
             SettingError: Seeds or options that cannot be sent, or the lanes of one world were given different options.
         """
-        self._all_running, self._stepped, self._tells = False, None, False
+        self._stepped, self._tells = None, False
         self.pool.drain()
         # All Resets are made before the first is sent: if one cannot be sent, every slot goes on as it was.
         for plan in plan_resets(self.pool.members, seed, options, slot_options, started=self.pool.started):
@@ -100,12 +171,12 @@ class Stepper:
             member.episodes, member.reseeds = 0, False
         # The reset gives that episode up, so its end is no news any more; but lanes outside of the mask have theirs
         # to tell.
-        if member.phase in CUT and "reset_mask" not in settings:
-            member.handle(SlotEvent.TOLD)
+        if member.episode is EpisodeState.CUT and "reset_mask" not in settings:
+            member.handle(EpisodeEvent.TOLD)
         member.refusal = None
-        if member.phase not in CUT:
+        if member.episode is not EpisodeState.CUT:
             member.error = None
-        if member.phase not in JOINED or member.phase in CUT:
+        if member.link is not LinkState.JOINED or member.episode is EpisodeState.CUT:
             # It is kept for the world that is joined next.
             member.settings = settings
             # The user asks now: the pause after earlier failures is over.
@@ -125,34 +196,37 @@ class Stepper:
             step: What its environments see.
             lanes: Those of its lanes that are in another situation; the others go on.
         """
-        self._all_running, self._stepped, self._tells = False, None, False
+        self._stepped, self._tells = None, False
         # As by a reset: the end of an episode that was cut is no news any more.
-        if member.phase in CUT:
-            member.handle(SlotEvent.TOLD)
-        renewed = len(lanes) < member.lanes and member.phase in (SlotPhase.RUNNING, SlotPhase.RENEWED)
-        member.handle(SlotEvent.RENEW if renewed else SlotEvent.BEGIN)
+        if member.episode is EpisodeState.CUT:
+            member.handle(EpisodeEvent.TOLD)
+        renewed = len(lanes) < member.lanes and member.episode in (EpisodeState.RUNNING, EpisodeState.RENEWED)
+        member.handle(EpisodeEvent.RENEW if renewed else EpisodeEvent.BEGIN)
         member.settings = member.refusal = member.error = None
         placed = {member.start + lane for lane in lanes}
         self._unbegun = {slot: why for slot, why in self._unbegun.items() if slot not in placed}
-        member.take(member.remote.session.placed(step))
+        member.take(member.remote.placed(step))
         self.pool.started = True
 
     def begin_step(self, actions: Any) -> None:
         """Check and send the Steps."""
         # In a directory each new episode may begin at another server, if its own drains.
-        self._in_step, self.begins_in_step = self.begins_in_step and not self.pool.policy.moves, False
+        self._in_step, self.begins_in_step = self.begins_in_step and not self.pool.moves, False
         if not self.pool.started:
             raise ResetNeededError("expected reset() before the first step(), and after one that was interrupted")
         self._stepped, self._tells = None, True
-        # After `send`, and after an interrupt between two Steps.
-        if not self._all_running and any(member.phase in STEPPED for member in self.pool.members.filling):
-            raise AlreadyPendingError(
-                "step while answers to send are outstanding; take them by recv first, or reset", "recv"
-            )
+        coming = False
+        for member in self.pool.members.filling:
+            # After `send`, and after an interrupt between two Steps.
+            if member.episode in STEPPED:
+                raise AlreadyPendingError(
+                    "step while answers to send are outstanding; take them by recv first, or reset", "recv"
+                )
+            coming = coming or member.episode in _COMING
         # It checks every action, before anything is sent: one that is wrong changes nothing.
         columns = self._action_layout.split(actions, len(self.pool.members.at))
-        # Where all slots run, nothing is outstanding: a look at the sockets would cost each step a system call.
-        if not self._all_running or time.monotonic() - self.pool.polled_at > 1.0:
+        # Where nothing is outstanding, as nearly always, a look at the sockets would cost each step a system call.
+        if coming or time.monotonic() - self.pool.polled_at > 1.0:
             self.pool.drain()
         if self.pacer is not None:
             # The action leaves at once, and `pacer` waits for the frame's end, so that the observation is new.
@@ -173,9 +247,9 @@ class Stepper:
         running: list[tuple[Member, int]] = []
         ended: list[Member] = []
         for index, member in enumerate(members):
-            if member.phase is SlotPhase.RUNNING:
+            if member.episode is EpisodeState.RUNNING:
                 running.append((member, member.start if positions is None else positions[index]))
-            elif member.phase is SlotPhase.ENDED:
+            elif member.episode is EpisodeState.ENDED:
                 ended.append(member)
         # All are written before anything is sent or changed: one that is too large to be sent raises here.
         written = self._write_steps(running, columns) if len(running) > 1 else [None] * len(running)
@@ -191,10 +265,9 @@ class Stepper:
             for member, _ in running:
                 if not member.single:
                     member.remote.set_autoreset(same_step=self._in_step)
-        self._all_running = False
         deadline = now + min(pool.timeout, pool.step_timeout or pool.timeout)
         # Remotes of one place share a socket: what is sent meanwhile leaves in one piece.
-        with pool.poller.corked() if pool.members.shared else nullcontext():
+        with pool.corked() if pool.members.shared else nullcontext():
             try:
                 for member in ended:
                     # The Step after the end begins the next episode (D-9), without a Reset.
@@ -210,6 +283,7 @@ class Stepper:
 
     def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> list[bytes | None]:
         """Write the Steps of single environments, those of the same form at once; None: one to be written by itself."""
+        # Not `remote.world`: a call less for each slot in each step.
         worlds = [member.remote.session.world for member, _ in plan]
         forms = [None if world is None else world.form for world in worlds]
         found: list[bytes | None] = [None] * len(plan)
@@ -223,7 +297,7 @@ class Stepper:
 
     def _act(self, columns: list[Any]) -> None:
         """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
-        running = (member for member in self.pool.members.filling if member.phase is SlotPhase.RUNNING)
+        running = (member for member in self.pool.members.filling if member.episode is EpisodeState.RUNNING)
         remotes = [(member.remote, member.start) for member in running if member.remote.realtime is not None]
         # All are written before one is sent, which checks their sizes.
         requests = [remote.world.write_columns(columns, start) for remote, start in remotes]
@@ -237,7 +311,7 @@ class Stepper:
 
         def answered() -> bool:
             nonlocal first
-            while first < len(members) and members[first].phase is not SlotPhase.STEPPING:
+            while first < len(members) and members[first].episode is not EpisodeState.STEPPING:
                 first += 1  # who is not stepping now will not be in this step
             return first == len(members)
 
@@ -253,7 +327,7 @@ class Stepper:
         for member in self.pool.members.filling:
             chosen = ended[member.slots]
             lanes = chosen.nonzero()[0].tolist()
-            if not lanes or member.phase not in (SlotPhase.RUNNING, SlotPhase.ENDED):
+            if not lanes or member.episode not in (EpisodeState.RUNNING, EpisodeState.ENDED):
                 continue  # one that was cut begins anew once its remote is back
             if member.single:
                 self.pool.begin(member, None, reset=False)
@@ -282,7 +356,7 @@ class Stepper:
         if results is None:
             gather_all(self.pool, timeout, on_lost)
             results = self.take_results()
-            if not self._all_running:
+            if not results.complete:
                 results.fill_last()
             if self._unbegun:
                 # The server has begun their next episodes in this step. From the last observation of an episode to
@@ -301,7 +375,7 @@ class Stepper:
             self._stepped = results  # a wait that times out in the second trip goes on there when it is called again
         self.pool.handing_out = False
         # Where lanes have begun in the step itself, nothing is waited for: a look at the sockets costs system calls.
-        if self.pool.has_errors or any(member.phase not in SETTLED for member in self.pool.members.filling):
+        if self.pool.has_errors or any(member.episode not in SETTLED for member in self.pool.members.filling):
             gather_all(self.pool, timeout, on_lost)
         begun = self.take_results(results)
         self._stepped = None
@@ -315,9 +389,7 @@ class Stepper:
 
     def take_results(self, before: Results | None = None) -> Results:
         """Hand out what has come; with `before`, the results of a step that ended episodes: what others begin with."""
-        results = Results(self.pool, self._observation_layout, self._reward_space, tells=self._tells, before=before)
-        self._all_running = results.complete and not results.errors
-        return results
+        return Results(self.pool, self._observation_layout, self._reward_space, tells=self._tells, before=before)
 
     # send and recv
 
@@ -331,7 +403,7 @@ class Stepper:
         columns = self._action_layout.split(actions, len(order))
         self.pool.drain()
         for member in members:
-            if member.phase in STEPPED:
+            if member.episode in STEPPED:
                 raise AlreadyPendingError(
                     f"an action of {member.title} was sent already, whose answer was not taken; call recv first", "recv"
                 )
@@ -363,7 +435,7 @@ class Stepper:
             raise SettingError(f"expected at_least to be a positive number of slots, got {at_least!r}")
         pool, filling = self.pool, self.pool.members.filling
         pool.drain()
-        coming = sum(member.lanes for member in filling if member.phase in _COMING)
+        coming = sum(member.lanes for member in filling if member.episode in _COMING)
         if coming < at_least:
             raise SettingError(
                 f"expected at_least to be at most the {coming} slots that an answer is coming for, got {at_least}; "
@@ -371,7 +443,7 @@ class Stepper:
             )
 
         def ready() -> int:
-            return sum(member.lanes for member in filling if member.phase in _HERE)
+            return sum(member.lanes for member in filling if member.episode in _HERE)
 
         def enough() -> bool:
             if pool.has_errors:
@@ -381,10 +453,10 @@ class Stepper:
         # A second more than a step has: a late slot is cut first, and its end is one of the answers.
         if not pool.gather(enough, time.monotonic() + pool.timeout + 1.0):
             raise RemoteTimeoutError(
-                ", ".join(dict.fromkeys(member.remote.url for member in filling if member.phase not in SETTLED)),
+                ", ".join(dict.fromkeys(member.remote.url for member in filling if member.episode not in SETTLED)),
                 f"{ready()} slots answered within {pool.timeout:g} s, where recv(at_least={at_least}) waits for more",
             )
-        members = [member for member in filling if member.phase in _HERE]
+        members = [member for member in filling if member.episode in _HERE]
         pool.started = False  # as in `Slots.wait`, for what an interrupt would lose of the results
         results = Results(pool, self._observation_layout, self._reward_space, members)
         # A slot that was cut has no new observation, and its row in the batch is not initialized.

@@ -14,12 +14,11 @@ from typing import Any
 from bridge.core.client.slots import policy
 from bridge.core.client.slots.endpoint import EndpointEvent
 from bridge.core.client.slots.members import SlotMembers
-from bridge.core.client.slots.pool import Pool
-from bridge.core.client.slots.question import Question
+from bridge.core.client.slots.pool import Pool, Question
 from bridge.core.client.slots.resets import further_seeds, reset_settings
-from bridge.core.client.slots.slot import CONNECTING, CUT, JOINED, OFFLINE, SPARE, Member, SlotEvent, SlotPhase
-from bridge.core.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
+from bridge.core.client.slots.slot import EpisodeEvent, EpisodeState, LinkEvent, LinkState, Member
 from bridge.core.client.world.remote import Delivery
+from bridge.core.client.world.session_states import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.encoding.seeds import pack_seed
 from bridge.core.encoding.tensors import Array
@@ -35,7 +34,7 @@ _POLL_GAP = 1.0
 # Seconds between two looks at what was lost, between calls.
 _AWAY_PERIOD = 0.1
 # Lanes outside of a reset's mask go on with episodes that the user knows of.
-_IN_EPISODES = frozenset({SlotPhase.RUNNING, SlotPhase.RENEWING, SlotPhase.RENEWED})
+_IN_EPISODES = frozenset({EpisodeState.RUNNING, EpisodeState.RENEWING, EpisodeState.RENEWED})
 
 _log = SafeLog(__name__)
 
@@ -111,10 +110,10 @@ class VectorPool(Pool):
             request: The world to connect to instead of its own; None: the same again.
             endpoint: The key of that world's endpoint in a directory.
         """
-        if member.phase not in OFFLINE:
+        if member.link is not LinkState.OFFLINE:
             self._leave(member)
             member.remote.close(0.0)
-            member.handle(SlotEvent.LOST)
+            member.handle_link(LinkEvent.LOST)
         if request is not None:
             self.members.replace_remote(member, request)
             member.endpoint = endpoint
@@ -124,7 +123,7 @@ class VectorPool(Pool):
         # With a short `timeout`, who is silent until then is passed over as well: others may have room.
         member.deadline = now + self.timeout
         member.silent_until = now + min(self.policy.connect_timeout, self.timeout)
-        member.handle(SlotEvent.CONNECT)
+        member.handle_link(LinkEvent.CONNECT)
         try:
             member.remote.open()
         except BaseException:  # KeyboardInterrupt: nothing would come, and it would be waited for until the timeout
@@ -139,20 +138,42 @@ class VectorPool(Pool):
         if not self.closed:
             self.execute(self.policy.check(now))
 
+    def has_spare(self, member: Member) -> bool:
+        """Tell whether a spare stands ready to take over a member's slots."""
+        return self.policy.ready_spare(member) is not None
+
+    def everybody(self) -> list[Member]:
+        """Return the members that fill slots, and then the spares."""
+        return self.policy.everybody()
+
+    @property
+    def moves(self) -> bool:
+        """True if slots may move to other servers."""
+        return self.policy.moves
+
+    @property
+    def lanes_leave(self) -> bool:
+        """True if a world of lanes is to change over."""
+        return self.policy.lanes_leave
+
+    def move_lanes(self, member: Member) -> None:
+        """Let a world of lanes that was stepped leave a server that drains, if a replacement stands ready."""
+        self.execute(self.policy.after_step(member, time.monotonic()))
+
     def execute(self, decisions: Iterable[policy.Decision]) -> None:
         """Execute decisions of the policy, one after the other."""
         for decision in decisions:
             match decision:
                 case policy.Connect(member, request, endpoint):
                     self.connect(member, request, endpoint)
-                case policy.AddSpare(request, lanes, endpoint):
-                    self.connect(self.members.add(request, spare=True, lanes=lanes, endpoint=endpoint))
+                case policy.AddSpare(request, lanes, stands_by, endpoint):
+                    self.connect(self.members.add(request, lanes=lanes, endpoint=endpoint, stands_by=stands_by))
                 case policy.DropSpare(spare):
                     self.members.drop(spare)
                 # It is not dropped: the user named it, and it is connected again later.
                 case policy.Disconnect(spare):
                     spare.remote.close(0.0)
-                    spare.handle(SlotEvent.LOST)
+                    spare.handle_link(LinkEvent.LOST)
                 case policy.TakeOver(member, spare):
                     self._take_over(member, spare)
                 case policy.Begin(member):
@@ -163,18 +184,18 @@ class VectorPool(Pool):
     def _take_over(self, member: Member, spare: Member) -> None:
         """Swap the remotes of a member and a spare; the one that was left goes, unless it stands by from then on."""
         self._leave(member)
-        member.handle(SlotEvent.MOVE if spare.phase is SlotPhase.IDLE else SlotEvent.MOVE_AHEAD)
+        member.handle_link(LinkEvent.MOVE if spare.ready else LinkEvent.MOVE_AHEAD)
         self.members.swap_remotes(member, spare)
         member.deadline = spare.deadline
         member.reseeds = True
-        # What a directory or the policy gave is left for good. A user's spare and the slots swap places: the lost
-        # remote stands by once it is back, as `spares=` says.
-        if self.policy.placement is not None or spare.relieves is not None:
+        # What the policy gave is left for good. A spare that the user named and the slots swap places: the lost remote
+        # stands by once it is back, as `spares=` says.
+        if spare.stands_by is None or not spare.stands_by.named:
             member.remote.record, member.endpoint, member.home = spare.remote.record, spare.endpoint, None
             self.members.drop(spare)
         # A remote that drains still has its connection: `Disconnect` follows, and ends it.
         elif not spare.remote.connected:
-            spare.handle(SlotEvent.LOST)
+            spare.handle_link(LinkEvent.LOST)
 
     def _leave(self, member: Member) -> None:
         """Forget what was refused, and what was asked, where a member leaves."""
@@ -186,11 +207,11 @@ class VectorPool(Pool):
     def give_up(self, member: Member) -> None:
         """End a connection whose answer is late."""
         purpose, waited = "a reset", self.timeout
-        if member.phase in CONNECTING:
+        if member.link is LinkState.CONNECTING:
             purpose = "join a world"
             if member.remote.silent:
                 waited = min(waited, self.policy.connect_timeout)
-        elif member.phase is SlotPhase.STEPPING:
+        elif member.episode is EpisodeState.STEPPING:
             purpose, waited = "a step", min(waited, self.step_timeout or waited)
         self.lose(member, member.remote.give_up(member.remote.late(f"to {purpose}", waited)))
 
@@ -198,13 +219,13 @@ class VectorPool(Pool):
         """Ask for a member's next episode, or for those of the lanes of a mask; on another server if its own drains."""
         now, remote = time.monotonic(), member.remote
         if settings is not None and "reset_mask" in settings:
-            if member.phase in _IN_EPISODES:
+            if member.episode in _IN_EPISODES:
                 member.settings, member.deadline = settings, now + self.timeout
-                member.handle(SlotEvent.RENEW)
+                member.handle(EpisodeEvent.RENEW)
                 remote.begin(settings)
                 return
             # It is new, or the episodes of all its lanes were cut: there is none that goes on, whatever a mask says.
-            if member.phase is SlotPhase.IDLE:
+            if member.ready:
                 settings = {key: value for key, value in settings.items() if key != "reset_mask"}
         member.settings = settings
         if self.policy.moves:
@@ -222,7 +243,7 @@ class VectorPool(Pool):
             if seeds is not None and remote.realtime is None:
                 seed = seeds[0] if member.single and seeds[0] is not None else seeds
                 settings, reset = {**(settings or {}), "seed": pack_seed(seed)}, True
-        member.handle(SlotEvent.BEGIN)
+        member.handle(EpisodeEvent.BEGIN)
         remote.begin(settings, reset=reset)
 
     def renew_in_step(self, member: Member, chosen: Array, lanes: list[int]) -> bool:
@@ -245,9 +266,9 @@ class VectorPool(Pool):
         together = len(lanes) == len(chosen)
         if together:
             member.episodes += 1
-            member.handle(SlotEvent.BEGIN)
+            member.handle(EpisodeEvent.BEGIN)
         else:
-            member.handle(SlotEvent.RENEW)
+            member.handle(EpisodeEvent.RENEW)
         if not isinstance(event, StepAnswered):
             member.settings = reset_settings(reset_mask=None if together else chosen)
         self.handle(event, member)
@@ -266,7 +287,7 @@ class VectorPool(Pool):
                 event = remote.receive(number, what, arrived)
                 if event is None or member is None:
                     continue  # it means nothing, or its remote was moved away from
-                if type(event) is StepAnswered and member.phase is SlotPhase.STEPPING:  # as nearly always
+                if type(event) is StepAnswered and member.episode is EpisodeState.STEPPING:  # as nearly always
                     member.take(event)
                 else:
                     self.handle(event, member)
@@ -286,17 +307,17 @@ class VectorPool(Pool):
         now = time.monotonic()
         if isinstance(event, StepAnswered):
             member.take(event)
-            if member.phase in (SlotPhase.BEGUN, SlotPhase.RENEWED):
+            if member.episode in (EpisodeState.BEGUN, EpisodeState.RENEWED):
                 self._begun(member, now)
         elif isinstance(event, Joined):
             self._joined(member, now)
         elif isinstance(event, Refused):
             self.has_errors = True
             member.error = member.refusal = event.error
-            member.handle(SlotEvent.REFUSED)
+            member.handle(EpisodeEvent.FAILED)
             # At the server the episode goes on after a refused Step (D-2). Here it ends: the user is told that it was
             # truncated, so what else was asked of it is dropped.
-            member.remote.session.abandon_episode()
+            member.remote.abandon_episode()
             self.policy.refused(member, event.error, now)
         elif isinstance(event, Replied):
             # Between calls too: it may be the answer to `call_async`.
@@ -319,12 +340,12 @@ class VectorPool(Pool):
     def _joined(self, member: Member, now: float) -> None:
         """Take note that a world was joined: a spare stands ready, a slot asks for its next episode."""
         self.policy.saw(member, EndpointEvent.JOINED, now)
-        member.handle(SlotEvent.JOINED)
+        member.handle_link(LinkEvent.JOINED)
         member.single, member.refusal = member.remote.known_info().lanes is None, None
-        if member.start == SPARE:
-            # A user's spare says itself how many slots it can fill. Any other one was made for certain slots.
-            if member.endpoint is None and member.relieves is None:
-                member.place(SPARE, member.remote.slots)
+        if member.stands_by is not None:
+            # What the user named says itself how many slots it can fill. Any other one was made for certain slots.
+            if member.stands_by.named:
+                member.place(member.start, member.remote.slots)
             if self._fits(member, "it is no spare"):
                 member.failures = 0
                 member.remote.record.back(now)
@@ -333,7 +354,7 @@ class VectorPool(Pool):
         elif self._fits(member, "it came back as another environment"):
             member.reseeds = True
             # One whose cut was not told yet waits: its next episode begins after the step that tells it.
-            if member.phase is SlotPhase.IDLE:
+            if member.ready:
                 self.begin(member, member.settings)
 
     def _fits(self, member: Member, complaint: str) -> bool:
@@ -361,11 +382,13 @@ class VectorPool(Pool):
             self.question.take(member, event)
         now = time.monotonic()
         member.refusal = None
-        if member.phase not in CUT:  # else an episode's end is still to be told, with what it was lost by
+        if (
+            member.episode is not EpisodeState.CUT
+        ):  # else an episode's end is still to be told, with what it was lost by
             member.error = event.error
-        member.handle(SlotEvent.LOST)
+        member.handle_link(LinkEvent.LOST)
         # A slot that moves is not away: it has left one server by itself, and the next did not answer.
-        if member.start != SPARE and event.established and member.away_since is None and member.last is not None:
+        if member.stands_by is None and event.established and member.away_since is None and member.last is not None:
             member.away_since = now
         self.policy.lost(member, event.error, now, established=event.established)
 
@@ -374,7 +397,7 @@ class VectorPool(Pool):
         # A process that stood still finds all deadlines over, though the answers may be here already.
         missed, self.polled_at = max(0.0, now - self.polled_at - _POLL_GAP), now
         if missed:
-            for member in self.policy.everybody():
+            for member in self.everybody():
                 member.deadline += missed
         return missed
 
@@ -396,7 +419,7 @@ class VectorPool(Pool):
     def poll_nowait(self) -> float:
         """Do what is due between calls, as `Pool` does; look again soon while worlds are away."""
         wait = super().poll_nowait()
-        away = any(member.phase not in JOINED for member in self.policy.everybody())
+        away = any(member.link is not LinkState.JOINED for member in self.policy.everybody())
         return min(_AWAY_PERIOD, wait) if away else wait
 
     # Gathering

@@ -1,4 +1,4 @@
-"""A client's sockets: a connection carries one call, or several to the same place.
+"""A client's sockets: a connection carries one call, or several to the same place. `connect` opens one, or by grpcio.
 
 No thread: the owner's poller looks after the socket. A protocol, gRPC or WebSocket, turns requests into bytes, and
 bytes into answers.
@@ -15,26 +15,27 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from bridge.core.client.wire.call import ClientCall
-from bridge.core.client.wire.dialer import Dialer
+from bridge.core.client.wire.call import ClientCall, Deliver
+from bridge.core.client.wire.dialer import Dialer, known_targets
 from bridge.core.client.wire.grpc_client import CallRefused, GrpcClient, Received
 from bridge.core.client.wire.poller import Poller
 from bridge.core.extras import needed
-from bridge.core.forks import forget_in_child
+from bridge.core.ownership import forget_in_child
 from bridge.core.transport import keepalive
-from bridge.core.transport.address import Address
-from bridge.core.transport.remedies import remedy
+from bridge.core.transport.address import Address, is_loopback
+from bridge.core.transport.service import remedy
 from bridge.core.transport.sockets import AT_ONCE, let_receive_wait, send_parts
-from bridge.core.transport.tls import Tls, client_context, explain
 from bridge.errors import ConnectError, ConnectionLostError, PeerError, RemoteError, SettingError
 
 if TYPE_CHECKING:
     from bridge.core.client.wire.dialed import Dialed, DialedIn
+    from bridge.core.client.wire.grpcio_transport import GrpcioCall
     from bridge.core.client.wire.websocket_client import WebSocketClient
+    from bridge.core.transport.tls import Tls
 
-__all__ = ["ClientConnection", "connection_to"]
+__all__ = ["TRANSPORTS", "AnyCall", "ClientConnection", "Transport", "checked_transport", "connect", "connection_to"]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 # Bytes that are received at a time: of longer answers as many as one of them has, for what comes in pieces is copied.
@@ -95,6 +96,8 @@ class ClientConnection:
         self._out: deque[memoryview] = deque()
         self._tls: Tls | None = None
         if address.tls:
+            from bridge.core.transport.tls import Tls, client_context
+
             self._tls = Tls(client_context(address.credentials, self.protocol.ALPN), address.server_name)
             # The handshake begins in `receive`: without a byte it writes the ClientHello, which goes out once the
             # socket connects.
@@ -365,6 +368,8 @@ class ClientConnection:
             error = self._error
         reason = error.strerror or str(error)
         if isinstance(error, ssl.SSLError):
+            from bridge.core.transport.tls import explain
+
             reason = explain(error)
         self._end(self._end_of(f"the connection was lost: {reason}", reason))
 
@@ -450,3 +455,63 @@ def connection_to(address: Address, poller: Poller[Any], max_message_bytes: int,
     if shared:
         poller.connections[key] = connection
     return connection
+
+
+Transport: TypeAlias = Literal["http2", "grpcio"]
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
+"""The ways to connect: our own HTTP/2, or the library grpcio."""
+AnyCall: TypeAlias = "ClientCall | GrpcioCall"
+"""A stream of requests and answers, over whatever transport."""
+
+
+def checked_transport(transport: Any) -> str:
+    """Return a choice of transport, or raise SettingError where it is none."""
+    if transport not in TRANSPORTS:
+        raise SettingError(f"expected transport to be one of {', '.join(map(repr, TRANSPORTS))}, got {transport!r}")
+    return str(transport)
+
+
+def connect(
+    address: Address,
+    poller: Poller[Any],
+    deliver: Deliver,
+    max_message_bytes: int,
+    transport: str = "http2",
+    *,
+    shared: bool = False,
+    together: bool = False,
+) -> AnyCall:
+    """Open a connection, without waiting.
+
+    Args:
+        address: Where to.
+        poller: Looks after the socket.
+        deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that says why;
+            puts what its owner waits for into the poller. With grpcio it is called in a thread of the transport's own.
+        max_message_bytes: The largest request or answer.
+        transport: One of `TRANSPORTS`.
+        shared: Whether there are others to the same place. On this machine they go over the same socket, which costs
+            a fraction of what a socket each does. Another machine's name may stand for many, over which sockets of
+            their own are spread.
+        together: Whether all of them have to reach the same server, whatever its name stands for: they share a socket.
+
+    Raises:
+        SettingError: The credentials are for TLS, and the address is without, or they cannot be used; this platform has
+            no Unix sockets.
+    """
+    local = address.scheme == "unix"
+    address.check_tls()
+    if local:
+        known_targets(address)  # raises where there are no Unix sockets
+    if transport == "grpcio":
+        if address.websocket:
+            raise SettingError(
+                f"transport='grpcio' speaks gRPC alone, but {address.url!r} is for WebSocket: leave it out"
+            )
+        from bridge.core.client.wire.grpcio_transport import GrpcioCall  # loads grpcio, which nothing else needs
+
+        return GrpcioCall(address, poller, deliver, max_message_bytes)
+    near = local or is_loopback(address.host)
+    # A server that has dialed in has made one connection, for all that goes there.
+    shared = not address.websocket and (together or address.dialed or (shared and near))
+    return ClientCall(connection_to(address, poller, max_message_bytes, shared=shared), address.url, deliver)

@@ -8,20 +8,19 @@ from urllib.parse import unquote
 
 from bridge.core.transport import keepalive
 from bridge.core.transport.address import Address, shown_token, withheld
-from bridge.core.transport.compression import Inflater
 from bridge.core.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamReset
 from bridge.core.transport.http2 import Http2
 from bridge.core.transport.messages import (
     LARGE,
     PREFIX,
     CompressedMessage,
+    Inflater,
     MalformedMessage,
     MessageReader,
     TooLarge,
     pack_prefix,
 )
-from bridge.core.transport.remedies import is_absent, remedy
-from bridge.core.transport.service import HELLO, METHOD, SERVICE, code_of_status
+from bridge.core.transport.service import HELLO, METHOD, SERVICE, code_of_status, is_absent, remedy
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
 from bridge.version import __version__
 

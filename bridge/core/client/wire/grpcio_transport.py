@@ -17,7 +17,7 @@ import grpc
 
 from bridge.core.client.wire.grpc_client import FOREIGN_KEEPALIVE_INTERVAL, call_error
 from bridge.core.client.wire.poller import Poller
-from bridge.core.forks import forget_in_child
+from bridge.core.ownership import forget_in_child
 from bridge.core.transport.address import Address, shown_token
 from bridge.core.transport.http_proxies import HttpProxy, find_grpc_proxy, grpc_options
 from bridge.core.transport.service import HELLO, METHOD, SERVICE

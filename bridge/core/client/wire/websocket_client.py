@@ -15,8 +15,7 @@ from websockets.uri import parse_uri
 from bridge.core.client.wire.grpc_client import Received, call_error
 from bridge.core.transport import keepalive
 from bridge.core.transport.address import Address, shown_token
-from bridge.core.transport.remedies import remedy
-from bridge.core.transport.service import HELLO, code_of_status
+from bridge.core.transport.service import HELLO, code_of_status, remedy
 from bridge.core.transport.websocket import (
     DRAINING,
     LOGGER,

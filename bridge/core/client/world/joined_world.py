@@ -10,10 +10,8 @@ import numpy as np
 
 from bridge.core.client.world.step_reader import SIGNALS, StepMessage, StepReader
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
-from bridge.core.encoding.attribute_names import KnownNames
-from bridge.core.encoding.names import REALTIME_SIGNALS
+from bridge.core.encoding.names import REALTIME_SIGNALS, KnownNames
 from bridge.core.encoding.space_json import plain_space_from_json, space_from_json
-from bridge.core.encoding.space_specs import space_from_specs
 from bridge.core.encoding.spaces import Column, Layout
 from bridge.core.encoding.step_codec import StepCodec
 from bridge.core.encoding.tensors import Array, Spec, fill_tensor
@@ -61,6 +59,8 @@ class JoinedWorld:
         signals = ("reward", "discount") if foreign else (*SIGNALS, "discount", *REALTIME_SIGNALS)
         self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
         if version is None:
+            from bridge.core.encoding.space_specs import space_from_specs
+
             # A map has no order on the wire: by their UIDs, it is the same at each join.
             parts = [spec for _, spec in sorted(observations.items()) if spec.name not in signals]
             acts = [spec for _, spec in sorted(actions.items())]

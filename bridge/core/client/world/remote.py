@@ -1,30 +1,34 @@
-"""One place in a world, over one stream: joins a `ClientSession` to the call that carries it.
-
-`Remote` never blocks and never waits, and so a hundred of them connect at once without a thread of ours. Waiting is
-the business of its owner, who takes from the one poller that all its remotes deliver to.
-"""
+"""One remote world: its session, the call that carries it, and the record of its losses."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bridge.core.client.wire.call import Deliver
-from bridge.core.client.wire.connect import AnyCall, connect
+from bridge.core.client.wire.connection import AnyCall, connect
 from bridge.core.client.wire.poller import Poller
-from bridge.core.client.world.events import Event, Joined, Lost, Refused, StepAnswered
+from bridge.core.client.world.client_session import ClientSession
 from bridge.core.client.world.joined_world import JoinedWorld
-from bridge.core.client.world.remote_record import RemoteRecord
-from bridge.core.client.world.session import ClientSession
-from bridge.core.client.world.session_states import CONNECTING, ONLINE, ClientState
+from bridge.core.client.world.session_states import (
+    CONNECTING,
+    ONLINE,
+    ClientState,
+    Event,
+    Joined,
+    Lost,
+    Refused,
+    StepAnswered,
+)
 from bridge.core.client.world.step_reader import StepMessage
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
-from bridge.core.encoding.attribute_names import KnownNames
+from bridge.core.encoding.names import KnownNames
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.forks import leak
+from bridge.core.ownership import leak
 from bridge.errors import ClosedError, ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
@@ -33,7 +37,124 @@ if TYPE_CHECKING:
     from bridge.core.client.realtime.answer_buffer import AnswerBuffer
     from bridge.core.client.realtime.reader import RealtimeReader
 
-__all__ = ["Delivery", "Remote"]
+__all__ = [
+    "BREAKER_LOSSES",
+    "BREAKER_REST",
+    "BREAKER_WINDOW",
+    "COUNTS",
+    "Delivery",
+    "Remote",
+    "RemoteRecord",
+    "RemoteReport",
+]
+
+BREAKER_LOSSES = 5
+"""Losses of a connection that had been made, within `BREAKER_WINDOW`, after which a remote is left alone."""
+BREAKER_WINDOW = 60.0
+"""Seconds."""
+BREAKER_REST = 30.0
+"""Seconds for which it is left alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteReport:
+    """The state of one remote, and the cost of its failures since the vector environment was made."""
+
+    url: str
+    """Its URL."""
+    slots: tuple[int, ...]
+    """The slots that it fills; none: it is a spare."""
+    state: str
+    """`connecting`, `resetting`, `running`, `lost`, `resting` (it went too often), or `spare` (ready to take over)."""
+    away: float | None
+    """Seconds since it went; None: it is there."""
+    reason: str | None
+    """The reason of its last loss, or of the last failed attempt to connect; None: there was none."""
+    losses: int
+    """The number of connections that were made and then lost."""
+    returns: int
+    """The number of times that it came back."""
+    seconds_away: float
+    """Seconds that it was away altogether, the present absence included."""
+    episodes_lost: int
+    """Episodes that were cut off, a lane each."""
+    steps_asked: int
+    """Steps that were sent to it, a lane each."""
+    steps_received: int
+    """Steps whose results were handed out."""
+    steps_lost: int
+    """Steps whose results never came: asked = received + lost + those outstanding."""
+    moves: int
+    """The number of moves of its slots to another server, because theirs drained, always failed, or had too many."""
+    episodes_moved: int
+    """Episodes of lanes that such a move truncated; none of them is in `episodes_lost`."""
+
+
+@dataclasses.dataclass
+class RemoteRecord:
+    """The counters of one remote, and its circuit breaker."""
+
+    moves: int = 0
+    losses: int = 0
+    returns: int = 0
+    episodes_lost: int = 0
+    episodes_moved: int = 0
+    steps_asked: int = 0
+    steps_received: int = 0
+    steps_lost: int = 0
+    reason: str | None = None
+    away_since: float | None = None
+    rests_until: float = 0.0
+    _past: float = 0.0
+    _recent: deque[float] = dataclasses.field(default_factory=deque)
+
+    def lost(self, now: float, pause: float, reason: str, *, established: bool) -> float:
+        """Take note that the remote went, or that an attempt to connect failed.
+
+        Args:
+            now: The time.
+            pause: Seconds until the next attempt, unless the breaker opens.
+            reason: Why.
+            established: Whether there was a connection.
+
+        Returns:
+            When to try again.
+        """
+        self.reason = reason
+        # Attempts that fail while it is away do not begin another absence.
+        if self.away_since is None:
+            self.away_since = now
+        # Only connections that were made count: to a server that is not there, the growing pauses are enough. One that
+        # takes each connection and loses it would be joined again and again, as each episode that begins ends the row
+        # of failures.
+        if established:
+            self.losses += 1
+            self._recent.append(now)
+            while self._recent and now - self._recent[0] > BREAKER_WINDOW:
+                self._recent.popleft()
+            if len(self._recent) >= BREAKER_LOSSES:
+                # After the rest it has as many losses again.
+                self._recent.clear()
+                self.rests_until = now + BREAKER_REST
+        return max(now + pause, self.rests_until)
+
+    def back(self, now: float) -> None:
+        """Take note that it answers."""
+        if self.away_since is not None:
+            self._past += now - self.away_since
+            self.away_since = None
+            self.returns += 1
+
+    def report(self, now: float, url: str, slots: tuple[int, ...], state: str) -> RemoteReport:
+        """Return what there is to say."""
+        away = None if self.away_since is None else now - self.away_since
+        state = "resting" if state == "lost" and now < self.rests_until else state
+        counts: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
+        return RemoteReport(url, slots, state, away, self.reason, seconds_away=self._past + (away or 0.0), **counts)
+
+
+COUNTS = tuple(field.name for field in dataclasses.fields(RemoteRecord) if field.type == "int")
+"""The counters of a remote; `RemoteReport` says what each of them counts."""
 
 
 Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError, float]"
@@ -125,6 +246,16 @@ class Remote:
         return self.session.answers
 
     @property
+    def asking(self) -> bool:
+        """True if the server has not said yet which form of world to make, also where the stream has ended since."""
+        return self.session.asking
+
+    @property
+    def agreed_on_lanes(self) -> bool:
+        """True if the server has said that lanes are as good as worlds, and so was asked for them."""
+        return self.session.agreed_on_lanes
+
+    @property
     def slots(self) -> int:
         """The number of slots that this remote fills."""
         return 1 if self.info is None else self.info.lanes or 1
@@ -148,6 +279,14 @@ class Remote:
         """Return the error of what has not come within `timeout` seconds; it says why, as far as that can be known."""
         hint = _SILENT if self.silent else "is the environment stuck, or timeout= too short?"
         return RemoteTimeoutError(self.url, f"no answer {purpose} within {timeout:g} s; {hint}")
+
+    def know(self, other: Remote) -> None:
+        """Before a world is joined: know of it what `other`, whose slots it takes over, knows of its own."""
+        self.session.know(other.session)
+
+    def wait_for_all(self) -> None:
+        """Have answers wait until every lane has an observation, in a real-time world of lanes."""
+        self.session.wait_for_all()
 
     # Requests
 
@@ -257,6 +396,26 @@ class Remote:
             # The keepalive thread runs the same timers.
             with self.poller.lock:
                 self.poller.call_later(wait, lambda: put(due))
+
+    def write(self, request: pb.EnvironmentRequest) -> bytes:
+        """Return a request's bytes; raises SettingError where it is too large to be sent."""
+        return self.session.write(request)
+
+    def check_reset(self, settings: Mapping[str, pb.Tensor]) -> None:
+        """Raise SettingError where a Reset with these settings is too large to be sent."""
+        self.session.write_reset(settings)
+
+    def abandon_questions(self) -> None:
+        """Drop the answers to questions that are still to come."""
+        self.session.abandon_questions()
+
+    def abandon_episode(self) -> None:
+        """Drop the answers to the Steps that are on their way; the next episode begins by `begin`."""
+        self.session.abandon_episode()
+
+    def placed(self, step: pb.StepResponse) -> StepAnswered:
+        """Enter a sequence that a message has begun, in another situation; return its first answer."""
+        return self.session.placed(step)
 
     def ask(self, request: pb.EnvironmentRequest | bytes) -> None:
         """Ask for a property or a method call, by a request of `bridge.core.client.world.extensions`."""

@@ -1,14 +1,33 @@
-"""The states of a client's stream, and what leads from one to the next: one literal table.
+"""The states of a client's stream, and what leads from one to the next: one literal table. Its events, for its driver.
 
-`ClientSession` moves by it and in no other way; what is not in it is an error.
+`ClientSession` moves by the table and in no other way; what is not in it is an error. What a driver has to know of a
+move is an `Event`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
 
-__all__ = ["CONNECTING", "ONLINE", "TRANSITIONS", "ClientState", "Trigger"]
+from bridge.core.client.world.step_reader import StepMessage, StepReader
+from bridge.errors import RefusedError, RemoteError
+from bridge.pb import dm_env_rpc_pb2 as pb
+
+__all__ = [
+    "CONNECTING",
+    "ONLINE",
+    "TRANSITIONS",
+    "ClientState",
+    "Event",
+    "Joined",
+    "Lost",
+    "Refused",
+    "Replied",
+    "StepAnswered",
+    "Trigger",
+]
 
 
 class ClientState(enum.Enum):
@@ -125,3 +144,50 @@ CONNECTING = frozenset({ClientState.ASKING, ClientState.CREATING, ClientState.JO
 """Not in a world yet."""
 ONLINE = frozenset({ClientState.JOINED, ClientState.RESETTING, ClientState.RUNNING, ClientState.ENDED})
 """In a world."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Joined:
+    """The world was joined; `ClientSession.world` says what it is."""
+
+
+class StepAnswered(NamedTuple):
+    """A Step of the present episode was answered."""
+
+    message: StepMessage
+    """The answer."""
+    reader: StepReader
+    """Reads it."""
+    ended: bool = False
+    """True if it ended the episode. Lanes begin their next episodes by themselves: their answers never do."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Refused:
+    """A Reset or Step of the present episode was refused; the stream goes on."""
+
+    error: RemoteError
+    """Why."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replied:
+    """A question was answered: a property, or a method call."""
+
+    message: pb.EnvironmentResponse
+    """The answer."""
+    error: RefusedError | None
+    """The text of the answer, if it is an error."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lost:
+    """The stream ended, the peer broke the protocol, or an answer is late. Nothing more comes."""
+
+    error: RemoteError
+    """Why."""
+    established: bool
+    """True if a world had been joined."""
+
+
+Event: TypeAlias = Joined | StepAnswered | Refused | Replied | Lost

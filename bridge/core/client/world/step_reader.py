@@ -11,12 +11,12 @@ import numpy as np
 from gymnasium import Space
 
 from bridge.core.encoding import values
-from bridge.core.encoding.attribute_names import AttributeNames, KnownNames
-from bridge.core.encoding.interventions import PACE
+from bridge.core.encoding.infos import PACE
+from bridge.core.encoding.names import AttributeNames, KnownNames
 from bridge.core.encoding.spaces import Column, Layout
 from bridge.core.encoding.step_codec import StepAnswer
 from bridge.core.encoding.tensors import Array, Spec, unpack_tensor
-from bridge.core.warn import warn
+from bridge.core.logs import warn
 from bridge.errors import UNREADABLE, PeerError, TensorError
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb

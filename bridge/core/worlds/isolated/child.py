@@ -14,15 +14,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection, parent_process
+from typing import Any
 
 from bridge.core.encoding import values
 from bridge.core.encoding.names import NAMES
 from bridge.core.encoding.properties import Property, PropertyTree
 from bridge.core.worlds.base import environment_failure, failures_in
 from bridge.core.worlds.environment import Result
-from bridge.core.worlds.hosts import AnyHost, host_of
+from bridge.core.worlds.hosts import Host
 from bridge.core.worlds.isolated.codec import Codec, facts_to_values
 from bridge.core.worlds.kinds import Known
+from bridge.core.worlds.local import host_of
 from bridge.core.worlds.messages import SessionMessage
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
@@ -103,7 +105,7 @@ class _Child:
     def __init__(self, recipe: bytes, factory: bytes | None, max_bytes: int | None) -> None:
         self._load: Callable[[], Callable[[], Known]] = lambda: _load(recipe, factory, max_bytes)
         self._make: Callable[[], Known] | None = None
-        self._host: AnyHost | None = None
+        self._host: Host[Any] | None = None
         self._codecs: Sequence[Codec] = ()
         """Of the environment, and of a lane that is stepped by itself."""
         self._properties = PropertyTree()
@@ -134,7 +136,7 @@ class _Child:
         # After the answer: the server waits for what `close` raised.
         return kind != b"x"
 
-    def _hosted(self, lane: int | None = None) -> AnyHost:
+    def _hosted(self, lane: int | None = None) -> Host[Any]:
         if self._host is None:
             raise RequestError(Code.FAILED_PRECONDITION, "the environment was not made")
         return self._host if lane is None else self._host.lanes[lane]

@@ -17,10 +17,9 @@ from bridge.core.encoding import values
 from bridge.core.encoding.names import NAMES
 from bridge.core.encoding.properties import Family, Property, PropertyTree, read_encoded
 from bridge.core.samples import Samples
-from bridge.core.worlds.environment import Call, Result, StepTimes
+from bridge.core.worlds.environment import Call, Isolation, Result, StepTimes
 from bridge.core.worlds.isolated.codec import Codec, facts_from_values
 from bridge.core.worlds.isolated.world import WorldProcess
-from bridge.core.worlds.isolation import Isolation
 from bridge.core.worlds.messages import PartOutcome, SessionMessage
 from bridge.core.worlds.scheduling import Executor, Runtime
 from bridge.errors import Code, RequestError

@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from bridge.core.encoding import values
+from bridge.core.worlds.environment import Isolation, start_method
 from bridge.core.worlds.isolated.child import LENGTH, main
 from bridge.core.worlds.isolated.program import Program
-from bridge.core.worlds.isolation import Isolation, start_method
 from bridge.core.worlds.scheduling import PendingResult, Runtime, Timer
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bridge.core.encoding.properties import TEXT, Property
-from bridge.core.worlds.default_actions import check_default_action, default_action
+from bridge.core.worlds.group import check_default_action, default_action
 from bridge.core.worlds.turns import Decision, Turn, TurnPacer
 from bridge.errors import SettingError
 

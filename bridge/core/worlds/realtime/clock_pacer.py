@@ -24,12 +24,10 @@ from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, Spec
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import OTHER_WORLD, Agent, WorldCounts, answer_to, failures_in
-from bridge.core.worlds.default_actions import neutral_action
+from bridge.core.worlds.base import OTHER_WORLD, Agent, PacedWorld, WorldCounts, answer_to, failures_in
 from bridge.core.worlds.environment import Job, Transition, kept
-from bridge.core.worlds.group import ONE
-from bridge.core.worlds.lane_infos import join_infos
-from bridge.core.worlds.paced import PacedWorld
+from bridge.core.worlds.group import ONE, neutral_action
+from bridge.core.worlds.lane_hosts import join_infos
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.realtime.acting_stream import ActingStreams
 from bridge.core.worlds.realtime.lane_buffer import Ended, Taken

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bridge.core.worlds.default_actions import DEFAULT
 from bridge.core.worlds.environment import Job, Transition
+from bridge.core.worlds.group import DEFAULT
 from bridge.core.worlds.realtime.lane_buffer import LaneBuffer
 from bridge.core.worlds.realtime.loop import LaneEvent, LoopAgent, LoopLane, Phase, RealtimeLoop
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bridge.core.encoding.interventions import merge_interventions
+from bridge.core.encoding.infos import merge_interventions
 
 if TYPE_CHECKING:
     from bridge.core.worlds.realtime.loop import LoopLane

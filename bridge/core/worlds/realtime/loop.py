@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bridge.core.back_off import doubling_pause
-from bridge.core.encoding.interventions import split_intervention
+from bridge.core.encoding.infos import split_intervention
 from bridge.core.samples import Samples
 from bridge.core.worlds.environment import Job, Transition, kept
 from bridge.core.worlds.realtime.lane_buffer import Ended, LaneBuffer, Taken

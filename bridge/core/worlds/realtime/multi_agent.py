@@ -31,10 +31,9 @@ import numpy as np
 from bridge.core.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import OTHER_WORLD, in_environment
-from bridge.core.worlds.default_actions import default_action, is_allowed
+from bridge.core.worlds.base import OTHER_WORLD, PacedWorld, in_environment
 from bridge.core.worlds.environment import Job, Transition
-from bridge.core.worlds.paced import PacedWorld
+from bridge.core.worlds.group import default_action, is_allowed
 from bridge.core.worlds.realtime.clock_pacer import ClockPacer, ClockPart, Outcome
 from bridge.core.worlds.realtime.joint_loop import JointLoop
 from bridge.core.worlds.realtime.loop import LoopAgent, Phase

@@ -12,9 +12,8 @@ from typing import Any
 import gymnasium
 
 from bridge.core.extras import needed
-from bridge.core.worlds.default_actions import check_default_action
-from bridge.core.worlds.environment import Environment
-from bridge.core.worlds.isolation import Isolation
+from bridge.core.worlds.environment import Environment, Isolation
+from bridge.core.worlds.group import check_default_action
 from bridge.core.worlds.kinds import ParallelEnv, as_parallel, is_parallel
 from bridge.core.worlds.multi_agent.joint_steps import AllActed, MultiAgentOptions
 from bridge.core.worlds.own_worlds import OwnWorld, own_world

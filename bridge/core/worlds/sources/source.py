@@ -13,12 +13,10 @@ import cloudpickle
 
 from bridge.core.encoding.spaces import Layout
 from bridge.core.worlds.base import World
-from bridge.core.worlds.environment import Environment
-from bridge.core.worlds.isolation import Isolation
+from bridge.core.worlds.environment import Environment, Isolation
 from bridge.core.worlds.kinds import Known
 from bridge.core.worlds.local import LaneGroup, adopt
 from bridge.core.worlds.lock_step import LockStep
-from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.recipe import MODES, SETTINGS, Adapter, EnvLike, EnvRecipe, LanesAlreadyError
 from bridge.core.worlds.scheduling import PendingResult, Runtime, gather
 from bridge.core.worlds.settings import Settings
@@ -27,6 +25,7 @@ from bridge.errors import Code, RequestError, SettingError, TensorError
 
 if TYPE_CHECKING:
     from bridge.core.worlds.own_worlds import OwnWorld
+    from bridge.core.worlds.realtime_options import RealtimeOptions
 
 __all__ = ["EnvSource", "Recipe", "Source"]
 

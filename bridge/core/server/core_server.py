@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from urllib.parse import quote
 
 from bridge.core.extras import needed
-from bridge.core.forks import forget_in_child, leak
-from bridge.core.server.admission import Admission
+from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.auth import Gate, Security
 from bridge.core.server.calls import Calls, ServedSession
 from bridge.core.server.connection import Connection, ConnectionProtocol
@@ -26,15 +25,13 @@ from bridge.core.server.connections import Connections
 from bridge.core.server.event_loop import EventLoop
 from bridge.core.server.grpc_server import GrpcProtocol
 from bridge.core.server.grpc_services import Services
-from bridge.core.server.idle_worlds import IdleWorlds
-from bridge.core.server.limits import ConnectionCount, CoreLimits, check_drain_timeout
-from bridge.core.server.memory import MemoryRelease
+from bridge.core.server.limits import Admission, ConnectionCount, CoreLimits, check_drain_timeout
+from bridge.core.server.memory import IdleWorlds, MemoryRelease
 from bridge.core.server.messages import ServedMessages
 from bridge.core.server.registry import Overview, Registry, WorldSource
 from bridge.core.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
 from bridge.core.server.shutdown import CLOSE_TIMEOUT, Shutdown
 from bridge.core.transport.address import is_loopback
-from bridge.core.transport.tls import Tls
 from bridge.core.worlds.base import start_error
 from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
@@ -48,6 +45,7 @@ if TYPE_CHECKING:
     from bridge.core.server.http11 import HostNames
     from bridge.core.server.metrics import Metrics
     from bridge.core.server.port import Port, PortProtocol
+    from bridge.core.transport.tls import Tls
 
 __all__ = ["SWITCH_INTERVAL", "Attachment", "CoreServer", "Sessions", "Transport"]
 

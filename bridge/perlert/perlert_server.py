@@ -24,7 +24,7 @@ from bridge.core.server.serving import ServerRuntime, ServingThread
 from bridge.core.signals import wait_or_stop
 from bridge.core.transport.address import is_loopback
 from bridge.core.worlds.base import start_error
-from bridge.core.worlds.isolation import CALL_TIMEOUT, Isolation
+from bridge.core.worlds.environment import CALL_TIMEOUT, Isolation
 from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.scheduling import PendingResult, Runtime
 from bridge.core.worlds.sources.parallel_source import ParallelSource

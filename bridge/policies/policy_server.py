@@ -17,10 +17,9 @@ import numpy as np
 from bridge.core.callers import Callers
 from bridge.core.keywords import check_counts, grouped_class
 from bridge.core.server.auth import Gate, ListenKeywords, ListenOptions
-from bridge.core.server.listeners import listen_tcp
 from bridge.core.signals import wait_or_stop
 from bridge.core.transport.credentials import TLS
-from bridge.core.transport.sockets import end_if_unreachable
+from bridge.core.transport.sockets import end_if_unreachable, listen_tcp
 from bridge.core.transport.websocket import LOGGER, without_ping_timeout
 from bridge.errors import RequestError, SettingError
 from bridge.policies import wire

@@ -18,15 +18,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from bridge.core.client.world.events import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.client.world.extensions import property_write, refusal
 from bridge.core.client.world.join_sequence import JoinSequence
 from bridge.core.client.world.joined_world import JoinedWorld, changes_of
-from bridge.core.client.world.session_states import ONLINE, TRANSITIONS, ClientState, Trigger
+from bridge.core.client.world.session_states import (
+    ONLINE,
+    TRANSITIONS,
+    ClientState,
+    Event,
+    Joined,
+    Lost,
+    Refused,
+    Replied,
+    StepAnswered,
+    Trigger,
+)
 from bridge.core.client.world.step_reader import BegunAnswer, StepMessage
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
-from bridge.core.warn import warn
+from bridge.core.logs import warn
 from bridge.errors import UNREADABLE, Code, PeerError, RefusedError, RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
@@ -446,7 +456,7 @@ class ClientSession:
         ran = state == pb.RUNNING or world.info.lanes is not None
         if not ran or self.state is not ClientState.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
             self._move(Trigger.STEP_RAN if ran else Trigger.STEP_ENDED)
-        return StepAnswered(answer, world.reader)
+        return StepAnswered(answer, world.reader, ended=not ran)
 
     def _on_held(self, answer: Answer) -> Event | None:
         world, (request, message, error, now) = self._require_world(), answer

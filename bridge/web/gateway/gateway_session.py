@@ -11,8 +11,8 @@ from bridge.core.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROP
 from bridge.core.encoding.properties import TEXT, Property, PropertyTree
 from bridge.core.encoding.tensors import unpack_tensor
 from bridge.core.encoding.values import check_count
+from bridge.core.server.auth import as_look, refuse_acting, refuse_method
 from bridge.core.server.calls import Request, ServedSession
-from bridge.core.server.rights import as_look, refuse_acting, refuse_method
 from bridge.core.server.session import error_response
 from bridge.core.worlds.base import Agent, World
 from bridge.errors import Code, RequestError, TensorError

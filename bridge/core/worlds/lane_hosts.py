@@ -1,0 +1,296 @@
+"""Lanes that one call steps together: their host, and their infos, joined without loss.
+
+Gymnasium joins the infos of several environments into arrays whose dtype the first environment decides: beside an int,
+a float of the next loses its fraction. Over several worlds the first lane of each would decide. So the infos of lanes
+are collected as they are, and sent as arrays only where all lanes have a key's values in one type, else as a list of
+dicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.vector.async_vector_env import AsyncState
+from gymnasium.vector.utils import batch_space, iterate
+
+from bridge.core.logs import SafeLog
+from bridge.core.worlds import kinds
+from bridge.core.worlds.base import answer_to, failures_in
+from bridge.core.worlds.environment import EnvFacts, Result
+from bridge.core.worlds.hosts import EnvHost, Host, look_up, no_episode
+from bridge.core.worlds.kinds import Known, Lanes
+from bridge.core.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
+from bridge.core.worlds.rewards import refuse_array_rewards
+from bridge.errors import Code, RequestError
+from bridge.pb import bridge_pb2
+
+__all__ = ["FinalInfos", "LanesHost", "collect_infos", "join_infos"]
+
+_log = SafeLog(__name__)
+T = TypeVar("T")
+
+
+class LanesHost(Host[Lanes]):
+    """Lanes that one call steps together.
+
+    In place of a SyncVectorEnv, a `LaneVectorEnv` steps its environments. The infos of this one and of an
+    AsyncVectorEnv are joined without loss.
+
+    An AsyncVectorEnv is of no use any more once one of its lanes has raised, since that ended the lane's process: the
+    next reset makes another one.
+
+    Args:
+        env: The vector environment.
+        facts: Its description.
+        make: Makes another one.
+    """
+
+    def __init__(self, env: Lanes, facts: EnvFacts, make: Callable[[], Known]) -> None:
+        super().__init__(env, facts, make)
+        self._broken: RequestError | None = None
+        if "autoreset_mode" not in kinds.metadata_of(env):
+            _log.info(
+                "%s does not say in metadata['autoreset_mode'] when a lane that ended begins anew; it is taken to do "
+                "so in the same step",
+                facts.kind,
+            )
+        self._adopt(env)
+
+    def _adopt(self, env: Lanes) -> None:
+        facts = self.facts
+        self.env = env = with_lanes_of_ours(env, facts.reward_space)
+        refuse_array_rewards(env, facts.reward_space)
+        inner = env.unwrapped
+        self._is_async = isinstance(inner, AsyncVectorEnv)
+        self._ours = inner if isinstance(inner, LaneVectorEnv) else None
+        if self._ours is not None:
+            self.failures, self.retried = self._ours.failed, self._ours.retried
+        # Not subclasses and wrappers: they may read or change the joined infos in their own `step`.
+        self._collects = type(env) in (LaneVectorEnv, AsyncVectorEnv)
+        if type(env) is AsyncVectorEnv:
+            collect_infos(env)
+        same_step = facts.autoreset is AutoresetMode.SAME_STEP
+        self._finals = FinalInfos(facts) if same_step and not self._collects else None
+        if self.facts.steps_lanes:
+            self.lanes = [EnvHost(lane, self.facts.of_lane, self.make) for lane in kinds.local_parts(env)]
+
+    def reset(self, seed: object, options: Any) -> Result:
+        """Reset all lanes, or those of the option `reset_mask`."""
+        if self._broken is not None:
+            with failures_in("its construction"):
+                env = self.make()
+                assert isinstance(env, VectorEnv), "the same function made lanes before"
+                self._adopt(env)
+            # Not before another one is there: otherwise calls would go to the closed one.
+            self._broken = None
+            # All of them are new: a reset cannot leave one as it is.
+            options = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
+        info: Any
+        if self._ours is self.env:
+            observation, info = self._ours.reset_lanes(seed, options)
+        else:
+            observation, info = self._guarded("reset", super().reset, seed, options)
+        return observation, join_infos(info, self.env.num_envs) if self._collects else info
+
+    def step(self, action: object) -> Result:
+        """Step all lanes."""
+        info: Any
+        if self._ours is self.env:
+            observation, reward, terminated, truncated, info = self._ours.step_lanes(action)
+        else:
+            observation, reward, terminated, truncated, info = self._guarded("step", super().step, action)
+        if self._ours is not None and self._ours.notes:
+            self.notes += self._ours.notes.take()
+        if self._collects:
+            info = join_infos(info, self.env.num_envs)
+        elif self._finals is not None:
+            info = self._finals.read(info, terminated, truncated, self.notes)
+        return observation, reward, terminated, truncated, info
+
+    @property
+    def can_place(self) -> bool:  # type: ignore[override]
+        """True if its environments are stepped by ourselves, and nothing is around all of them."""
+        return self._ours is self.env
+
+    def newest(self, lane: int) -> tuple[Any, Any]:
+        """Return the last observation and info of a lane; raises RequestError where no episode runs in it."""
+        if self._ours is not self.env:
+            text = f"the lanes of {self.facts.kind} are not stepped one by one"
+            raise RequestError(Code.UNIMPLEMENTED, text)
+        found = self._ours.newest(lane)
+        if found is None:
+            raise no_episode(lane)
+        return found
+
+    def _take_placed(self) -> Result:
+        assert self._ours is not None, "`place` has refused otherwise"
+        observations, infos = self._ours.place_lanes(self._placed)
+        return observations, join_infos(infos, self.env.num_envs)
+
+    def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
+        """Call a public method, or read a public attribute, on the lanes that the request names."""
+        return self._guarded(f"call of {request.name}", super().call, request)
+
+    def _guarded(self, where: str, function: Callable[..., T], *args: object) -> T:
+        """Call the environment, unless a failure left it of no use; note where it does."""
+        if self._broken is not None:
+            raise self._broken
+        try:
+            return function(*args)
+        except BaseException as error:
+            vector = self.env.unwrapped
+            # A lane of an AsyncVectorEnv that raises ends its process, as one that crashes does. Gymnasium starts no
+            # other one: the whole vector environment has to be made anew.
+            gone = isinstance(error.__cause__ or error, (EOFError, ConnectionError))
+            if isinstance(vector, AsyncVectorEnv) and (gone or None in vector.parent_pipes):
+                # Without the traceback, which the call that failed has told.
+                first = str(answer_to(where, error)).partition("\n")[0]
+                text = f"the lanes cannot be used since one of them failed, reset all of them: {first}"
+                self._broken = RequestError(Code.FAILED_PRECONDITION, text)
+                # Else `close` would wait for the answer of a process that is gone.
+                vector._state = AsyncState.DEFAULT  # noqa: SLF001
+                self.env.close(terminate=True)
+            raise
+
+    def frame(self) -> list[object]:
+        """Return what `render()` gives now, a list with an entry a lane."""
+        with failures_in("render"):
+            frame: Any = self.env.render()
+        if isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.shape[-1] in (3, 4):
+            # One picture of all, as of a simulator; an empty one is none.
+            return [frame if frame.size else None] * self.env.num_envs
+        return list(kinds.each_lane(frame, self.env.num_envs))
+
+    def _find(self, name: str, lanes: list[int]) -> list[object]:
+        # Lanes of a simulator are in this process, though not one by one.
+        if self.facts.resets_lanes:
+            return super()._find(name, lanes)
+        value = look_up(partial(kinds.attribute_of, self.env, name), name)
+        each = [value] * self.env.num_envs if callable(value) else kinds.each_lane(value, self.env.num_envs)
+        return [each[lane] for lane in lanes]
+
+    def _call(self, name: str, args: list[object], kwargs: dict[str, object], lanes: list[int]) -> list[object]:
+        # `VectorEnv.call` is always for all lanes.
+        if set(lanes) < set(range(self.env.num_envs)):
+            return super()._call(name, args, kwargs, lanes)
+        if kinds.local_parts(self.env):
+            # For NOT_FOUND: `SyncVectorEnv.call` raises the AttributeError of a lane, which would be a failure of the
+            # environment.
+            self._find(name, [0])
+        # In its process an AttributeError would end the lane, and with it the whole vector environment.
+        elif self._is_async and not all(cast("Any", self.env).call("has_wrapper_attr", name)):
+            raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
+        if not self.facts.resets_lanes:
+            results = look_up(partial(kinds.call_simulator, self.env, name, args, kwargs), name)
+        else:
+            results = list(cast("Any", self.env).call(name, *args, **kwargs))
+        return [results[lane] for lane in lanes]
+
+    def _set(self, name: str, value: list[object]) -> None:
+        cast("Any", self.env).set_attr(name, value)  # Sync and Async have methods that a VectorEnv has not
+
+
+def collect_infos(env: AsyncVectorEnv) -> None:
+    """Change an AsyncVectorEnv to return its infos as `{lane: info}`."""
+
+    def keep(infos: dict[Any, dict[str, object]], info: dict[str, object], lane: int) -> dict[Any, dict[str, object]]:
+        if info:
+            # In SAME_STEP mode it is called twice for a lane that ended: with the end, and with the new beginning. The
+            # later values win; the end has keys of its own, `final_obs` and `final_info`.
+            infos[lane] = {**infos.get(lane, {}), **info}
+        return infos
+
+    env._add_info = keep  # type: ignore[method-assign,assignment]  # noqa: SLF001 - Gymnasium's hook for it
+
+
+def join_infos(infos: Mapping[int, Mapping[str, object]], lanes: int) -> dict[str, object] | list[Mapping[str, object]]:
+    """Join the infos of some lanes.
+
+    Returns:
+        Arrays over the lanes with `_key` masks, as `VectorEnv._add_info` makes them, where that loses nothing; else a
+        list with each lane's dict.
+    """
+    if not infos:
+        return {}
+    if not _uniform(list(infos.values())):
+        return [infos.get(lane, {}) for lane in range(lanes)]
+    joiner = VectorEnv[Any, Any, Any]()
+    joiner.num_envs = lanes
+    joined: dict[str, object] = {}
+    for lane, info in infos.items():
+        joined = joiner._add_info(joined, dict(info), lane)  # noqa: SLF001 - its rules are the ones to follow
+    return joined
+
+
+def _uniform(infos: list[Mapping[str, object]]) -> bool:
+    """True if each key's values are of one type over all dicts that have it."""
+    kinds: dict[str, object] = {}
+    nested: dict[str, list[Mapping[str, object]]] = {}
+    for info in infos:
+        for key, value in info.items():
+            # A final observation may be of any space, which a list of dicts carries as it is.
+            if not isinstance(key, str) or key == "final_obs":
+                return False
+            kind: object = (value.dtype, value.shape) if isinstance(value, np.ndarray) else type(value)
+            # An integer beyond int64 fits no array of integers.
+            if kinds.setdefault(key, kind) != kind or (type(value) is int and not -(2**63) <= value < 2**63):
+                return False
+            if isinstance(value, Mapping):
+                nested.setdefault(key, []).append(value)
+    return all(_uniform(inner) for inner in nested.values())
+
+
+class FinalInfos:
+    """Finds the final observations in the infos of a simulator that resets lanes in the step that ends them.
+
+    Gymnasium's name for them is `final_obs`, and was `final_observation`; simulators give a batch of all lanes there.
+
+    Args:
+        facts: Those of the simulator.
+    """
+
+    def __init__(self, facts: EnvFacts) -> None:
+        self._kind = facts.kind
+        self._lanes = facts.num_envs or 0
+        self._space = batch_space(facts.observation_space, self._lanes)
+        self._told = False
+
+    def read(self, info: object, terminated: object, truncated: object, notes: list[str]) -> object:
+        """Return the infos of a step with `final_obs` as Gymnasium gives it: an array of objects, None where none is.
+
+        Args:
+            info: As the simulator gave it.
+            terminated: Of each lane.
+            truncated: Of each lane.
+            notes: Is told once where there are no final observations.
+        """
+        ended = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
+        if not ended.any() or not isinstance(info, Mapping):
+            return info
+        # With their `_key` masks, which are written anew.
+        rest = {key: value for key, value in info.items() if str(key).lstrip("_") not in _FINAL}
+        found = next((info[key] for key in _FINAL[:2] if info.get(key) is not None), None)
+        if found is not None:
+            # Gymnasium's own form is an array of objects; ManiSkill and others give arrays with a row for each lane.
+            batch = found if isinstance(found, np.ndarray) and found.dtype == object else iterate(self._space, found)
+            rows = np.full(self._lanes, None)
+            for lane, row in enumerate(batch):
+                # A batch has a row for lanes that go on, too.
+                rows[lane] = row if ended[lane] else None
+            rest.update(final_obs=rows, _final_obs=ended)
+        elif not self._told:
+            self._told = True
+            notes.append(
+                f"{self._kind} resets a lane in the step that ends it, and gives no final observation (final_obs in "
+                "its infos): what a truncated episode ended with is not known"
+            )
+        if (final_info := info.get("final_info")) is not None:
+            rest.update(final_info={**final_info} if isinstance(final_info, Mapping) else final_info, _final_info=ended)
+        return rest
+
+
+_FINAL = ("final_obs", "final_observation", "final_info")
