@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from bridge.facade.blocking import serve
     from bridge.facade.make import make_remote, make_vec_remote
     from bridge.facade.serve import serve_gym
+    from bridge.facade.serve_game import serve_game
     from bridge.facade.serve_parallel import serve_parallel
     from bridge.facade.server import Limits, Server
+    from bridge.game.game import Game
     from bridge.recording.record import Recording
     from bridge.recording.recorder import Recorder
     from bridge.states.bounds import States
@@ -64,6 +66,7 @@ __all__ = [
     "Episode",
     "Episodes",
     "FileDirectory",
+    "Game",
     "Gate",
     "HttpAnswer",
     "HttpRequest",
@@ -108,6 +111,7 @@ __all__ = [
     "make_vec_remote",
     "register_space",
     "serve",
+    "serve_game",
     "serve_gym",
     "serve_parallel",
 ]
@@ -153,6 +157,7 @@ _PLACES = {
     "Episode": "bridge.core.worlds.observers",
     "Episodes": "bridge.core.worlds.observers",
     "FileDirectory": "bridge.core.client.endpoints",
+    "Game": "bridge.game.game",
     "Gate": "bridge.core.server.auth",
     "HttpAnswer": "bridge.core.server.http11",
     "HttpRequest": "bridge.core.server.http11",
@@ -198,6 +203,7 @@ _PLACES = {
     "make_vec_remote": "bridge.facade.make",
     "register_space": "bridge.core.encoding.space_json",
     "serve": "bridge.facade.blocking",
+    "serve_game": "bridge.facade.serve_game",
     "serve_gym": "bridge.facade.serve",
     "serve_parallel": "bridge.facade.serve_parallel",
 }

@@ -49,6 +49,11 @@ USES = {
         "from bridge.cli import main\nmain(['top', 'grpc://127.0.0.1:1'])",
         "from bridge.cli import main\nmain(['top', 'file:///x'])",
     ],
+    "game": [
+        "import bridge\nimport gymnasium.spaces as s\nbridge.serve_game(s.Discrete(2), s.Discrete(2))",
+        "import bridge\nimport gymnasium.spaces as s\nbridge.serve_game({'a': (s.Discrete(2), s.Discrete(2))})",
+        "import bridge\nbridge.Game",
+    ],
     "openenv": [
         "import bridge\nbridge.make_remote('openenv://127.0.0.1:1')",
         "import bridge\nbridge.make_vec_remote('openenv://127.0.0.1:1', num_envs=2)",

@@ -19,6 +19,7 @@ from tests.places import ROOT
 FEATURES = {
     "dial": "bridge/dial",
     "fleet": "bridge/fleet",
+    "game": "bridge/game",
     "openenv": "bridge/openenv",
     "perlert": "bridge/perlert",
     "policies": "bridge/policies",

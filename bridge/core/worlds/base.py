@@ -10,7 +10,7 @@ import dataclasses
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import gymnasium
 
@@ -34,6 +34,7 @@ __all__ = [
     "OTHER_WORLD",
     "Agent",
     "PacedWorld",
+    "Substitution",
     "World",
     "WorldCounts",
     "answer_to",
@@ -470,6 +471,16 @@ def fill_observations(response: pb.StepResponse, observations: Mapping[int, Arra
         fill_tensor(response.observations[uid], array)
 
 
+class Substitution(Protocol):
+    """An observer's actions in the place of agents', for a pacer that chooses ahead of the step."""
+
+    def substitute(self, action: Any) -> tuple[Any, Any]:
+        """Return what the environment is to be stepped by in the place of an action, and a note; changes nothing."""
+
+    def substituted(self, note: Any) -> None:
+        """Take the note of the step that is under way next: it was taken."""
+
+
 class PacedWorld(World):
     """A world that owns an environment, and knows whether it is over.
 
@@ -485,6 +496,8 @@ class PacedWorld(World):
         """The environment that is stepped; observers put themselves in its place."""
         self.substitutes: Mapping[object, str] = {}
         """Whose actions the step at hand takes in place of an agent's, by agent or lane."""
+        self.substitution: Substitution | None = None
+        """Which actions stand in for agents', where the pacer chooses ahead; None: none do."""
         self.episodes = 0
         """Episodes that ended, counted for each lane."""
         self.closed = False

@@ -50,6 +50,8 @@ class Pacer(abc.ABC):
     """As of `World`: spectators, too, call methods and set attributes."""
     allows_substitutes = True
     """True if an observer may put other actions in the place of an agent's."""
+    chooses_ahead = False
+    """True if it asks `PacedWorld.substitution` which actions stand in for an agent's, before a step is under way."""
 
     def bind(self, world: PacedWorld) -> None:
         """Begin with a world, whose environment is there.
@@ -161,6 +163,9 @@ class Pacer(abc.ABC):
     def properties_of(self, agent: EnvAgent) -> PropertyTree:
         """Return what an agent adds to the tree below `world`."""
         return self.group.properties(agent.name)
+
+    def choose_again(self) -> None:  # noqa: B027 - most choose when a step is due
+        """Choose anew what was chosen ahead: `PacedWorld.substitution` has something else now."""
 
     # Of the whole world
 

@@ -181,6 +181,7 @@ class TakeoverAgent(Agent):
             self._takeover.release(now)
         else:
             self._takeover.hold(action, now)
+        self._world.pacer.choose_again()
         return pb.RUNNING
 
     def _seconds_left(self) -> float:
@@ -193,6 +194,7 @@ class TakeoverAgent(Agent):
         # After it gave back by time, another person may have the seat.
         if self._watch.takeovers.get(self._key) is self._takeover:
             del self._watch.takeovers[self._key]
+            self._world.pacer.choose_again()
 
     def interrupt(self) -> None:
         """Give back."""

@@ -82,7 +82,7 @@ class Takeovers(dict[Any, Takeover]):
     def replace(
         self, action: Any, facts: EnvFacts, lane: int, now: float, resetting: Array | None = None
     ) -> tuple[Any, dict[Any, Takeover]]:
-        """Return the action that is taken in place of an agent's, and who acts, by agent or lane.
+        """Return the action that is taken in place of an agent's, and who acts, by agent or lane; it is used by that.
 
         Args:
             action: What the environment is to be stepped with.
@@ -91,6 +91,24 @@ class Takeovers(dict[Any, Takeover]):
             now: The time, in seconds of the scheduler.
             resetting: Which lanes of a vector environment this step resets; None: none.
         """
+        action, held = self.put_in(action, facts, lane, now, resetting)
+        self.use(held)
+        return action, held
+
+    def use(self, held: Mapping[Any, Takeover]) -> None:
+        """Note that the environment is stepped with people's actions, by agent or lane."""
+        for key, used in held.items():
+            one = self.get(key)
+            if one is None or one.pressed_at != used.pressed_at:  # it is over, or another key is pressed by now
+                continue
+            one.used = True
+            if one.released:
+                one.action = None
+
+    def put_in(
+        self, action: Any, facts: EnvFacts, lane: int, now: float, resetting: Array | None = None
+    ) -> tuple[Any, dict[Any, Takeover]]:
+        """Return what `replace` does, and change nothing."""
         # Copies: the infos tell what was executed, also where it is given up below, or changes while the step runs.
         held = {key: dataclasses.replace(one) for key, one in self.items() if one.action is not None}
         held = {key: one for key, one in held.items() if now - one.at <= HOLD}
@@ -105,10 +123,6 @@ class Takeovers(dict[Any, Takeover]):
         else:
             held = {index: one for index, one in held.items() if index == lane}
             action = _actions(held).get(lane, action)
-        for key in held:
-            self[key].used = True
-            if self[key].released:
-                self[key].action = None
         return action, held
 
 

@@ -133,6 +133,8 @@ class Watch(Listener):
         self._episodes = Episodes(world.env.facts, self.returns.add)
         self._taken: dict[int | None, dict[Any, Takeover]] = {}
         """Who acts in an agent's place in the steps that are under way, by lane."""
+        self._ahead: dict[Any, Takeover] = {}
+        """Who acts in the step that is under way next, where the pacer chooses ahead."""
         self._paces: dict[int | None, float] = {}
         """The most steps a second of the steps that are under way, by lane, where a person is to follow."""
         self._due: dict[int | None, float] = {}
@@ -155,6 +157,7 @@ class Watch(Listener):
         """Note a viewer, and what it sees; None: no pictures."""
         if not self._viewers:
             self._world.env = ObservedEnv(self._world.env, self, self, self._world.report_failure)
+            self._world.substitution = self
             self._changes += 1
         self._viewers[viewer] = view
 
@@ -171,6 +174,7 @@ class Watch(Listener):
             return False
         if isinstance(self._world.env, ObservedEnv):
             self._world.env = self._world.env.inner
+            self._world.substitution = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -249,16 +253,34 @@ class Watch(Listener):
         """Return the action of whoever acts: the agent's, or a person's in its place."""
         self._taken.pop(lane, None)  # of a step that failed
         self._paces.pop(lane, None)
+        if self._world.pacer.chooses_ahead:
+            self._begin_taken(lane, self._ahead)
+            self._ahead = {}
+            return action
         if not self.takeovers:
             return action
         facts = self._facts(lane)
         await self._wait_for_people(lane, facts)
         # A lane of a vector environment that this step resets executes no action.
         action, taken = self.takeovers.replace(action, facts, lane or 0, self.now(), self._world.ended_lanes)
+        self._begin_taken(lane, taken)
+        return action
+
+    def _begin_taken(self, lane: int | None, taken: dict[Any, Takeover]) -> None:
         self._taken[lane] = taken
         # A recording takes it, which stands between this and the environment.
         self._world.substitutes = {key: one.who for key, one in taken.items()}
-        return action
+
+    # For a pacer that chooses ahead
+
+    def substitute(self, action: Any) -> tuple[Any, Any]:
+        """Return the action of whoever acts now, and who does."""
+        return self.takeovers.put_in(action, self._world.env.facts, 0, self.now())
+
+    def substituted(self, note: Any) -> None:
+        """Note who acts in the step that is under way next, as `substitute` said; None: nobody else than agents."""
+        self._ahead = note or {}
+        self.takeovers.use(self._ahead)
 
     def stepped(self, lane: int | None, action: object, result: Result) -> Result:
         """Take what `step` returned; mark in its infos what people did."""

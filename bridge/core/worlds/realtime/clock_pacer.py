@@ -31,6 +31,8 @@ class ClockPacer(FramePacer):
 
     SETTINGS: tuple[str, ...] = ("role", "wait")
     """The settings of a JoinWorld."""
+    LOOP: type[RealtimeLoop] = RealtimeLoop
+    """Decides when frames are due."""
     by_lane = True
     loop: RealtimeLoop
 
@@ -51,7 +53,7 @@ class ClockPacer(FramePacer):
         default = neutral_action(space) if options.default_action is None else options.default_action
         if not space.contains(default):
             raise SettingError(f"expected default_action to be an element of {space}, got {default!r:.80}")
-        return RealtimeLoop(facts.num_envs or 1, options.fps, default, **options.timing())
+        return self.LOOP(facts.num_envs or 1, options.fps, default, **options.timing())
 
     def _let_in(self, settings: Settings, player: bool) -> tuple[str, LoopAgent]:
         """Add an agent to the loop, by other settings than `role` and `wait` too; return its name and place."""

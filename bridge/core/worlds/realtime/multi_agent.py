@@ -104,6 +104,7 @@ class JointClock(FramePacer):
     """
 
     SETTINGS = ("agent", "role", "wait")
+    LOOP: type[JointLoop] = JointLoop
     by_lane = False
     loop: JointLoop
 
@@ -118,7 +119,7 @@ class JointClock(FramePacer):
 
     def _make_loop(self, world: PacedWorld) -> JointLoop:
         options = self.options
-        return JointLoop(list(self.group), options.fps, may_repeat=self._may_repeat, **options.timing())
+        return self.LOOP(list(self.group), options.fps, may_repeat=self._may_repeat, **options.timing())
 
     def _may_repeat(self, name: str, observation: object, action: object) -> bool:
         return is_allowed(action, observation, self.group.spaces[name][1])

@@ -1,0 +1,191 @@
+"""`serve_game`: a program with a loop of its own as a world of a server."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gymnasium import Space
+
+from bridge.core.encoding.space_json import space_to_json
+from bridge.core.encoding.spaces import Layout
+from bridge.core.extras import feature
+from bridge.core.keywords import grouped
+from bridge.core.transport.credentials import TLS
+from bridge.core.worlds.group import ONE, neutral_action
+from bridge.core.worlds.realtime_options import RealtimeOptions
+from bridge.core.worlds.stand_ins import Policy
+from bridge.errors import SettingError, TensorError, UnsupportedSpaceError
+from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
+from bridge.facade.policies import GivenPolicies
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from bridge.game.game import Game
+
+__all__ = ["serve_game"]
+
+_UNTIL_KNOWN = 30.0
+"""Frames a second that clients are told before the program's are known."""
+_OF_ENVIRONMENTS = ("env_kwargs", "fps", "isolation", "thread_safe", "states", "start")
+"""Keywords of servers that make and call environments, as none does here."""
+
+
+@grouped(ServerOptions, **GROUPS)
+def serve_game(
+    observation_space: Space[Any] | Mapping[str, tuple[Space[Any], Space[Any]]],
+    action_space: Space[Any] | None = None,
+    *,
+    name: str | None = None,
+    default_action: Any = None,
+    timeout: float | None = 60.0,
+    standstill: float = 1.0,
+    agents: Mapping[str, Policy | str] | Policy | str | None = None,
+    dial: str | None = None,
+    dial_ca: str | os.PathLike[str] | None = None,
+    dial_name: str | None = None,
+    **keywords: Unpack[ServerKeywords],
+) -> Game:
+    """Let agents and people play a program that has a loop of its own, such as a game, a simulator or a robot's.
+
+    The program calls `exchange` in its loop: it passes what is to be seen, and gets what to do. It is there once, so
+    the server has one world; each of its agents is played by one client, and any number of others watch.
+
+    Examples:
+        >>> import gymnasium
+        >>> from bridge import serve_game
+        >>> with serve_game(gymnasium.spaces.Discrete(10), gymnasium.spaces.Discrete(2)) as game:
+        ...     for frame in range(3):
+        ...         action = game.exchange(frame)
+        ...         if game.begins:
+        ...             print("a new round, with the seed", game.seed)
+        a new round, with the seed None
+
+    Args:
+        observation_space: What an agent sees; of several agents a dict of pairs, of observation and action space, by
+            the agent's name.
+        action_space: What an agent does; None: the dict has it.
+        name: What people call it; None: the name of the program.
+        default_action: What an agent does of whom there is no action, an element of the action space; of several agents
+            a dict by name. None: zeros, or the first choice.
+        timeout: Seconds that `exchange(wait=True)` waits for an action before it goes on with the default one; None:
+            any. Of several agents also those that a Step waits for the rest.
+        standstill: Seconds without a call of `exchange` after which the game stands still: requests of agents are
+            refused with DEADLINE_EXCEEDED until it goes on. More than a round takes to begin.
+        agents: Of several agents, where the program does not wait: policies by agent that play while no client does, as
+            `serve_parallel` has them.
+        dial: Also dial a trainer that waits with `listen://`, as `serve_gym` does.
+        dial_ca: The CA of the trainer's certificate, a PEM file; None: the system's.
+        dial_name: The name by which the trainer knows this server; None: of machine, process and port.
+        keywords: Where and how it is served: those of `bridge.facade.options.ServerOptions`, which the signature lists.
+            Those of environments (`env_kwargs`, `fps`, `isolation`, `thread_safe`, `states`, `start`) are refused.
+
+    Returns:
+        The game: `exchange`, `begins`, `seed`, `options`, `url`, `close()`, or a `with` block.
+
+    Raises:
+        SettingError: A space does not travel, a keyword is out of its range, the port is in use.
+    """
+    with feature("game", "serve_game()"):
+        from bridge.game.environment import described
+        from bridge.game.game import Game
+        from bridge.game.handover import Handover
+        from bridge.game.source import GameSource
+    if wrong := [key for key in _OF_ENVIRONMENTS if key in keywords]:
+        raise SettingError(f"{', '.join(wrong)}: of servers that step environments; a game has its own loop, leave out")
+    if dial is None and (dial_ca is not None or dial_name is not None):
+        raise SettingError("dial_ca and dial_name are for a game that dials: give dial= too")
+    _check_seconds("timeout", timeout)
+    _check_seconds("standstill", standstill)
+    several = isinstance(observation_space, Mapping) and not isinstance(observation_space, Space)
+    given: Any = observation_space if several else {ONE: (observation_space, action_space)}
+    _check_spaces(given, several, action_space)
+    if agents is not None and not several:
+        raise SettingError("agents are policies for several agents: give the spaces as a dict by their names")
+    defaults = _defaults(given, several, default_action)
+    options = dataclasses.replace(ServerOptions(**keywords), states=False)
+    if options.record is not None:
+        options = dataclasses.replace(options, record=_whole(options.record))
+    security = options.security()
+    stand_ins = None if agents is None else GivenPolicies("agents", agents)
+    if stand_ins is not None:
+        stand_ins.check(list(given))
+    realtime = RealtimeOptions.of(
+        _UNTIL_KNOWN, None if several else defaults[ONE], options.realtime, stand_ins, rests=True
+    )
+    if realtime.clock is not None:
+        raise SettingError("a game's frames are its own calls: leave out clock of realtime=RealTime(clock=…)")
+    if several:
+        realtime = dataclasses.replace(realtime, default_action=lambda agent, seen, space: defaults[str(agent)])
+    handover = Handover(defaults)
+    title = name or Path(sys.argv[0]).stem or "game"
+    traits = {"play_fps": options.play_fps()}
+    patience = math.inf if timeout is None else timeout
+    names = options.action_names()
+    if names is not None:
+        if several:
+            raise SettingError("action_names are of a game of one agent: leave it out of web=Web(…)")
+        names.wrap(described(given, several))  # it raises where these are no names of the actions
+    source = GameSource(title, given, several, handover, realtime, patience, standstill, traits, names)
+    game = Game(source, handover, given, several, timeout)
+    # There is no second program that could be made: a world without clients stays.
+    bounds = dataclasses.replace(options.bounds, idle_timeout=None, abandoned_timeout=None)
+    game.server = server = options.server(source, security, bounds=bounds)
+    try:
+        if dial is not None:
+            # As of `serve_gym`: neither the environment's token nor one made for the port.
+            token = security.token if options.token or options.token_file else None
+            server.dial(dial, token=token, tls=None if dial_ca is None else TLS(ca=dial_ca), name=dial_name)
+        server.attach(game)
+        server.start()
+    except BaseException:
+        server.stop()
+        raise
+    return game
+
+
+def _whole(record: Any) -> Any:
+    """Return how a game is recorded: with its observations, since nobody can play it again to get them."""
+    with feature("recording", "record="):
+        from bridge.recording.record import Recording
+    return dataclasses.replace(record if isinstance(record, Recording) else Recording(record), observations=True)
+
+
+def _check_seconds(name: str, seconds: Any) -> None:
+    fits = isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 < seconds < math.inf
+    if not fits and not (seconds is None and name == "timeout"):
+        raise SettingError(f"expected {name} to be a positive number of seconds, got {seconds!r}")
+
+
+def _check_spaces(given: Mapping[Any, Any], several: bool, action_space: Any) -> None:
+    """Raise SettingError where something is no space, or one that does not travel."""
+    if several and (action_space is not None or not given):
+        raise SettingError('expected {"NAME": (observation_space, action_space), …} alone, or two spaces')
+    for name, pair in given.items():
+        if not isinstance(name, str) or not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise SettingError(f"expected a pair of spaces by the name of each agent, got {name!r}: {pair!r:.80}")
+        for part, space in zip(("observation", "action"), pair, strict=True):
+            if not isinstance(space, Space):
+                raise SettingError(f"expected the {part} space of {name!r} to be a gymnasium.Space, got {space!r:.80}")
+            try:
+                Layout(space, part)
+                space_to_json(space)
+            except (TensorError, UnsupportedSpaceError) as error:
+                raise SettingError(f"the {part} space of {name!r} does not travel: {error}") from error
+
+
+def _defaults(given: Mapping[str, Any], several: bool, default_action: Any) -> dict[str, Any]:
+    """Return the default action of each agent; raises SettingError."""
+    chosen = {} if default_action is None else default_action if several else {ONE: default_action}
+    if not isinstance(chosen, Mapping) or set(chosen) - set(given):
+        raise SettingError(f"expected default_action as a dict by the agents {', '.join(given)}, got {chosen!r:.80}")
+    for agent, action in chosen.items():
+        if not given[agent][1].contains(action):
+            raise SettingError(f"expected default_action to be an element of {given[agent][1]}, got {action!r:.80}")
+    return {agent: chosen[agent] if agent in chosen else neutral_action(pair[1]) for agent, pair in given.items()}

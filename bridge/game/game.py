@@ -1,0 +1,298 @@
+"""The program's end of a game: `Game`, which `serve_game` returns."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from gymnasium import Space, spaces
+from typing_extensions import Self
+
+from bridge.core.worlds.environment import Spaces, kept
+from bridge.core.worlds.group import ONE
+from bridge.errors import ClosedError, ConcurrentUseError, SettingError
+from bridge.game.handover import Handover, News
+from bridge.game.source import GameSource
+
+__all__ = ["Game"]
+
+_GRACE = 1.0
+"""Seconds in which agents hear of an exception of the program."""
+
+
+class Game:
+    """A program with a loop of its own, whose agents play from elsewhere. `serve_game` makes it.
+
+    All but `close` is for one thread, the one that called `exchange` first. Works as a context manager, which closes
+    it; an exception that leaves the block ends the episodes of its agents, who are told its text.
+
+    Args:
+        source: Makes its world.
+        handover: Where the server's thread reads what is passed.
+        agents: Observation and action space of each agent, by name.
+        several: Whether what is passed is by the agent's name.
+        timeout: Seconds that `exchange(wait=True)` waits for an action; None: any.
+    """
+
+    server: Any
+    """The server: `stop`, `status()`, `dial` and the like."""
+
+    def __init__(
+        self,
+        source: GameSource,
+        handover: Handover,
+        agents: Mapping[str, Spaces],
+        several: bool,
+        timeout: float | None,
+    ) -> None:
+        self._source = source
+        self._handover = handover
+        self._spaces = agents
+        self._several = several
+        self._timeout = timeout
+        self._thread: int | None = None
+        self._begins = self._seen = False
+        self._over: set[str] = set()
+        """The agents whose round is over."""
+        self._ended = False
+        """True if the program has ended the last round."""
+
+    # Where it is
+
+    @property
+    def url(self) -> str:
+        """The URL that a client on this machine connects to, with the token where the server has made one."""
+        return str(self.server.url)
+
+    @property
+    def web_url(self) -> str | None:
+        """The URL of the page; None: there is none."""
+        found: str | None = self.server.web_url
+        return found
+
+    # What the program asks
+
+    @property
+    def begins(self) -> bool:
+        """True if a new round begins: `exchange` returned None, and what is passed next is the first of it.
+
+        The program begins it, with `seed` and `options`. Until it has read this, the old round goes on.
+        """
+        self._seen = True
+        return self._begins
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the round that began last, for the program's random generators; None: any."""
+        return None if (taken := self._handover.taken) is None or not self._begins else taken.seed
+
+    @property
+    def options(self) -> Mapping[str, Any] | None:
+        """The options of the round that began last; None: there are none."""
+        return None if (taken := self._handover.taken) is None or not self._begins else taken.options
+
+    def exchange(
+        self,
+        observation: Any,
+        reward: Any = 0.0,
+        *,
+        terminated: bool | Mapping[str, bool] = False,
+        truncated: bool | Mapping[str, bool] = False,
+        info: Mapping[str, Any] | None = None,
+        frame: Any = None,
+        wait: bool = False,
+    ) -> Any:
+        """Pass what the last action led to, and return the next one.
+
+        Of several agents, `observation`, `info` and the returned actions are dicts by the agent's name, and so may be
+        `reward` and the flags. An agent that is left out of `observation` has left the round.
+
+        Args:
+            observation: An element of the observation space, which is copied. Values of a Box may be of another dtype
+                that can be cast, such as float64 for float32.
+            reward: What was earned since the last call, a number.
+            terminated: Whether the round ended by itself, as where the player is dead.
+            truncated: Whether it was broken off, as by a limit of time.
+            info: What agents are told beside that, a dict.
+            frame: What people see, uint8 `(height, width, 3)`, which is copied; None: the last picture stays.
+            wait: True waits until the agent has acted, or has asked for a round; after the game's `timeout`
+                it goes on with the default action. The same in each call.
+
+        Returns:
+            The newest action, an element of the action space; the default one until somebody acts. None where `begins`
+            is True: what was passed ended the old round, and what is passed next begins the new one, its reward left
+            out.
+
+        Raises:
+            SettingError: Something that was passed is not as the spaces say, a round ends that has not begun, or `wait`
+                is not as in the calls before.
+            ConcurrentUseError: Another thread has called it before.
+            ClosedError: The game was closed.
+        """
+        self._check_call(wait)
+        news = self._read(observation, reward, terminated, truncated, info, frame)
+        self._source.called(wait)
+        first = self._handover.taken is None
+        if self._begins and not self._seen:
+            self._handover.ignore()
+            return None
+        news.first = self._begins
+        if news.first:
+            news.rewards = dict.fromkeys(news.rewards, 0.0)
+            self._over.clear()
+        self._over.update(name for name in self._spaces if news.terminated.get(name) or news.truncated.get(name))
+        self._ended = not first and not news.alive
+        timeout = None if first else self._timeout
+        choice = self._handover.exchange(None if first else news, first or self._ended, wait, timeout)
+        self._begins, self._seen = choice.actions is None, False
+        if choice.actions is None:
+            self._over.clear()
+            return None
+        actions = kept(dict(choice.actions))
+        return {name: actions[name] for name in news.alive} if self._several else actions[ONE]
+
+    def close(self) -> None:
+        """End it: agents that are in hear that the game was closed, and the server stops. Again: nothing.
+
+        May be called by any thread; an `exchange` that waits in another one raises ClosedError.
+        """
+        self._handover.close()
+        self.server.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            self._handover.close(error)
+            self.server.stop(_GRACE)  # so that the Steps that come next are answered with its text
+        else:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"Game({self.server!r})"
+
+    # Attached to the server
+
+    def start(self) -> None:
+        """Begin with the server."""
+
+    def stop(self) -> None:
+        """End with the server, as where the program ends without `close`."""
+        self._handover.close()
+
+    # What is passed
+
+    def _check_call(self, wait: bool) -> None:
+        if self._handover.closed:
+            raise ClosedError("this game was closed; serve_game() makes another one")
+        thread = threading.get_ident()
+        if self._thread is None:
+            self._thread = thread
+        if self._thread != thread:
+            raise ConcurrentUseError("exchange() was called by two threads: expected the one that called it first")
+        if self._source.waits not in (None, bool(wait)):
+            raise SettingError(f"expected wait={self._source.waits} in each call of exchange(), got {wait!r}")
+
+    def _read(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, frame: Any) -> News:
+        """Return what was passed, checked and copied; raises SettingError."""
+        names = list(self._spaces)
+        seen = _by_name("observation", observation, names) if self._several else {ONE: observation}
+        observations = {
+            name: _copied(f"the observation of {name!r}" if self._several else "observation", self._spaces[name][0], of)
+            for name, of in seen.items()
+        }
+
+        def flags(what: str, given: Any) -> dict[str, bool]:
+            by_name = given if self._several and isinstance(given, Mapping) else dict.fromkeys(seen, given)
+            return {name: bool(flag) for name, flag in _by_name(what, by_name, names).items()}
+
+        ends, cuts = flags("terminated", terminated), flags("truncated", truncated)
+        ended = {name for name in self._spaces if ends.get(name) or cuts.get(name)}
+        over = set() if self._begins and self._seen else self._over
+        if ended and self._begins and (self._seen or self._ended):
+            raise SettingError(
+                "terminated or truncated was passed twice: expected it once, with the last observation of a round, and "
+                "then the first observation of the next one, when game.begins is True"
+            )
+        if twice := sorted(ended & over):
+            raise SettingError(f"the round of {', '.join(twice)} is over already: expected terminated once in a round")
+        rewards = reward if self._several and isinstance(reward, Mapping) else dict.fromkeys(seen, reward)
+        return News(
+            observations,
+            {name: _number(of) for name, of in _by_name("reward", rewards, names).items()},
+            ends,
+            cuts,
+            self._infos(info, names),
+            None if frame is None else _picture(frame),
+            [name for name in observations if name not in over | ended],
+            time.monotonic(),  # the server's clock, too
+        )
+
+    def _infos(self, info: Any, names: list[str]) -> dict[str, Any]:
+        if info is None:
+            return {}
+        by_name = _by_name("info", info, names) if self._several else {ONE: info}
+        for of in by_name.values():
+            if not isinstance(of, Mapping):
+                raise SettingError(f"expected info to be a dict, got {of!r:.80}")
+        found: dict[str, Any] = kept({name: dict(of) for name, of in by_name.items()})
+        return found
+
+
+def _by_name(what: str, given: Any, names: list[str]) -> Mapping[str, Any]:
+    """Return what is given by agent; raises SettingError for unknown names."""
+    if not isinstance(given, Mapping):
+        raise SettingError(f"expected {what} to be a dict by the agents {', '.join(names)}, got {given!r:.80}")
+    if unknown := [name for name in given if name not in names]:
+        raise SettingError(f"expected {what} by the agents {', '.join(names)}, got one of {unknown[0]!r:.80}")
+    return given
+
+
+def _number(reward: Any) -> float:
+    try:
+        return float(reward)
+    except (TypeError, ValueError):
+        raise SettingError(f"expected reward to be a number, got {reward!r:.80}") from None
+
+
+def _picture(given: Any) -> Any:
+    frame = np.array(given)
+    if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+        text = f"expected frame as uint8 (height, width, 3), got {frame.dtype} {frame.shape}"
+        raise SettingError(text)
+    return frame
+
+
+def _copied(what: str, space: Space[Any], given: Any) -> Any:
+    """Return a copy of an observation as its space has it; raises SettingError where it is no element.
+
+    The bounds of a Box are not looked at: for a picture that would take longer than all else in a frame.
+    """
+    if isinstance(space, spaces.Box):
+        try:
+            array = np.asarray(given)
+            if array.dtype.kind not in "biuf":
+                raise TypeError(f"its dtype is {array.dtype}")
+            copy = np.array(array, space.dtype)
+        except (TypeError, ValueError) as error:
+            raise SettingError(f"expected {what} in {space}, got {given!r:.80}: {error}") from None
+        fits = np.can_cast(array.dtype, copy.dtype, "same_kind") or np.array_equal(copy, array)
+        if copy.shape != space.shape or not fits:
+            raise SettingError(
+                f"expected {what} of shape {space.shape} and dtype {space.dtype}, got {array.shape} and {array.dtype}"
+            )
+        return copy
+    if isinstance(space, spaces.Dict) and isinstance(given, Mapping) and set(given) == set(space.spaces):
+        return {key: _copied(f"{what}[{key!r}]", part, given[key]) for key, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple) and isinstance(given, tuple | list) and len(given) == len(space.spaces):
+        return tuple(_copied(f"{what}[{i}]", part, given[i]) for i, part in enumerate(space.spaces))
+    if not space.contains(given):
+        raise SettingError(f"expected {what} in {space}, got {given!r:.80}")
+    return kept(given)

@@ -1,0 +1,206 @@
+"""`exchange` without waiting: a real-time world whose frames are the calls of a program."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from bridge import RealTime, make_remote, make_vec_remote, serve_game
+from bridge.errors import Code, RefusedError
+from bridge.testing import check_server
+from tests.game.loops import ACTION, OBSERVATION, in_thread, walking
+from tests.support import until
+
+AT_START = np.zeros(2, np.float32)
+
+
+@pytest.fixture
+def game():
+    with serve_game(OBSERVATION, ACTION) as made:
+        yield made
+
+
+def joined(game, **keywords):
+    """Join a game whose loop the test runs: frame by frame, in this thread."""
+    found = []
+    with in_thread(lambda: found.append(make_remote(game.url, **keywords))):
+        until(lambda: found or (game.exchange(AT_START), game.begins, False)[2])
+    return found[0]
+
+
+def begin(game, env, **reset):
+    """Have an agent reset; return what the game was asked for, and what the agent sees."""
+    seen, asked = [], []
+
+    def turn():
+        game.exchange(AT_START)
+        if game.begins:
+            asked.append((game.seed, game.options))
+        return bool(seen)
+
+    with in_thread(lambda: seen.append(env.reset(**reset))):
+        until(turn)
+    return asked, seen[0]
+
+
+def test_the_first_call_begins_a_round_although_nobody_is_there(game):
+    assert game.exchange(AT_START) is None
+    assert game.begins
+    assert (game.seed, game.options) == (None, None)
+    assert game.exchange(AT_START) == 0
+    assert not game.begins
+
+
+def test_what_nobody_plays_gets_the_default_action():
+    with serve_game(OBSERVATION, ACTION, default_action=3) as game:
+        game.exchange(AT_START)
+        assert game.begins
+        assert [game.exchange(AT_START) for _ in range(3)] == [3, 3, 3]
+
+
+def test_the_very_next_call_takes_the_newest_action_and_the_agent_sees_what_came_of_it(game):
+    env = joined(game)
+    begin(game, env, seed=1)
+    env.step(2)
+    env.step(4)  # before any frame: it replaces the other
+    assert game.exchange(AT_START) == 4
+    assert game.exchange(np.array([7, 8], np.float32), 0.5) == 4, "it goes on"
+    seen, reward, _, _, info = env.step(1)
+    np.testing.assert_array_equal(seen, [7, 8])
+    assert (reward, info["frames"]) == (0.5, 2)
+    assert game.exchange(AT_START) == 1
+    env.close()
+
+
+def test_a_reset_begins_a_round_with_its_seed_and_options_at_the_very_next_call(game):
+    env = joined(game)
+    asked, (seen, _) = begin(game, env, seed=3, options={"level": 2})
+    assert asked == [(3, {"level": 2})]
+    np.testing.assert_array_equal(seen, AT_START)
+    asked, _ = begin(game, env)
+    assert asked == [(None, None)]
+    env.close()
+
+
+def test_the_first_observation_of_a_round_has_no_reward_and_the_end_has_its_own():
+    with walking(False, length=5) as walk:
+        env = make_remote(walk.game.url)
+        env.reset(seed=0)
+        totals, ended = 0.0, False
+        while not ended:
+            seen, reward, ended, truncated, _ = env.step(1)
+            assert not truncated
+            totals += reward
+        assert seen[0] == 5
+        assert totals == seen[1], "each frame's reward is told once"
+        env.reset()
+        until(lambda: len(walk.begun) > 2)
+        env.close()
+
+
+def test_infos_have_ages_frames_and_dropped_actions_as_of_a_clock():
+    with walking(False) as walk:
+        env = make_remote(walk.game.url)
+        _, info = env.reset()
+        for action in (1, 2, 3):
+            info = env.step(action)[4]
+        latency = info["latency"]
+        assert 0 <= latency["observation_age"] < 5
+        assert latency["frame"] > 0
+        assert {"frames_skipped", "actions_applied", "actions_replaced", "actions_dropped"} <= set(latency)
+        env.close()
+
+
+def test_an_action_that_is_too_old_gives_way_to_the_default():
+    with serve_game(OBSERVATION, ACTION, realtime=RealTime(max_action_age=0.05)) as game:
+        env = joined(game)
+        begin(game, env)
+        env.step(4)
+        assert game.exchange(AT_START) == 4
+        until(lambda: game.exchange(AT_START) == 0)
+        env.close()
+
+
+def test_the_default_acts_again_once_the_agent_has_left(game):
+    env = joined(game)
+    begin(game, env)
+    env.step(4)
+    assert game.exchange(AT_START) == 4
+    env.close()
+    until(lambda: game.exchange(AT_START) == 0)
+
+
+def test_a_further_client_is_refused_and_may_watch():
+    with walking(False) as walk:
+        env = make_remote(walk.game.url)
+        env.reset()
+        with pytest.raises(RefusedError) as refused:
+            make_remote(walk.game.url)
+        assert refused.value.code == Code.RESOURCE_EXHAUSTED
+        with pytest.raises(RefusedError) as refused:
+            make_remote(walk.game.url + "?level=3")
+        assert refused.value.code == Code.RESOURCE_EXHAUSTED, "nobody gets a world of another kind"
+        watcher = make_remote(walk.game.url + "?world=", role="spectator")
+        rounds = len(walk.begun)
+        watcher.reset(seed=9)
+        watcher.step(3)
+        env.step(1)
+        assert len(walk.begun) == rounds, "who watches asks for no round"
+        watcher.close()
+        env.close()
+
+
+def test_a_watcher_enters_the_round_that_runs():
+    with walking(False) as walk:
+        until(lambda: len(walk.taken) > 5)
+        watcher = make_remote(walk.game.url + "?world=", role="spectator")
+        seen, _ = watcher.reset()
+        assert seen[0] > 3
+        assert len(walk.begun) == 1
+        watcher.close()
+
+
+def test_a_client_that_comes_first_waits_for_the_loop(game):
+    found = []
+    with in_thread(lambda: found.append(make_remote(game.url))):
+        until(lambda: game.server.connections)
+        assert not found
+        until(lambda: found or (game.exchange(AT_START), game.begins, False)[2])
+    found[0].close()
+
+
+def test_three_games_are_three_slots():
+    with walking(False, 20) as one, walking(False, 20) as two, walking(False, 20) as three:
+        envs = make_vec_remote([walk.game.url for walk in (one, two, three)], blocking=True)
+        envs.reset(seed=10)
+        for walk, seed in ((one, 10), (two, 11), (three, 12)):
+            assert (seed, None) in walk.begun
+        for _ in range(50):
+            envs.step(np.ones(3, np.int64))
+        envs.close()
+
+
+def test_a_game_passes_what_a_real_time_world_has_to():
+    with walking(False, 50) as walk:
+        report = check_server(walk.game.url)
+        assert report.ok, str(report)
+
+
+def test_a_game_has_no_lock_of_the_process(game):
+    from tests.inside import lock_of_environments
+
+    held, free = threading.Event(), threading.Event()
+
+    def hold():
+        with lock_of_environments():
+            held.set()
+            free.wait(10)
+
+    with in_thread(hold):
+        held.wait(10)
+        assert game.exchange(AT_START) is None
+        assert game.begins
+        assert game.exchange(AT_START) == 0
+        free.set()

@@ -1,0 +1,87 @@
+"""A program that hangs, is stopped, or is killed: its clients get what docs/limits.md says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+
+from bridge import make_remote
+from bridge.errors import ConnectionLostError, RefusedError, RemoteTimeoutError
+from tests.support import until
+
+PROGRAM = """
+import sys, time
+import numpy as np
+from gymnasium import spaces
+from bridge import serve_game
+wait, hangs = sys.argv[1] == "wait", sys.argv[2] == "hangs"
+with serve_game(spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(2), standstill=0.3) as game:
+    print(game.url, flush=True)
+    while True:
+        action = game.exchange([0.0], wait=wait)
+        if not game.begins and hangs and action == 1:
+            while True:
+                pass
+        time.sleep(0.0 if wait else 0.01)
+"""
+
+
+@contextmanager
+def playing(wait, hangs=False):
+    """Run the program, and reset it; give the environment and the process."""
+    command = [sys.executable, "-c", PROGRAM, "wait" if wait else "runs", "hangs" if hangs else "goes"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as game:
+        env = make_remote(game.stdout.readline().strip(), timeout=3)
+        try:
+            env.reset()
+            yield env, game
+        finally:
+            env.close()
+            game.kill()
+
+
+def failure(env):
+    """Step until that fails; return why."""
+    found = []
+
+    def fails():
+        try:
+            env.step(1)
+        except Exception as error:
+            found.append(error)
+        return found
+
+    until(fails, 60)
+    return found[0]
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_who_plays_a_program_that_hangs_is_refused_and_told_why(wait):
+    with playing(wait, hangs=True) as (env, _):
+        error = failure(env)
+        assert isinstance(error, RefusedError)
+        assert "the game stands still" in str(error)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_who_plays_a_program_that_is_killed_has_lost_the_connection(wait):
+    with playing(wait) as (env, game):
+        env.step(1)
+        game.kill()
+        assert isinstance(failure(env), ConnectionLostError)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
+def test_who_plays_a_program_that_is_stopped_gets_no_answer_within_the_timeout():
+    with playing(True) as (env, game):
+        env.step(1)
+        os.kill(game.pid, signal.SIGSTOP)
+        try:
+            assert isinstance(failure(env), RemoteTimeoutError | ConnectionLostError)
+        finally:
+            os.kill(game.pid, signal.SIGCONT)

@@ -1,0 +1,255 @@
+"""What is passed wrongly is said where it is passed; what a program does wrong its clients are told."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from bridge import RealTime, make_remote, serve_game
+from bridge.errors import ClosedError, ConcurrentUseError, RefusedError, ResetNeededError, SettingError
+from tests.game.loops import ACTION, OBSERVATION, in_thread, walking
+from tests.support import until
+
+AT_START = np.zeros(2, np.float32)
+
+
+@pytest.fixture
+def game():
+    """A game in its first round."""
+    with serve_game(OBSERVATION, ACTION) as made:
+        made.exchange(AT_START)
+        assert made.begins
+        made.exchange(AT_START)
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("passed", "text"),
+    [
+        ({"observation": np.zeros(3)}, r"shape \(2,\) and dtype float32, got \(3,\)"),
+        ({"observation": "left"}, "expected observation in Box"),
+        ({"observation": None}, "expected observation"),
+        ({"observation": np.zeros(2, np.complex64)}, "its dtype is complex64"),
+        ({"reward": "much"}, "reward to be a number"),
+        ({"reward": np.zeros(2)}, "reward to be a number"),
+        ({"info": [1]}, "info to be a dict"),
+        ({"frame": np.zeros((4, 4), np.uint8)}, r"uint8 \(height, width, 3\)"),
+        ({"frame": np.zeros((4, 4, 3))}, "got float64"),
+        ({"wait": True}, "wait=False in each call"),
+    ],
+)
+def test_what_is_no_element_is_refused_and_nothing_has_changed(game, passed, text):
+    with pytest.raises(SettingError, match=text):
+        game.exchange(**{"observation": AT_START, **passed})
+    assert game.exchange(AT_START) == 0
+    assert not game.begins
+
+
+@pytest.mark.parametrize(
+    ("space", "given", "wrong"),
+    [
+        (spaces.Discrete(3), 2, 3),
+        (spaces.Box(0, 255, (2, 2, 3), np.uint8), [[[0] * 3] * 2] * 2, [[[0.5] * 3] * 2] * 2),
+        (spaces.Dict(a=spaces.Box(-1, 1, (1,)), b=spaces.Discrete(2)), {"a": [0.5], "b": 1}, {"a": [0.5]}),
+        (spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (2,))]), (1, [0, 1]), (1, [0, 1, 2])),
+        (spaces.Text(3), "abc", "abcd"),
+    ],
+)
+def test_every_space_takes_its_elements_alone(space, given, wrong):
+    with serve_game(space, ACTION) as game:
+        with pytest.raises(SettingError):
+            game.exchange(wrong)
+        assert game.exchange(given) is None
+
+
+def test_what_is_passed_is_copied(game):
+    seen, info = np.ones(2, np.float32), {"items": [1]}
+    found = []
+    with in_thread(lambda: found.append(make_remote(game.url, role="spectator"))):
+        until(lambda: found or (game.exchange(AT_START), False)[1])
+    env, told = found[0], []
+    with in_thread(lambda: told.append(env.reset())):
+        until(lambda: told or (game.exchange(AT_START), False)[1])
+    game.exchange(seen, info=info)
+    seen[:] = 7
+    info["items"].append(2)
+    until(lambda: (told.append(env.step(0)), told[-1][4].get("items"))[1])
+    np.testing.assert_array_equal(told[-1][0], [1, 1])
+    assert told[-1][4]["items"] == [1]
+    env.close()
+
+
+def test_a_second_thread_is_refused(game):
+    problems = []
+
+    def call():
+        try:
+            game.exchange(AT_START)
+        except ConcurrentUseError as error:
+            problems.append(error)
+
+    with in_thread(call):
+        pass
+    assert "two threads" in str(problems[0])
+    assert game.exchange(AT_START) == 0
+
+
+def test_a_round_ends_once(game):
+    assert game.exchange(AT_START, terminated=True) is None
+    with pytest.raises(SettingError, match="passed twice"):
+        game.exchange(AT_START, terminated=True)  # without a look at `begins`
+    assert game.begins
+    with pytest.raises(SettingError, match="passed twice"):
+        game.exchange(AT_START, truncated=True)  # it would be the first observation of the next round
+    assert game.exchange(AT_START) == 0
+
+
+def test_a_program_that_ignores_a_round_is_told_to_its_clients():
+    with serve_game(OBSERVATION, ACTION, standstill=0.2) as game:
+        game.exchange(AT_START)
+        assert game.begins
+        errors = []
+
+        def join():
+            env = make_remote(game.url)
+            try:
+                env.reset(seed=1)
+            except RefusedError as error:
+                errors.append(error)
+            env.close()
+
+        with in_thread(join) as thread:
+            until(lambda: (game.exchange(np.ones(2, np.float32)), not thread.is_alive())[1])
+        assert "has not read game.begins" in str(errors[0])
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_agents_hear_that_a_game_stands_still_and_play_on_when_it_goes_on(wait):
+    goes, over = threading.Event(), threading.Event()
+    goes.set()
+
+    def loop(game):
+        with contextlib.suppress(ClosedError):
+            while not over.is_set():
+                game.exchange(AT_START, wait=wait)
+                assert game.begins in (True, False)
+                goes.wait(20)
+                over.wait(0.0 if wait else 0.005)
+
+    with serve_game(OBSERVATION, ACTION, standstill=0.2) as game, in_thread(lambda: loop(game)):
+        env = make_remote(game.url)
+        try:
+            env.reset()
+            goes.clear()
+            until(lambda: "the game stands still" in refusal(env))
+            goes.set()
+            until(lambda: not refusal(env))
+        finally:
+            over.set()
+            goes.set()
+            game.close()
+            env.close()
+
+
+def refusal(env):
+    """Step, after a reset where the client needs one; return why that is refused, or an empty text."""
+    try:
+        try:
+            env.step(1)
+        except ResetNeededError:
+            env.reset()
+    except RefusedError as error:
+        return str(error)
+    return ""
+
+
+def test_after_close_a_call_says_so_and_so_does_one_that_waits():
+    game = serve_game(OBSERVATION, ACTION)
+    game.exchange(AT_START)
+    game.close()
+    game.close()
+    with pytest.raises(ClosedError, match="this game was closed"):
+        game.exchange(AT_START)
+    with walking(True) as walk:  # waits for somebody
+        until(lambda: not walk.taken)
+        walk.game.close()
+        with pytest.raises(ClosedError):
+            walk.game.exchange(AT_START, wait=True)
+
+
+def test_a_server_that_stops_ends_the_game():
+    game = serve_game(OBSERVATION, ACTION)
+    game.server.stop()
+    with pytest.raises(ClosedError):
+        game.exchange(AT_START)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_an_exception_of_the_loop_ends_the_episode_with_its_text(wait):
+    errors, ready, fails = [], threading.Event(), threading.Event()
+    games = []
+
+    def program():
+        try:
+            with serve_game(OBSERVATION, ACTION) as game:
+                games.append(game)
+                ready.set()
+                while True:
+                    game.exchange(AT_START, wait=wait)
+                    if not game.begins and fails.is_set():
+                        raise ValueError("the dragon has escaped")
+        except ValueError as error:
+            errors.append(error)
+
+    with in_thread(program):
+        ready.wait(10)
+        env = make_remote(games[0].url)
+        env.reset()
+        fails.set()
+        found = []
+        until(lambda: (found.append(refusal(env)), found[-1])[1])
+        assert "the dragon has escaped" in found[-1]
+        env.close()
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"action_space": None},
+        {"observation_space": 3},
+        {"default_action": 9},
+        {"timeout": 0},
+        {"standstill": None},
+        {"standstill": -1},
+        {"fps": 30},
+        {"env_kwargs": {}},
+        {"isolation": "process"},
+        {"states": None},
+        {"agents": "random"},
+        {"dial_name": "x"},
+        {"realtime": RealTime(clock=object())},
+        {"observation_space": {}},
+        {"observation_space": {"red": OBSERVATION}, "action_space": None},
+        {"observation_space": {"red": (OBSERVATION, ACTION)}},
+        {"observation_space": {"red": (OBSERVATION, ACTION)}, "action_space": None, "default_action": {"blue": 0}},
+    ],
+)
+def test_what_cannot_be_served_is_refused_at_once(keywords):
+    given = {"observation_space": OBSERVATION, "action_space": ACTION, **keywords}
+    with pytest.raises(SettingError):
+        serve_game(**given)
+
+
+def test_a_space_that_does_not_travel_is_refused_at_once():
+    class Own(gymnasium.Space):
+        def __init__(self):
+            super().__init__((1,), np.float32)
+
+    with pytest.raises(SettingError, match="does not travel"):
+        serve_game(Own(), ACTION)

@@ -1,0 +1,168 @@
+"""A game of several agents, which join and leave while it runs."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from bridge import make_remote, serve_game
+from bridge.errors import ClosedError, Code, RefusedError, SettingError
+from tests.game.loops import ACTION, OBSERVATION
+from tests.support import until
+
+SPACES = {"red": (OBSERVATION, ACTION), "blue": (OBSERVATION, ACTION)}
+
+
+class Duel:
+    """Each agent walks by itself; blue's round ends after `blue` frames, red's after `red`."""
+
+    def __init__(self, game, wait, red, blue):
+        self.game, self.wait, self.lengths = game, wait, {"red": red, "blue": blue}
+        self.taken, self.begun, self.over = [], [], threading.Event()
+        self.thread = threading.Thread(target=self.run)
+
+    def run(self):
+        position, frame, actions, alive = dict.fromkeys(SPACES, 0), 0, {}, set(SPACES)
+        try:
+            while not self.over.is_set():
+                seen = {name: np.array([frame, position[name]], np.float32) for name in SPACES if name in alive}
+                ends = {name: frame >= self.lengths[name] for name in alive}
+                rewards = {name: float(actions.get(name, 0)) for name in alive}
+                actions = self.game.exchange(seen, rewards, terminated=ends, wait=self.wait)
+                if self.game.begins:
+                    self.begun.append(self.game.seed)
+                    position, frame, actions, alive = dict.fromkeys(SPACES, 0), 0, {}, set(SPACES)
+                    continue
+                self.taken.append(actions)
+                alive -= {name for name, end in ends.items() if end}
+                position = {name: position[name] + int(actions.get(name, 0)) for name in SPACES}
+                frame += 1
+                if not self.wait:
+                    self.over.wait(0.003)
+        except ClosedError:
+            pass
+
+
+@contextmanager
+def duel(wait, red=10**6, blue=10**6, **keywords):
+    with serve_game(SPACES, **keywords) as game:
+        made = Duel(game, wait, red, blue)
+        made.thread.start()
+        try:
+            yield made
+        finally:
+            made.over.set()
+            game.close()
+            made.thread.join(20)
+
+
+def test_agents_join_by_name_and_leave_while_it_runs():
+    with duel(False, default_action={"blue": 4}) as game:
+        red = make_remote(game.game.url, agent="red")
+        red.reset(seed=1)
+        red.step(2)
+        until(lambda: {"red": 2, "blue": 4} in game.taken)
+        blue = make_remote(game.game.url, agent="blue")
+        blue.reset()
+        blue.step(3)
+        until(lambda: {"red": 2, "blue": 3} in game.taken)
+        with pytest.raises(RefusedError) as refused:
+            make_remote(game.game.url, agent="blue")
+        assert refused.value.code == Code.RESOURCE_EXHAUSTED
+        red.close()
+        until(lambda: game.taken[-1] == {"red": 0, "blue": 3})
+        blue.close()
+
+
+def test_a_reset_counts_once_the_other_agents_have_ended_or_sent_one_too():
+    with duel(False) as game:
+        red, blue = (make_remote(game.game.url, agent=name, timeout=20) for name in SPACES)
+        red.reset(seed=1)
+        blue.reset()
+        rounds = len(game.begun)
+        thread = threading.Thread(target=lambda: red.reset(seed=2))
+        thread.start()
+        for _ in range(20):
+            blue.step(1)
+        assert len(game.begun) == rounds, "blue plays on"
+        blue.reset()
+        thread.join(20)
+        assert game.begun[rounds:] == [2]
+        red.close()
+        blue.close()
+
+
+def test_an_agent_that_has_ended_gets_no_actions_until_the_round_is_over():
+    with duel(False, red=30, blue=10) as game:
+        until(lambda: len(game.begun) > 1)
+        assert {"red": 0} in game.taken
+        assert {"red": 0, "blue": 0} in game.taken
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_each_is_told_its_own_rewards_and_its_own_end(wait):
+    with duel(wait, red=8, blue=4, timeout=20) as game:
+        red, blue = (make_remote(game.game.url, agent=name, timeout=20) for name in SPACES)
+        sums = {}
+
+        def play(name, env, action):
+            env.reset(seed=5 if name == "red" else None)
+            total, ended = 0.0, False
+            while not ended:
+                seen, reward, ended, *_ = env.step(action)
+                total += reward
+            sums[name] = (total, float(seen[1]), float(seen[0]))
+
+        threads = [threading.Thread(target=play, args=of) for of in (("red", red, 1), ("blue", blue, 2))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        for name, length in (("red", 8), ("blue", 4)):
+            total, position, frame = sums[name]
+            assert frame == length
+            if wait:
+                assert total == position
+        assert 5 in game.begun
+        red.close()
+        blue.close()
+
+
+def test_a_policy_plays_whom_no_client_plays():
+    with duel(False, agents={"blue": lambda seen: 3}) as game:
+        red = make_remote(game.game.url, agent="red")
+        red.reset()
+        red.step(1)
+        until(lambda: {"red": 1, "blue": 3} in game.taken)
+        red.close()
+
+
+@pytest.mark.parametrize(
+    ("observation", "passed"),
+    [
+        ({"green": np.zeros(2)}, {}),
+        (np.zeros(2), {}),
+        ({"red": np.zeros(2)}, {"reward": {"green": 1.0}}),
+        ({"red": np.zeros(2)}, {"terminated": {"green": True}}),
+        ({"red": np.zeros(2)}, {"info": {"green": {}}}),
+        ({"red": np.zeros(3)}, {}),
+    ],
+)
+def test_an_unknown_name_is_refused_where_it_is_passed(observation, passed):
+    with serve_game(SPACES) as game, pytest.raises(SettingError):
+        game.exchange(observation, **passed)
+
+
+def test_an_agent_ends_once_in_a_round():
+    with serve_game(SPACES) as game:
+        both = {name: np.zeros(2) for name in SPACES}
+        game.exchange(both)
+        assert game.begins
+        game.exchange(both)
+        game.exchange(both, terminated={"red": True})
+        with pytest.raises(SettingError, match="red is over already"):
+            game.exchange(both, terminated={"red": True})
+        assert game.exchange(both, truncated={"blue": True}) is None
