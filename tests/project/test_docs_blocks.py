@@ -238,9 +238,10 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Block(HERE, serves=True),
         Block(LOCAL, block_of("realtime.md", 0), after=RESET),
         Block(after="env.reset()\nenv.close()\nserver.stop()\n"),
+        Block({"port=50051": "port=0"}),
         Block(),
         Block(HERE, serves=True),
-        Block(LOCAL, block_of("realtime.md", 4)),
+        Block(LOCAL, block_of("realtime.md", 5)),
     ],
     "recordings.md": [
         Block(HERE, serves=True),
