@@ -9,7 +9,7 @@ import {startInput} from "./input.js";
 import {displayName} from "./match.js";
 import {greet, startInvitations} from "./invite.js";
 import {play, stop, takeOver} from "./playing.js";
-import {firstWorld, state, want, worldOf} from "./state.js";
+import {firstWorld, learn, state, want, worldOf} from "./state.js";
 import {match, recordings} from "./views.js";
 import {watch} from "./watching.js";
 import {askForToken, say, tell} from "./words.js";
@@ -24,7 +24,7 @@ async function ask(stream) {
   const late = setTimeout(() => say("", "the server does not answer"), PATIENCE);
   const lost = setTimeout(() => stream.close(new Refused(UNAVAILABLE, "the connection was lost")), SILENCE);
   try {
-    state.server = JSON.parse(await stream.property("server.web"));
+    learn(JSON.parse(await stream.property("server.web")));
   } finally {
     clearTimeout(late);
     clearTimeout(lost);

@@ -7,7 +7,7 @@ import {note} from "./figures.js";
 import {recall} from "./input.js";
 import {Keyboard} from "./keys.js";
 import {drawsNothing, lacksJpeg, Observations} from "./observations.js";
-import {kindOf, seatKey, serverOf, state, want, worldOf} from "./state.js";
+import {kindOf, learn, seatKey, serverOf, state, want, worldOf} from "./state.js";
 import {match} from "./views.js";
 import {clear, show} from "./watching.js";
 import {request, tensor, textTensor, values} from "./wire.js";
@@ -25,6 +25,7 @@ const SOON = 15; // seconds before a seat is given back at which the page begins
 // In a turn-based world: milliseconds after which a key that stays down repeats, the rate, and how many presses wait.
 const REPEAT_AFTER = 500;
 const REPEATS = 4;
+const KNOWN_WITHIN = 30_000; // milliseconds in which the server says that a seat which was given back is free
 const QUIET = 5000; // milliseconds from one end of an episode that is read aloud to the next
 const OTHERS_TURN = 300; // milliseconds for which a person sees the own move before the next one
 
@@ -141,7 +142,7 @@ export async function play(chosen) {
       seat = await stream.property("world.agent");
       await refresh(stream);
     }
-    state.joining = null;
+    state.joining = state.gaveBack = null;
     state.playing = {stream, keyboard, own, name, title: env || home.title, seat, inMatch: Boolean(home.match), changed: null, wake: () => {}};
     if (own && keyboard.needsKey) state.playing.presses = [];
     recall(keyboard);
@@ -275,12 +276,12 @@ export function stop() {
   }
 }
 
-// Show a seat that was given back as free, before the server says so: who presses Play at once plays, and does not take
-// over from nobody.
+// Show a seat that was given back as free, before the server says so.
 function free(world, seat) {
-  const seats = world?.seats ?? {};
-  const given = seat || Object.keys(seats)[0];
-  if (given in seats) seats[given] = false;
+  const given = seat || Object.keys(world?.seats ?? {})[0];
+  if (!world || given === undefined) return;
+  state.gaveBack = {world: world.name, seat: given, player: `person:${myName()}`, until: performance.now() + KNOWN_WITHIN};
+  learn(state.server);
 }
 
 export function stopped() {

@@ -37,6 +37,8 @@ export const state = {
   joining: null, // the Stream that has asked for a seat
   playing: null, // the seat of the person: {stream, keyboard, own, title, name, …}
   wanted: storedSeat(), // {world, seat, takesOver}: taken again after a lost connection or a reload; null: nothing
+  /** @type {{world: string, seat: string, player: string, until: number} | null} */
+  gaveBack: null, // the seat that the person gave back last, while the server may still say that the person has it
   comingBackUntil: 0, // while somebody comes back, a seat that is taken may still be the own one
   frames: {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []},
   trip: 0, // milliseconds of the last round trip that waited for no world
@@ -45,6 +47,17 @@ export const state = {
   returns: [], // of the episodes that ended while the page looked on
   episodes: 0, // how many had ended when the last of them was noted
 };
+
+// Take what the server says of its worlds.
+export function learn(server) {
+  state.server = server;
+  if (!state.gaveBack) return;
+  // An answer may be older than the end of the person's stream: who presses Play at once plays, and takes over from nobody.
+  const {world, seat, player, until} = state.gaveBack;
+  const {seats = {}, players = {}} = worldOf(world) ?? {};
+  if (performance.now() > until || (seats[seat] && players[seat] !== player)) state.gaveBack = null;
+  else if (seats[seat]) seats[seat] = false;
+}
 
 // Remember through a lost connection and a reload which seat the person has; null: none any more.
 export function want(seat) {

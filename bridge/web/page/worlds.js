@@ -2,12 +2,12 @@
 
 import {$} from "./dom.js";
 import {draw} from "./draw.js";
-import {firstWorld, serverOf, state, worldOf} from "./state.js";
+import {firstWorld, learn, serverOf, state, worldOf} from "./state.js";
 import {watch} from "./watching.js";
 
 // Ask at once, after something was done.
 export async function refresh(stream) {
-  if (stream) state.server = JSON.parse(await stream.property("server.web"));
+  if (stream) learn(JSON.parse(await stream.property("server.web")));
   draw();
 }
 
