@@ -97,9 +97,8 @@ def _run(arguments: argparse.Namespace, url: str, credentials: ClientCredentials
         lambda: _before_joining(url, timeout, credentials, keys), arguments.wait_for_server
     )
     request = WorldRequest.of(url)
-    print(request.address.url)
     with _reading(url):
-        _print_server(properties, version, environments)
+        _print_server(request.address.url, properties, version, environments)
     named = request.env_id or request.address.world is not None or "env_id" in dict(request.address.settings)
     if len(environments) > 1 and not named:
         name = f"bridge info {shlex.quote(naming_url(request.address.url, environments[0]))}"
@@ -140,13 +139,13 @@ def _reading(url: str) -> Iterator[None]:
         raise PeerError(shown_url(url), f"what it says of its world cannot be read: {error}") from error
 
 
-def _print_server(properties: Properties, version: str | None, environments: Sequence[str]) -> None:
+def _print_server(url: str, properties: Properties, version: str | None, environments: Sequence[str]) -> None:
     """Print what a server is, and what it serves."""
     if version is None:
-        _row("server", "not a Gymnasium Bridge server; it speaks dm_env_rpc")
+        say(f"{url}: not a Gymnasium Bridge server; it speaks dm_env_rpc")
         return
     same = "as this client" if version == __version__ else f"this client: {__version__}"
-    _row("server", f"gymnasium-bridge {version} ({same})")
+    say(f"{url}: gymnasium-bridge {version} ({same})")
     overview = _overview(properties)
     pace = "in lock-step: it waits for each action"
     if overview.get("realtime"):

@@ -64,8 +64,8 @@ def test_info_says_in_a_few_lines_what_is_served_and_its_last_line_but_one_conne
     with serve_gym("CartPole-v1", limits=Limits(max_worlds=7)) as server:
         assert main(["info", server.url]) == 0
         lines = capsys.readouterr().out.splitlines()
-        assert len(lines) <= 10
-        assert "0 now, at most 7" in lines[3]
+        assert len(lines) <= 9
+        assert "0 now, at most 7" in lines[2]
         code = lines[-2].removeprefix("  connect").strip()
         with paste(code.split("; ")) as env:
             env.reset()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import re
 import signal
 import socket
@@ -9,9 +11,14 @@ from pathlib import Path
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
+    """Return a port that nobody listens on.
+
+    Not one that the system would give to the next who asks for any: tests beside this one ask for some all the time.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def waits_for_sigterm(pid: int) -> bool:
