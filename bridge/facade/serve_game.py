@@ -90,7 +90,7 @@ def serve_game(
         The game: `exchange`, `begins`, `seed`, `options`, `url`, `close()`, or a `with` block.
 
     Raises:
-        SettingError: A space does not travel, a keyword is out of its range, the port is in use.
+        SettingError: A space cannot be sent to clients, a keyword is out of its range, the port is in use.
     """
     with feature("game", "serve_game()"):
         from bridge.game.environment import described
@@ -98,16 +98,20 @@ def serve_game(
         from bridge.game.handover import Handover
         from bridge.game.source import GameSource
     if wrong := [key for key in _OF_ENVIRONMENTS if key in keywords]:
-        raise SettingError(f"{', '.join(wrong)}: of servers that step environments; a game has its own loop, leave out")
+        raise SettingError(
+            f"serve_game() takes no {', '.join(wrong)}: it makes and steps no environment, a game has a loop of its own"
+        )
     if dial is None and (dial_ca is not None or dial_name is not None):
-        raise SettingError("dial_ca and dial_name are for a game that dials: give dial= too")
+        raise SettingError("expected dial= beside dial_ca and dial_name, which say how it dials, got none")
     _check_seconds("timeout", timeout)
     _check_seconds("standstill", standstill)
     several = isinstance(observation_space, Mapping) and not isinstance(observation_space, Space)
     given: Any = observation_space if several else {ONE: (observation_space, action_space)}
     _check_spaces(given, several, action_space)
     if agents is not None and not several:
-        raise SettingError("agents are policies for several agents: give the spaces as a dict by their names")
+        raise SettingError(
+            "agents= are policies for several agents: expected the spaces as a dict by their names, got two spaces"
+        )
     defaults = _defaults(given, several, default_action)
     options = dataclasses.replace(ServerOptions(**keywords), states=False)
     if options.record is not None:
@@ -164,9 +168,10 @@ def _check_seconds(name: str, seconds: Any) -> None:
 
 
 def _check_spaces(given: Mapping[Any, Any], several: bool, action_space: Any) -> None:
-    """Raise SettingError where something is no space, or one that does not travel."""
+    """Raise SettingError where something is no space, or one that cannot be sent."""
     if several and (action_space is not None or not given):
-        raise SettingError('expected {"NAME": (observation_space, action_space), …} alone, or two spaces')
+        text = 'expected an observation and an action space, or {"NAME": (observation_space, action_space), …} alone'
+        raise SettingError(f"{text}, got {given!r:.80} and {action_space!r:.80}")
     for name, pair in given.items():
         if not isinstance(name, str) or not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise SettingError(f"expected a pair of spaces by the name of each agent, got {name!r}: {pair!r:.80}")
@@ -177,7 +182,7 @@ def _check_spaces(given: Mapping[Any, Any], several: bool, action_space: Any) ->
                 Layout(space, part)
                 space_to_json(space)
             except (TensorError, UnsupportedSpaceError) as error:
-                raise SettingError(f"the {part} space of {name!r} does not travel: {error}") from error
+                raise SettingError(f"the {part} space of {name!r} cannot be sent to clients: {error}") from error
 
 
 def _defaults(given: Mapping[str, Any], several: bool, default_action: Any) -> dict[str, Any]:

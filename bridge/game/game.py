@@ -283,7 +283,9 @@ def _copied(what: str, space: Space[Any], given: Any) -> Any:
             copy = np.array(array, space.dtype)
         except (TypeError, ValueError) as error:
             raise SettingError(f"expected {what} in {space}, got {given!r:.80}: {error}") from None
-        fits = np.can_cast(array.dtype, copy.dtype, "same_kind") or np.array_equal(copy, array)
+        # Floats may lose digits. Integers that do not fit would become other numbers.
+        casting: Any = "same_kind" if copy.dtype.kind == "f" else "safe"
+        fits = np.can_cast(array.dtype, copy.dtype, casting) or np.array_equal(copy, array)
         if copy.shape != space.shape or not fits:
             raise SettingError(
                 f"expected {what} of shape {space.shape} and dtype {space.dtype}, got {array.shape} and {array.dtype}"

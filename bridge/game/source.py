@@ -80,9 +80,10 @@ class GameSource:
         return self._handover.rate(self._options.fps) if self.waits is False else None
 
     def called(self, waits: bool) -> None:
-        """Note the first call of the program, or its end; by its thread."""
-        self.waits = waits
-        if (runtime := self._runtime) is not None:
+        """Note a call of the program, by its thread."""
+        # Each wake-up of the server takes the program time: the first call alone has somebody who waits for it.
+        first, self.waits = self.waits is None, waits
+        if first and (runtime := self._runtime) is not None:
             runtime.scheduler.call_soon_threadsafe(lambda: self._first.set_result(None))
 
     async def prepare(self, runtime: Runtime) -> object:

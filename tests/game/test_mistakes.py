@@ -54,6 +54,8 @@ def test_what_is_no_element_is_refused_and_nothing_has_changed(game, passed, tex
     ("space", "given", "wrong"),
     [
         (spaces.Discrete(3), 2, 3),
+        (spaces.Box(-128, 127, (1,), np.int8), [100], [300]),
+        (spaces.Box(-9, 9, (2,), np.int16), np.array([1, 2], np.int64), np.array([1, 70_000], np.int64)),
         (spaces.Box(0, 255, (2, 2, 3), np.uint8), [[[0] * 3] * 2] * 2, [[[0.5] * 3] * 2] * 2),
         (spaces.Dict(a=spaces.Box(-1, 1, (1,)), b=spaces.Discrete(2)), {"a": [0.5], "b": 1}, {"a": [0.5]}),
         (spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (2,))]), (1, [0, 1]), (1, [0, 1, 2])),
@@ -251,5 +253,5 @@ def test_a_space_that_does_not_travel_is_refused_at_once():
         def __init__(self):
             super().__init__((1,), np.float32)
 
-    with pytest.raises(SettingError, match="does not travel"):
+    with pytest.raises(SettingError, match="cannot be sent to clients"):
         serve_game(Own(), ACTION)
