@@ -27,7 +27,6 @@ import re
 import sys
 import types
 import uuid
-import zlib
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -37,6 +36,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from bridge.states.digest import digest_of, fields_of, held_by, is_trusted, module_of, objects_in, slots_of
+from bridge.states.generators import bits_of_reset, seed_sequence
 from bridge.states.kinds import OwnWay, draws, own_way
 from bridge.states.scan import shared_by
 
@@ -45,7 +45,6 @@ __all__ = [
     "EnvSnapshot",
     "Fields",
     "copied",
-    "generators_of",
     "has_cells",
     "is_pure",
     "layers_of",
@@ -200,7 +199,7 @@ def restore(snapshot: EnvSnapshot, env: Any, *more: Any, seed: int | None = None
         raise CannotCopyError(f"the state is of {theirs}, this environment is {mine}")
     if shared_by(snapshot.classes).digest() != snapshot.digest:
         raise CannotCopyError("what its class or its module holds has changed since, which all environments share")
-    copier = _Restorer(layers, seed, snapshot.shared)
+    copier = _Restorer(layers, seed, snapshot.shared, bits_of_reset(layers, snapshot.fields))
     fields = [
         {name: copier.field(value, (str(index), name)) for name, value in own.items()}
         for index, own in enumerate(snapshot.fields)
@@ -340,23 +339,6 @@ def _set_field(layer: Any, name: str, value: Any) -> None:
         layer.__dict__[name] = value
     else:
         object.__setattr__(layer, name, value)
-
-
-def generators_of(env: Any) -> list[Any]:
-    """Return the generators of an environment in a fixed order, each once: of NumPy's the bits that they draw from."""
-    found: dict[int, Any] = {}
-    for layer in reversed(layers_of(env)):
-        # That of `gymnasium.Env` is the one that a reset seeds.
-        first: Any = getattr(layer, "__dict__", {}).get("_np_random")
-        if isinstance(first, np.random.Generator):
-            found.setdefault(id(first.bit_generator), first.bit_generator)
-    for layer in layers_of(env):
-        for value in objects_in(item for _, item in fields_of(layer)).values():
-            if isinstance(value, np.random.Generator):
-                found.setdefault(id(value.bit_generator), value.bit_generator)
-            elif isinstance(value, (np.random.RandomState, random.Random, np.random.BitGenerator)):
-                found.setdefault(id(value), value)
-    return list(found.values())
 
 
 def _titles(kinds: Any) -> str:
@@ -669,15 +651,14 @@ class _Restorer(_Copier):
         layers: The living layers.
         seed: Seeds the generators; None: they go on.
         shared: As of `_Copier`.
+        own: The bits, in the snapshot, of the generator that a reset seeds; None: there is none.
     """
 
-    def __init__(self, layers: Sequence[Any], seed: int | None, shared: Mapping[int, Any]) -> None:
+    def __init__(self, layers: Sequence[Any], seed: int | None, shared: Mapping[int, Any], own: Any = None) -> None:
         super().__init__(layers, shared)
         self._seed = seed
+        self._own = own
         self._living_fields: dict[int, dict[str, Any]] = {}
-        base = next((at for at, layer in enumerate(layers) if not isinstance(layer, gymnasium.Wrapper)), 0)
-        self._first = (str(base), "_np_random")
-        """Where the generator is that a reset seeds."""
         self.puts: list[tuple[Callable[[Any, int | None], None], Any]] = []
 
     def field(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -739,10 +720,7 @@ class _Restorer(_Copier):
         if isinstance(value, np.random.Generator):
             # Those that share their bits go on sharing them.
             return self._keep(value, np.random.Generator(self.copy(value.bit_generator, path)))
-        # The environment's own gets what a reset with this seed gives it. The seeds of others come of their places, and
-        # not of their number: a space makes a generator when somebody asks for it, such as a vector environment.
-        own = () if path == self._first else (zlib.crc32("\0".join(path).encode()),)
-        sequence = np.random.SeedSequence([self._seed, *own] if own else self._seed)
+        sequence = seed_sequence(self._seed, None if value is self._own else path)
         if isinstance(value, np.random.BitGenerator):
             return self._keep(value, type(value)(sequence))
         if isinstance(value, np.random.RandomState):

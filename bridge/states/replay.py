@@ -18,11 +18,12 @@ import numpy as np
 
 from bridge.core.encoding import values
 from bridge.core.worlds import kinds
-from bridge.states.graph import CannotCopyError, Fields, generators_of, layers_of, put_fields, take_fields
+from bridge.states.generators import seed_generators
+from bridge.states.graph import CannotCopyError, Fields, layers_of, put_fields, take_fields
 from bridge.states.history import Event, History, Track, told
 from bridge.states.scan import shared_by
 
-__all__ = ["ReplayState", "StateReplay", "replayed", "seed_generators"]
+__all__ = ["ReplayState", "StateReplay", "replayed"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +162,7 @@ def _done(env: Any, event: Event) -> str:
     if event.kind == "step":
         return told(env.step(given))
     if event.kind == "seed":
-        seed_generators(env, given)
+        seed_generators(layers_of(env), given)
         return ""
     if event.kind == "set":
         env.set_wrapper_attr(*given)
@@ -179,19 +180,3 @@ def _done(env: Any, event: Event) -> str:
 
 def _alike(one: Any, other: Any) -> bool:
     return all(np.array_equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
-
-
-def seed_generators(env: Any, seed: int) -> None:
-    """Seed the generators of an environment where they are; the first as a reset with this seed does."""
-    for number, generator in enumerate(generators_of(env)):
-        sequence = np.random.SeedSequence(seed) if not number else np.random.SeedSequence([seed, number])
-        if isinstance(generator, random.Random):
-            generator.seed(int(sequence.generate_state(2, np.uint64)[0]))
-        elif isinstance(generator, np.random.RandomState):
-            generator.set_state(np.random.RandomState(np.random.MT19937(sequence)).get_state())
-        else:
-            bits: Any = generator
-            bits.state = type(bits)(sequence).state
-    for layer in layers_of(env):
-        if "_np_random_seed" in getattr(layer, "__dict__", {}):
-            layer.__dict__["_np_random_seed"] = seed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.states.graph import CannotCopyError, restore, take
-from bridge.states.replay import seed_generators
+from bridge.states.generators import seed_generators
+from bridge.states.graph import CannotCopyError, layers_of, restore, take
 
 __all__ = ["reseed"]
 
@@ -20,6 +20,6 @@ def reseed(env: Any, seed: int) -> None:
     try:
         snapshot, _ = take(env)
     except CannotCopyError:
-        seed_generators(env, seed)
+        seed_generators(layers_of(env), seed)
     else:
         restore(snapshot, env, seed=seed)

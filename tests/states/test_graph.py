@@ -134,3 +134,22 @@ def test_the_generators_of_a_branch_are_those_of_a_reset_with_its_seed() -> None
     restore(snapshot, env, seed=7)
     assert env.np_random_seed == 7
     assert env.np_random.normal() == np.random.default_rng(7).normal()
+
+
+class Aliased(Walk):
+    """Knows its generator by another name, too, and by that one first."""
+
+    def make(self) -> None:
+        self.rng: np.random.Generator | None = None
+
+    def begin(self) -> None:
+        self.rng = self.np_random
+
+
+def test_the_generator_of_a_reset_may_have_another_name_too() -> None:
+    env = Aliased()
+    env.reset(seed=0)
+    snapshot, _ = take(env)
+    restore(snapshot, env, seed=7)
+    assert env.rng is env.np_random
+    assert env.np_random.normal() == np.random.default_rng(7).normal()

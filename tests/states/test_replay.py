@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import random
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 from gymnasium.wrappers import FrameStackObservation, NormalizeObservation, RecordEpisodeStatistics, TimeLimit
 
 from bridge import States, make_remote, make_vec_remote, serve_gym
@@ -128,6 +132,56 @@ def test_lanes_are_branches_of_one_lander_with_their_own_seeds() -> None:
         assert_identical([envs.step(np.full(3, 2))[0] for _ in range(20)], first)
         envs.restore_state(again[0], slots=[2])
         assert_identical([envs.step(np.full(3, 2))[0][2] for _ in range(10)], after)
+
+
+class Draws(Walk):
+    """Draws from spaces and other generators that it holds; with a lock, which is new in each episode, no copy is made.
+
+    Args:
+        locked: Whether it has a lock.
+    """
+
+    def __init__(self, locked: bool) -> None:
+        self.locked = locked
+        super().__init__()
+
+    def begin(self) -> None:
+        seeds = [int(seed) for seed in self.np_random.integers(1 << 30, size=4)]
+        self.spaces = spaces.Dict(left=spaces.Box(0, 1, ()), right=spaces.Tuple([spaces.Box(0, 1, ())]))
+        self.spaces.seed(seeds[0])
+        self.held = {"list": [np.random.default_rng(seeds[1])], "old": np.random.RandomState(seeds[2])}
+        self.python = random.Random(seeds[3])
+        self.lock = threading.Lock() if self.locked else None
+
+    def act(self, action: int) -> None:
+        drawn = self.spaces.sample()
+        self.x = np.array([drawn["left"] + drawn["right"][0], self.held["list"][0].random(), self.python.random()])
+        self.x += self.held["old"].rand()
+
+
+@pytest.mark.parametrize("lanes", [False, True])
+def test_whatever_draws_is_seeded_in_a_replayed_branch_as_in_a_copied_one(lanes: bool) -> None:
+    found = []
+    for locked in (True, False):
+        with (
+            serve_gym(functools.partial(Draws, locked)) as server,
+            closing(make_vec_remote(server.url, num_envs=3, lanes=lanes, blocking=True, states=True)) as envs,
+        ):
+            envs.reset(seed=1)
+            # Lane 0 has a generator more: its space is asked for an element by whoever samples of the vector.
+            envs.action_space.sample()
+            envs.step(np.zeros(3, np.int64))
+            (state,) = envs.save_state(slots=[0])
+            assert state.how == ("replay" if locked else "copy")
+            rows = []
+            for seed in (7, 8, 7):
+                slots = range(3) if lanes else [0]
+                envs.restore_state(state, slots=slots, seed=seed)
+                rows.append(np.array([envs.step(np.zeros(3, np.int64))[0][: len(slots)] for _ in range(5)]))
+            assert_identical(rows[0], rows[2])
+            assert len(np.unique(np.concatenate([rows[0][:, :1], rows[1][:, :1]])[..., 1])) == 10
+            found.append(rows)
+    assert_identical(found[0], found[1])
 
 
 @pytest.mark.parametrize("kind", [KeepsLock, KeepsIterator, KeepsClosure], ids=stable_id)

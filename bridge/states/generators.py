@@ -1,0 +1,118 @@
+"""The random generators of an environment, wherever it holds them, and what they are seeded with in a branch.
+
+The environment's own generator gets what a reset with the seed gives it. The seeds of others come of their places, and
+not of their number: a space makes a generator when somebody asks for it, such as a vector environment.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import types
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from bridge.states.digest import fields_of, held_by, is_trusted, module_of
+
+__all__ = ["bits_of_reset", "seed_generators", "seed_sequence"]
+
+Place = tuple[str, ...]
+"""The number of a layer, the name of its field, and the way from there."""
+_GENERATORS = (np.random.BitGenerator, np.random.RandomState, random.Random)
+
+
+def bits_of_reset(layers: Sequence[Any], fields: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the bits of the generator that a reset seeds; None: there is none yet.
+
+    Args:
+        layers: The environment and its wrappers.
+        fields: The attributes of each of them.
+    """
+    base = next((at for at, layer in enumerate(layers) if not isinstance(layer, gymnasium.Wrapper)), 0)
+    own = fields[base].get("_np_random")
+    return own.bit_generator if isinstance(own, np.random.Generator) else None
+
+
+def seed_sequence(seed: int, place: Place | None) -> np.random.SeedSequence:
+    """Return what a generator is seeded with in a branch.
+
+    Args:
+        seed: The seed of the branch.
+        place: Where the generator is; None: it is the one that a reset seeds.
+    """
+    return np.random.SeedSequence(seed if place is None else [seed, zlib.crc32("\0".join(place).encode())])
+
+
+def seed_generators(layers: Sequence[Any], seed: int) -> None:
+    """Seed the generators of an environment where they are.
+
+    Args:
+        layers: The environment and its wrappers.
+        seed: The seed of the branch.
+    """
+    fields = [dict(fields_of(layer)) for layer in layers]
+    own = bits_of_reset(layers, fields)
+    for place, generator in list(_generators_of(layers, fields)):
+        sequence = seed_sequence(seed, None if generator is own else place)
+        if isinstance(generator, random.Random):
+            generator.seed(int(sequence.generate_state(2, np.uint64)[0]))
+        elif isinstance(generator, np.random.RandomState):
+            generator.set_state(np.random.RandomState(np.random.MT19937(sequence)).get_state())
+        else:
+            bits: Any = generator
+            bits.state = type(bits)(sequence).state
+    for layer in layers:
+        if "_np_random_seed" in getattr(layer, "__dict__", {}):
+            layer.__dict__["_np_random_seed"] = seed
+
+
+def _generators_of(layers: Sequence[Any], fields: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Place, Any]]:
+    """Give each generator once, with its first place: of NumPy's the bits that they draw from.
+
+    The places, and their order, are those by which `graph` copies: a branch is the same, whether copied or replayed.
+    """
+    waiting: list[tuple[Place, Any]] = [
+        ((str(index), name), item) for index, own in enumerate(fields) for name, item in own.items()
+    ]
+    waiting.reverse()
+    seen = {id(layer): layer for layer in layers}
+    while waiting:
+        place, value = waiting.pop()
+        value = value.bit_generator if isinstance(value, np.random.Generator) else value
+        if id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, _GENERATORS):
+            yield place, value
+        else:
+            waiting.extend(((*place, *name), part) for name, part in reversed(_parts_of(value)))
+
+
+def _parts_of(value: Any) -> list[tuple[Place, Any]]:
+    """Return what a value holds that may hold a generator, by names that are the same in another environment."""
+    kind = type(value)
+    found: list[tuple[Place, Any]] = []
+    if isinstance(value, (type, types.ModuleType)):
+        return found
+    if isinstance(value, dict):
+        found = [((repr(key)[:40],), part) for key, part in dict.items(value)]
+    elif isinstance(value, (list, tuple, deque)):
+        found = [((str(number),), part) for number, part in enumerate(value)]
+    elif isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            found = [((str(place),), value[place]) for place in np.ndindex(value.shape)]
+    elif isinstance(value, types.FunctionType):
+        found = [((str(number),), part) for number, part in enumerate(held_by(value))]
+    elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+        found = [(("__self__",), value.__self__)]
+    elif isinstance(value, functools.partial):
+        found = [((), value.func), ((), value.args), ((), value.keywords)]
+    # Gymnasium's spaces have a generator each.
+    if isinstance(value, gymnasium.Space) or not is_trusted(module_of(kind)) or kind is types.SimpleNamespace:
+        found += [((name,), item) for name, item in fields_of(value)]
+    return found
