@@ -1,6 +1,6 @@
 """A pygame game with a loop of its own, catch the dot: by arrow keys at its window, by agents, and in a browser.
 
-`--help` says how. It prints its URLs, and at its end how many dots were caught, and its frames a second.
+python examples/game_loop.py --help
 """
 
 import argparse
@@ -38,7 +38,7 @@ def play_at_random(url: str, over: threading.Event) -> None:
 
 def main() -> None:
     """Run the game."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, default=0, help="where agents connect to (default: any)")
     parser.add_argument("--web", action="store_true", help="let people watch and play in a browser")
     parser.add_argument("--record", metavar="FOLDER", help="record what agents and people do")
