@@ -8,7 +8,6 @@ from typing import Any
 
 import gymnasium
 
-from bridge.core.worlds.base import environment_failure
 from bridge.core.worlds.environment import Environment, EnvironmentProxy, Result, Spaces
 from bridge.core.worlds.group import ONE
 from bridge.core.worlds.scheduling import PendingResult, Scheduler, Timer
@@ -136,12 +135,8 @@ class GameEnvironment(EnvironmentProxy):
 
     def _wake(self) -> None:
         """Let a call look for news."""
-        reason = self.handover.closed
-        if reason and self._gone is None:
-            if isinstance(reason, BaseException):
-                self._gone = environment_failure("its loop", reason)
-            else:
-                self._gone = RequestError(Code.FAILED_PRECONDITION, "the game was closed")
+        if self.handover.closed is not None and self._gone is None:
+            self._gone = self.handover.closed
             self.noticed()
         if self._pending is not None:
             self._pending.set_result(None)
@@ -167,7 +162,6 @@ class GameEnvironment(EnvironmentProxy):
         try:
             news = await self._next_news(fits)
         finally:
-            handover.ignored = 0.0
             self.times.reset.add(time.perf_counter() - began)
         self.asked = False
         if self._several:
