@@ -107,15 +107,15 @@ def serve_game(
     given: Any = observation_space if several else {ONE: (observation_space, action_space)}
     _check_spaces(given, several, action_space)
     defaults = _defaults(given, several, default_action)
-    served = _Served(given, several, name or Path(sys.argv[0]).stem or "game", timeout, standstill, agents, keywords)
-    dialed = _Dialed(dial, dial_ca, dial_name)
+    title = name or Path(sys.argv[0]).stem or "game"
+    served = _Served(given, several, title, timeout, standstill, agents, dial, dial_ca, dial_name, keywords)
     if process:
         from bridge.game.process import ServerProcess
 
-        server: Any = ServerProcess(_serve, defaults, served, dialed)
+        server: Any = ServerProcess(_serve, defaults, served)
         return Game(server, server.handover, given, several, timeout)
     handover = Handover(defaults)
-    return Game(_serve(handover, served, dialed), handover, given, several, timeout)
+    return Game(_serve(handover, served), handover, given, several, timeout)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,23 +128,13 @@ class _Served:
     timeout: float | None
     standstill: float
     agents: Any
+    dial: str | None
+    dial_ca: str | os.PathLike[str] | None
+    dial_name: str | None
     keywords: ServerKeywords
 
 
-@dataclasses.dataclass(frozen=True)
-class _Dialed:
-    """The trainer that it was told to dial."""
-
-    url: str | None
-    ca: str | os.PathLike[str] | None
-    name: str | None
-
-    def __post_init__(self) -> None:
-        if self.url is None and (self.ca is not None or self.name is not None):
-            raise SettingError("expected dial= beside dial_ca and dial_name, which say how it dials, got none")
-
-
-def _serve(handover: Handover, served: _Served, dialed: _Dialed) -> Server:
+def _serve(handover: Handover, served: _Served) -> Server:
     """Return the running server of a program, to which a hand-over leads; perhaps in a process of its own."""
     from bridge.game.environment import described
     from bridge.game.source import GameSource
@@ -154,6 +144,8 @@ def _serve(handover: Handover, served: _Served, dialed: _Dialed) -> Server:
         raise SettingError(
             f"serve_game() takes no {', '.join(wrong)}: it makes and steps no environment, a game has a loop of its own"
         )
+    if served.dial is None and (served.dial_ca is not None or served.dial_name is not None):
+        raise SettingError("expected dial= beside dial_ca and dial_name, which say how it dials, got none")
     if served.agents is not None and not several:
         raise SettingError(
             "agents= are policies for several agents: expected the spaces as a dict by their names, got two spaces"
@@ -185,11 +177,11 @@ def _serve(handover: Handover, served: _Served, dialed: _Dialed) -> Server:
     bounds = dataclasses.replace(options.bounds, idle_timeout=None, abandoned_timeout=None)
     server = options.server(source, security, bounds=bounds)
     try:
-        if dialed.url is not None:
+        if served.dial is not None:
             # As of `serve_gym`: neither the environment's token nor one made for the port.
             token = security.token if options.token or options.token_file else None
-            tls = None if dialed.ca is None else TLS(ca=dialed.ca)
-            server.dial(dialed.url, token=token, tls=tls, name=dialed.name)
+            tls = None if served.dial_ca is None else TLS(ca=served.dial_ca)
+            server.dial(served.dial, token=token, tls=tls, name=served.dial_name)
         server.attach(handover)
         server.start()
     except BaseException:

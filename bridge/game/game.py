@@ -153,7 +153,7 @@ class Game:
         return {name: actions[name] for name in news.alive} if self._several else actions[ONE]
 
     def close(self) -> None:
-        """End it: agents that are in hear that the game was closed, and the server stops. Again: nothing.
+        """End it: the episode that runs is truncated, and the server stops. Again: nothing.
 
         May be called by any thread; an `exchange` that waits in another one raises ClosedError.
         """
@@ -250,7 +250,7 @@ def _number(reward: Any) -> float:
 
 
 def _picture(given: Any) -> Any:
-    frame = np.array(given)
+    frame = np.asarray(given)  # the hand-over copies it
     if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
         text = f"expected frame as uint8 (height, width, 3), got {frame.dtype} {frame.shape}"
         raise SettingError(text)

@@ -102,6 +102,8 @@ class Handover:
         """What the program does now; None: it has not called yet."""
         self.closed: RequestError | None = None
         """What agents are answered with once there is no further exchange."""
+        self.in_order = True
+        """True if it was closed because the program has ended well."""
         self.ended = "this game was closed"
         """Why there is none, as the program is told."""
         self.rounds = 0
@@ -185,6 +187,8 @@ class Handover:
             self.began()
 
     def _add(self, news: News) -> None:
+        if news.frame is not None:
+            news.frame = news.frame.copy("K")  # in the order of its memory: other orders take ten times as long
         queued = self._news
         if not self.wakes:
             queued.clear()
@@ -255,6 +259,12 @@ class Handover:
         """True if there are news that were not read."""
         return bool(self._news)
 
+    @property
+    def missed(self) -> int:
+        """How many frames a program that waits for agents has made without them, or is about to make."""
+        with self._changed:
+            return len(self._news) + (not self.waiting and not self.closed)
+
     def rate(self, otherwise: float) -> float:
         """Return how often a second the program calls, as far as clients take it; `otherwise` where that is unknown."""
         return round(min(1.0 / self.interval, _MOST_FPS), 2) if self.interval > 0 else otherwise
@@ -275,6 +285,8 @@ class Handover:
             reason: What agents are answered with; None: that the game was closed.
         """
         with self._changed:
+            if self.closed is None:
+                self.in_order = reason is None
             self.closed = self.closed or reason or RequestError(Code.FAILED_PRECONDITION, "the game was closed")
             self._changed.notify_all()
         self.notify()

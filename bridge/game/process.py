@@ -95,6 +95,9 @@ class ServerProcess:
                 self._process.stdin.write(order)  # type: ignore[union-attr]
                 self._process.stdin.flush()  # type: ignore[union-attr]
             self._answer(_START_TIMEOUT)
+        except (ClosedError, TimeoutError) as error:
+            self.stop()
+            raise SettingError(f"process=True: the server did not start: {error}") from error
         except BaseException:
             self.stop()
             raise
@@ -184,7 +187,7 @@ class ServerProcess:
             raise TimeoutError(f"the server's process has not answered within {timeout:g} s") from None
         if answer is None:
             self._answers.put(None)  # whoever asks next is told, too
-            raise ClosedError(f"{self.handover.ended}; its output is above")
+            raise ClosedError(f"{self.handover.ended}; serve_game() makes another one")
         kind, value = answer
         if kind == "error":
             raise value
@@ -229,10 +232,8 @@ class _ProgramHandover(Handover):
 
     def close(self, reason: RequestError | None = None) -> None:
         """End it at both ends."""
-        first = self.closed is None
         super().close(reason)
-        if first and self.closed is not None:
-            self._say("close", self.closed)
+        self._say("close", reason)
 
     def free(self) -> None:
         """Give the memory back; there is no further exchange."""
@@ -268,27 +269,41 @@ class _ProgramHandover(Handover):
             self._next = self.default if number == 0 else Choice(actions, seed, options, number=number)
             self._offered = number > 0
 
+    def _add(self, news: News) -> None:
+        if self.unread or not self._has_slot:
+            super()._add(news)
+        else:
+            self._leave(news)
+
+    @property
+    def _has_slot(self) -> bool:
+        return bool(self._slots) and self._sent - _HEAD.unpack_from(_bytes_of(self._board))[0] < _SLOTS
+
     def _send(self) -> None:
-        """Leave the oldest news in a slot, with the state; and further ones, as long as slots are free."""
-        while self._slots and self._sent - _HEAD.unpack_from(_bytes_of(self._board))[0] < _SLOTS:
-            news = self.read()
-            under, taken = (self.taken, self.taken) if news is None else (news.under, news.next or self.taken)
-            state = {name: getattr(self, name) for name in _TOLD}
-            numbers = [None if choice is None else choice.number for choice in (under, taken)]
-            buffers: list[pickle.PickleBuffer] = []
-            file = io.BytesIO()
-            plain = None if news is None else dataclasses.replace(news, under=None, next=None)
-            _Pickler(file, 5, buffer_callback=buffers.append).dump((state, numbers, plain))
-            parts = [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
-            memory = self._slot(sum(part.nbytes for part in parts))
-            start = 0
-            for part in parts:
-                _bytes_of(memory)[start : start + part.nbytes] = part
-                start += part.nbytes
-            self._sent += 1
-            self._say("news", memory.name, [part.nbytes for part in parts])
-            if not self.unread:
-                return
+        """Leave the state, and the oldest news; and further ones, as long as slots are free."""
+        with self._changed:
+            while self._has_slot:
+                self._leave(self.read())
+                if not self.unread:
+                    return
+
+    def _leave(self, news: News | None) -> None:
+        """Leave news in a slot, with the state."""
+        under, taken = (self.taken, self.taken) if news is None else (news.under, news.next or self.taken)
+        state = {name: getattr(self, name) for name in _TOLD}
+        numbers = [None if choice is None else choice.number for choice in (under, taken)]
+        buffers: list[pickle.PickleBuffer] = []
+        file = io.BytesIO()
+        plain = None if news is None else dataclasses.replace(news, under=None, next=None)
+        _Pickler(file, 5, buffer_callback=buffers.append).dump((state, numbers, plain))
+        parts = [file.getbuffer(), *(buffer.raw() for buffer in buffers)]
+        memory = self._slot(sum(part.nbytes for part in parts))
+        start = 0
+        for part in parts:
+            _bytes_of(memory)[start : start + part.nbytes] = part
+            start += part.nbytes
+        self._sent += 1
+        self._say("news", memory.name, [part.nbytes for part in parts])
 
     def _slot(self, size: int) -> SharedMemory:
         index = self._sent % _SLOTS
@@ -313,10 +328,11 @@ class _Pickler(pickle.Pickler):
             or given.flags.f_contiguous
         ):
             return NotImplemented
-        order = sorted(range(given.ndim), key=lambda axis: -given.strides[axis])
-        if not (plain := given.transpose(order)).flags.c_contiguous:
-            return NotImplemented
-        return np.transpose, (plain, [order.index(axis) for axis in range(given.ndim)])
+        order = sorted(range(given.ndim), key=lambda axis: -abs(given.strides[axis]))
+        return np.transpose, (
+            np.ascontiguousarray(given.transpose(order)),
+            [order.index(axis) for axis in range(given.ndim)],
+        )
 
 
 class _ServerHandover(Handover):
@@ -422,6 +438,9 @@ def run_child() -> NoReturn:
     os.dup2(2, 1)  # what is printed must not stand between our answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the program's
     sys.setswitchinterval(SWITCH_INTERVAL)
+    if sys.platform == "linux":
+        # It does not interrupt the program, which wakes it in each frame, where they share a processor.
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     saying = threading.Lock()
 
     def say(*what: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from bridge.core.adapters.named import ActionNames
 from bridge.core.worlds.environment import Spaces
 from bridge.core.worlds.local import adopt
-from bridge.core.worlds.multi_agent.joint_steps import AllActed, MissingAgent, MultiAgentOptions
+from bridge.core.worlds.multi_agent.joint_steps import MissingAgent, MultiAgentOptions
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.scheduling import PendingResult, Runtime
@@ -124,11 +124,12 @@ class GameSource:
             from bridge.game.clock import GameClock, JointGameClock
 
             return (JointGameClock if self._several else GameClock)(self._options)
-        from bridge.game.lock_step import GameLockStep, GameTurns
+        from bridge.game.lock_step import GameLockStep, GameTurns, TogetherOrMissed
 
         if not self._several:
             return GameLockStep()
-        return GameTurns(AllActed(MultiAgentOptions(MissingAgent.DEFAULT, self._agent_timeout, self._default)))
+        options = MultiAgentOptions(MissingAgent.DEFAULT, self._agent_timeout, self._default)
+        return GameTurns(TogetherOrMissed(options))
 
     def _default(self, agent: object, observation: object, space: object) -> object:
         actions = self._handover.default.actions
