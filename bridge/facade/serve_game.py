@@ -110,9 +110,9 @@ def serve_game(
     title = name or Path(sys.argv[0]).stem or "game"
     served = _Served(given, several, title, timeout, standstill, agents, dial, dial_ca, dial_name, keywords)
     if process:
-        from bridge.game.process import ServerProcess
+        from bridge.game.process import GameProcess
 
-        server: Any = ServerProcess(_serve, defaults, served)
+        server: Any = GameProcess(_serve, defaults, served)
         return Game(server, server.handover, given, several, timeout)
     handover = Handover(defaults)
     return Game(_serve(handover, served), handover, given, several, timeout)

@@ -89,6 +89,9 @@ class Handover:
         defaults: The actions of agents that have none, by name.
     """
 
+    pause = 0.0
+    """Seconds in which news may arrive that the program has left."""
+
     def __init__(self, defaults: Mapping[str, Any]) -> None:
         self.default = Choice(defaults, number=0)
         """What is taken where nobody has acted."""
@@ -256,8 +259,13 @@ class Handover:
 
     @property
     def unread(self) -> bool:
-        """True if there are news that were not read."""
+        """True if there are news that were not read, or on their way."""
         return bool(self._news)
+
+    @property
+    def queued(self) -> int:
+        """How many news there are that were not read."""
+        return len(self._news)
 
     @property
     def missed(self) -> int:

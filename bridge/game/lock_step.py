@@ -23,7 +23,7 @@ __all__ = ["GameLockStep", "GameTurns", "TogetherOrMissed"]
 class GameLockStep(LockStep):
     """Has the program do one step with each Step of its agent."""
 
-    can_place = False
+    steps_at_once = can_place = False
 
     def bind(self, world: PacedWorld) -> None:
         """Begin with a world, whose environment is a `GameEnvironment`."""
@@ -51,12 +51,11 @@ class GameLockStep(LockStep):
         else:
             result = await env.step(action)
             missed += result[1]
-        observation, _, terminated, truncated, info = result
-        agent.take_lanes((observation, missed, terminated, truncated, info))
+        agent.observation, _, terminated, truncated, agent.info = result
+        agent.take_reward(missed)
+        agent.terminated[...], agent.truncated[...] = terminated, truncated
         agent.world.episodes += bool(terminated or truncated)
-        agent.answer = None
-        await agent.part.stepped(agent.terminated | agent.truncated)
-        return pb.RUNNING
+        return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
 
     def leave(self, agent: EnvAgent) -> None:
         """Leave the program to the next agent."""
@@ -76,7 +75,7 @@ class TogetherOrMissed(AllActed):
 
     def decide(self, turn: Turn) -> Decision:
         """Step with default actions, which the program has taken, or as `AllActed` says."""
-        if self.env.handover.unread:
+        if self.env.handover.queued:
             self.env.missed = True
             return turn.step({})
         return super().decide(turn)

@@ -40,7 +40,7 @@ from bridge.core.server.core_server import SWITCH_INTERVAL
 from bridge.errors import ClosedError, Code, RequestError, SettingError
 from bridge.game.handover import Choice, Handover, News
 
-__all__ = ["ServerProcess", "run_child"]
+__all__ = ["GameProcess", "run_child"]
 
 _CHILD = "import sys; sys.path[:] = {path!r}; from bridge.game.process import run_child; run_child()"
 _START_TIMEOUT = 120.0
@@ -50,13 +50,15 @@ _SLOTS = 4
 """Messages of the program that the server has not taken yet, at most; each has a slot."""
 _BOARD = 1 << 24
 """Bytes of the board; the system takes memory for those alone that are written."""
-_HEAD = struct.Struct("=QII")
-"""How many messages the server has taken, and the size and the checksum of the choice that follows."""
+_HEAD = struct.Struct("=QQII")
+"""How many messages the program has left, and the server has taken; the size and the checksum of the choice below."""
+_TAKEN, _CHOICE = 8, 16
+"""Where the second and the third of them are."""
 _TOLD = ("waits", "waiting", "ignored", "last", "interval", "rounds")
 """What the server's hand-over has from the program's, beside news."""
 
 
-class ServerProcess:
+class GameProcess:
     """A server in a process of its own, from the program's side. Its attributes and methods are those of the server.
 
     Args:
@@ -78,7 +80,7 @@ class ServerProcess:
             raise SettingError(f"process=True: what is served cannot be sent to another process: {error!r}") from error
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._asking, self._saying, self._stopping = threading.Lock(), threading.Lock(), threading.Lock()
-        self._ended = False
+        self._ended, self._asked = False, 0
         self._process = subprocess.Popen(
             [sys.executable, "-c", _CHILD.format(path=sys.path)],
             stdin=subprocess.PIPE,
@@ -145,7 +147,7 @@ class ServerProcess:
         os.close(null)
 
     def __repr__(self) -> str:
-        return f"ServerProcess({'stopped' if self._ended else self._process.pid})"
+        return f"GameProcess({'stopped' if self._ended else self._process.pid})"
 
     @property
     def pid(self) -> int:
@@ -177,18 +179,21 @@ class ServerProcess:
         with self._asking:
             if self._ended:
                 raise ClosedError("this game was closed; serve_game() makes another one")
-            self._say("ask", name, given, named)
+            self._asked += 1
+            self._say("ask", self._asked, name, given, named)
             return self._answer(_END_TIMEOUT + patience)
 
     def _answer(self, timeout: float) -> Any:
-        try:
-            answer = self._answers.get(timeout=timeout)
-        except queue.Empty:
-            raise TimeoutError(f"the server's process has not answered within {timeout:g} s") from None
-        if answer is None:
-            self._answers.put(None)  # whoever asks next is told, too
-            raise ClosedError(f"{self.handover.ended}; serve_game() makes another one")
-        kind, value = answer
+        number, until = -1, time.monotonic() + timeout
+        while number != self._asked:  # that of a question before came after its deadline
+            try:
+                answer = self._answers.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                raise TimeoutError(f"the server's process has not answered within {timeout:g} s") from None
+            if answer is None:
+                self._answers.put(None)  # whoever asks next is told, too
+                raise ClosedError(f"{self.handover.ended}; serve_game() makes another one")
+            kind, number, value = answer
         if kind == "error":
             raise value
         return value
@@ -206,7 +211,7 @@ class _ProgramHandover(Handover):
         self.wakes = True
         self.notify = self.began = self._send
         self._board, self._say = board, say
-        self._read_head = bytes(_HEAD.size - 8)  # nothing was chosen
+        self._read_head = bytes(_HEAD.size - _CHOICE)  # nothing was chosen
         self._slots: list[SharedMemory | None] = [None] * _SLOTS
         self._sent = 0
 
@@ -245,7 +250,7 @@ class _ProgramHandover(Handover):
 
     def _wait(self, ready: Callable[[], bool], timeout: float | None) -> None:
         def there() -> bool:
-            if self.unread:  # there was no slot for the news
+            if self.queued:  # there was no slot for the news
                 self._send()
             return ready()
 
@@ -255,12 +260,12 @@ class _ProgramHandover(Handover):
         """Take the newest choice from the board, if there is one."""
         if not self._slots:
             return
-        head = bytes(_bytes_of(self._board)[8 : _HEAD.size])
+        head = bytes(_bytes_of(self._board)[_CHOICE : _HEAD.size])
         if head == self._read_head:
             return
         size, check = struct.unpack("=II", head)
         body = bytes(_bytes_of(self._board)[_HEAD.size : _HEAD.size + size])
-        if zlib.crc32(body) != check:
+        if not size or zlib.crc32(body) != check:
             return  # it is being written; the next look will find it
         self._read_head = head
         rounds, number, actions, seed, options = pickle.loads(body)
@@ -270,21 +275,21 @@ class _ProgramHandover(Handover):
             self._offered = number > 0
 
     def _add(self, news: News) -> None:
-        if self.unread or not self._has_slot:
+        if self.queued or not self._has_slot:
             super()._add(news)
         else:
             self._leave(news)
 
     @property
     def _has_slot(self) -> bool:
-        return bool(self._slots) and self._sent - _HEAD.unpack_from(_bytes_of(self._board))[0] < _SLOTS
+        return bool(self._slots) and _on_their_way(self._board) < _SLOTS
 
     def _send(self) -> None:
         """Leave the state, and the oldest news; and further ones, as long as slots are free."""
         with self._changed:
             while self._has_slot:
                 self._leave(self.read())
-                if not self.unread:
+                if not self.queued:
                     return
 
     def _leave(self, news: News | None) -> None:
@@ -303,6 +308,7 @@ class _ProgramHandover(Handover):
             _bytes_of(memory)[start : start + part.nbytes] = part
             start += part.nbytes
         self._sent += 1
+        _write(self._board, 0, struct.pack("=Q", self._sent))
         self._say("news", memory.name, [part.nbytes for part in parts])
 
     def _slot(self, size: int) -> SharedMemory:
@@ -338,11 +344,18 @@ class _Pickler(pickle.Pickler):
 class _ServerHandover(Handover):
     """The server's end."""
 
+    pause = 0.001
+
     def __init__(self, defaults: Mapping[str, Any], board: SharedMemory, say: Callable[..., None]) -> None:
         super().__init__(defaults)
         self._board, self._say = board, say
         self._offers = {0: self.default}
         self._count = self._received = 0
+
+    @property
+    def unread(self) -> bool:
+        """True if there are news that were not read, or on their way."""
+        return super().unread or _on_their_way(self._board) > 0
 
     def offer(self, choice: Choice) -> None:
         """Have the next exchange take a choice."""
@@ -361,8 +374,10 @@ class _ServerHandover(Handover):
     def receive(self, state: Mapping[str, Any], numbers: list[int | None], news: News | None) -> None:
         """Take what the program has left."""
         with self._changed:
-            self._called(state["waits"])
+            first = self.waits is None
             vars(self).update(state)
+            if first:
+                self.began()
             before, taken = self.taken, self._numbered(numbers[1])
             if news is not None:
                 news.under, news.next = self._numbered(numbers[0]), None if self.waiting else taken
@@ -376,7 +391,7 @@ class _ServerHandover(Handover):
             if news is not None:
                 self._add(news)
             self._received += 1
-            struct.pack_into("=Q", _bytes_of(self._board), 0, self._received)
+            _write(self._board, _TAKEN, struct.pack("=Q", self._received))
             if self._offered:
                 self._tell()
 
@@ -403,8 +418,8 @@ class _ServerHandover(Handover):
         if len(body) + _HEAD.size > _BOARD:
             text = f"expected actions and options of at most {_BOARD >> 20} MB, got {len(body) >> 20}"
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
-        _bytes_of(self._board)[_HEAD.size : _HEAD.size + len(body)] = body
-        struct.pack_into("=II", _bytes_of(self._board), 8, len(body), zlib.crc32(body))
+        _write(self._board, _HEAD.size, body)
+        _write(self._board, _CHOICE, struct.pack("=II", len(body), zlib.crc32(body)))
         self._tell()
 
     def _tell(self) -> None:
@@ -417,6 +432,16 @@ class _ServerHandover(Handover):
 def _bytes_of(memory: SharedMemory) -> memoryview:
     assert memory.buf is not None, "it was not closed"
     return memory.buf
+
+
+def _write(memory: SharedMemory, at: int, data: bytes | memoryview) -> None:
+    # In one step: `pack_into` writes zeros first, which the other end might read.
+    _bytes_of(memory)[at : at + len(data)] = data
+
+
+def _on_their_way(board: SharedMemory) -> int:
+    sent, received, *_ = _HEAD.unpack_from(_bytes_of(board))
+    return int(sent - received)
 
 
 # The server's process
@@ -453,12 +478,13 @@ def run_child() -> NoReturn:
         board, serve, defaults, arguments = pickle.load(source)
         handover = _ServerHandover(defaults, _opened(board), say)
         server = serve(handover, *arguments)
-        say("answer", None)
+        say("answer", 0, None)
         _follow(source, handover, server, say)
     except EOFError:
-        pass
+        if server is not None:
+            handover.close(RequestError(Code.UNAVAILABLE, "the game's program has ended without closing the game"))
     except BaseException as error:
-        say("error", error if isinstance(error, SettingError) else SettingError(repr(error)))
+        say("error", 0, error if isinstance(error, SettingError) else SettingError(repr(error)))
         if not isinstance(error, SettingError):
             raise
     finally:
@@ -487,10 +513,10 @@ def _follow(source: Any, handover: _ServerHandover, server: Any, say: Callable[.
                 start += size
             handover.receive(*pickle.loads(parts[0], buffers=parts[1:]))
         else:
-            name, given, named = what
+            number, name, given, named = what
             try:
                 found = getattr(server, name)
                 answer = found(*given, **named) if given is not None else _Method if callable(found) else found
-                say("answer", answer)
+                say("answer", number, answer)
             except Exception as error:
-                say("error", error)
+                say("error", number, error)

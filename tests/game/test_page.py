@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from bridge import serve_game
+from bridge import make_remote, serve_game
 from bridge.errors import ClosedError
 from tests.browser import in_browser, launched, opened_in, says, shows
 from tests.game.loops import ACTION, OBSERVATION, in_thread
@@ -36,6 +36,8 @@ def test_who_watches_a_game_that_stands_still_reads_so_until_it_goes_on(frame):
         opened_in(chromium) as opened,
     ):
         try:
+            env = make_remote(game.url)
+            env.reset()
             page = opened(game.web_url)
             says(page, "#badge", "watching")
             assert page.text_content("#stall") == ""
@@ -44,6 +46,7 @@ def test_who_watches_a_game_that_stands_still_reads_so_until_it_goes_on(frame):
             assert page.is_visible("#stall")
             goes.set()
             shows(page, "() => document.getElementById('stall').textContent === ''")
+            env.close()
         finally:
             over.set()
             goes.set()

@@ -11,8 +11,10 @@ import sys
 import numpy as np
 import pytest
 
-from bridge import make_remote, serve_game
+from bridge import Recording, make_remote, serve_game
 from bridge.errors import ClosedError, ConnectionLostError, RemoteError, SettingError
+from bridge.recording.episodes import observed_rows
+from bridge.recording.reader import read_folder
 from tests.game.loops import ACTION, OBSERVATION, in_thread, walking
 from tests.support import until
 
@@ -106,7 +108,7 @@ def test_exchange_does_not_wait_for_a_server_that_does_not_run():
         env = found[0]
         os.kill(pid, signal.SIGSTOP)
         try:
-            for frame in range(200):  # it would never return
+            for frame in range(200):  # more than are on their way at once
                 game.exchange(np.array([frame, 0], np.float32), frame=np.zeros((40, 40, 3), np.uint8))
                 assert not game.begins
         finally:
@@ -117,48 +119,54 @@ def test_exchange_does_not_wait_for_a_server_that_does_not_run():
         env.close()
 
 
-@pytest.mark.parametrize("turned", [lambda of: of, lambda of: of.swapaxes(0, 1), lambda of: of[::-1]])
-def test_pictures_arrive_in_whatever_order_their_memory_is(process, turned):
-    picture = turned(np.random.default_rng(0).integers(256, size=(7, 5, 3), dtype=np.uint8))
-    with serve_game(OBSERVATION, ACTION, process=process) as game:
-        found = []
+@contextlib.contextmanager
+def played(folder, **keywords):
+    """Serve a game whose pictures are recorded, and play it from another thread; give it, and whether that is over."""
+    with serve_game(OBSERVATION, ACTION, record=Recording(folder, frames=True), **keywords) as game:
+        over = []
 
-        def watch():
-            env = make_remote(game.url, render_mode="rgb_array")
+        def play():
+            env = make_remote(game.url)
             env.reset()
-            env.step(0)
-            found.append(env.render())
+            for _ in range(3):
+                env.step(0)
             env.close()
+            over.append(True)
 
-        with in_thread(watch):
-            until(lambda: found or (game.exchange(AT_START, frame=picture), game.begins, False)[2])
-        np.testing.assert_array_equal(found[0], picture)
+        with in_thread(play):
+            yield game, over
 
 
-def test_a_picture_that_the_program_draws_over_meanwhile_is_not_changed():
+def pictures(folder):
+    """Return the pictures that were recorded of the first episode."""
+    episode = read_folder(folder).episodes()[0]
+    return [picture() for _, _, picture in observed_rows(episode, frames=True)]
+
+
+TURNED = {"rows": lambda of: of, "columns": lambda of: of.swapaxes(0, 1), "upside_down": lambda of: of[::-1]}
+
+
+@pytest.mark.parametrize("turned", TURNED)
+def test_pictures_arrive_in_whatever_order_their_memory_is(process, turned, tmp_path):
+    picture = TURNED[turned](np.random.default_rng(0).integers(256, size=(7, 5, 3), dtype=np.uint8))
+    with played(tmp_path, process=process) as (game, over):
+        until(lambda: over or (game.exchange(AT_START, frame=picture), game.begins, False)[2])
+    for seen in pictures(tmp_path):
+        np.testing.assert_array_equal(seen, picture)
+
+
+def test_a_picture_that_the_program_draws_over_meanwhile_is_not_changed(process, tmp_path):
     picture = np.zeros((30, 30, 3), np.uint8)
-    with serve_game(OBSERVATION, ACTION, process=True) as game:
-        os.kill(game.server.pid, signal.SIGSTOP)
-        try:
-            game.exchange(AT_START)
-            assert game.begins
-            for _ in range(20):  # more than are on their way at once
-                picture[:] = 7
-                game.exchange(AT_START, frame=picture)
-                picture[:] = 9
-        finally:
-            os.kill(game.server.pid, signal.SIGCONT)
-        found = []
+    with played(tmp_path, process=process) as (game, over):
 
-        def watch():
-            env = make_remote(game.url + "?world=", role="spectator", render_mode="rgb_array")
-            env.reset()
-            found.append(env.render())
-            env.close()
+        def turn():
+            picture[:] = 7
+            game.exchange(AT_START, frame=picture)
+            assert game.begins in (True, False), "read, so that rounds begin"
+            picture[:] = 9
 
-        with in_thread(watch):
-            until(lambda: found or (game.exchange(AT_START), game.begins, False)[2])
-        assert np.unique(found[0]).tolist() == [7]
+        until(lambda: over or (turn(), False)[1])
+    assert np.unique(pictures(tmp_path)).tolist() == [7]
 
 
 def test_an_observation_may_become_larger():
