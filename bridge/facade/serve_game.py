@@ -84,8 +84,9 @@ def serve_game(
             refused with DEADLINE_EXCEEDED until it goes on. More than a round takes to begin.
         agents: Of several agents, where the program does not wait: policies by agent that play while no client does, as
             `serve_parallel` has them.
-        process: True serves from a process of its own, so that what the server does takes the program's loop no time:
-            for frames that must be on time while a page, a recording or agents are busy.
+        process: True serves from a process of its own, whose Python code no frame of the program waits for. What is
+            given here is sent there pickled, and `Game.server` asks it; if it ends by itself, `exchange` raises
+            ClosedError.
         dial: Also dial a trainer that waits with `listen://`, as `serve_gym` does.
         dial_ca: The CA of the trainer's certificate, a PEM file; None: the system's.
         dial_name: The name by which the trainer knows this server; None: of machine, process and port.

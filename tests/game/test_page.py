@@ -47,6 +47,16 @@ def test_who_watches_a_game_that_stands_still_reads_so_until_it_goes_on(frame):
             goes.set()
             shows(page, "() => document.getElementById('stall').textContent === ''")
             env.close()
+            # Who plays keeps the place meanwhile.
+            says(page, "#play", "Play")
+            page.click("#play")
+            says(page, "#badge", "playing")
+            goes.clear()
+            says(page, "#stall", "The game stands still")
+            goes.set()
+            shows(page, "() => document.getElementById('stall').textContent === ''")
+            says(page, "#badge", "playing")
+            assert page.is_hidden("#problem")
         finally:
             over.set()
             goes.set()

@@ -94,7 +94,7 @@ async function observe(name, stream) {
     if (state.watching !== stream) return;
     const seen = new Observations(joined, $("canvas"), $("panel"));
     while (state.watching === stream) {
-      const answer = await stream.ask(request.step([], seen.uids));
+      const answer = await stream.askUntilItGoesOn(request.step([], seen.uids));
       if (state.watching !== stream) return;
       seen.show(answer);
       await pause(40);
