@@ -46,6 +46,10 @@ def test_who_watches_a_game_that_stands_still_reads_so_until_it_goes_on(frame):
             assert page.is_visible("#stall")
             goes.set()
             shows(page, "() => document.getElementById('stall').textContent === ''")
+            assert page.is_hidden("#problem")
+            if frame is not None:  # its pictures come again
+                before = page.evaluate("() => Number(document.getElementById('canvas').dataset.pictures)")
+                shows(page, f"() => document.getElementById('canvas').dataset.pictures > {before + 3}")
             env.close()
             # Who plays keeps the place meanwhile.
             says(page, "#play", "Play")

@@ -66,7 +66,7 @@ export async function watch(name) {
     const step = request.step([], [frame, figures]);
     const asked = [];
     const ask = () => {
-      asked.push(stream.ask(step));
+      asked.push(stream.askUntilItGoesOn(step));
       asked.at(-1).catch(() => {});
     };
     for (let i = 0; i < ahead; i++) ask();
