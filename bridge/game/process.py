@@ -46,6 +46,8 @@ _CHILD = "import sys; sys.path[:] = {path!r}; from bridge.game.process import ru
 _START_TIMEOUT = 120.0
 _END_TIMEOUT = 15.0
 """Seconds that the process has to answer, and to end once it was told to."""
+_PATIENCE = 0.5
+"""Seconds that a program whose wait is over gives the server to hear of that."""
 _SLOTS = 4
 """Messages of the program that the server has not taken yet, at most; each has a slot."""
 _BOARD = 1 << 24
@@ -255,6 +257,13 @@ class _ProgramHandover(Handover):
             return ready()
 
         super()._wait(there, timeout)
+        if not self._offered and not self.closed:
+            # What was chosen until the server knows that nobody waits any more is taken: it counts on that.
+            self._send()
+            until = time.monotonic() + _PATIENCE
+            while self._slots and _on_their_way(self._board) and time.monotonic() < until:
+                self._changed.wait(0.001)
+            self._look()
 
     def _look(self) -> None:
         """Take the newest choice from the board, if there is one."""
