@@ -1,6 +1,7 @@
 """A pygame game with a loop of its own, catch the dot: by arrow keys at its window, by agents, and in a browser.
 
-python examples/game_loop.py --help
+It prints its URLs; `--help` says what else it can do:
+    python examples/game_loop.py
 """
 
 import argparse
@@ -45,7 +46,6 @@ def main() -> None:
     parser.add_argument("--agent", action="store_true", help="have a random agent play over the network")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so many seconds")
     options = parser.parse_args()
-    pygame.display.init()
     screen, clock = pygame.display.set_mode((SIZE * 20, SIZE * 20)), pygame.time.Clock()
     over, began, caught, frames = threading.Event(), time.monotonic(), 0, 0
     player, dot, frame, reward, info, random = np.zeros(2, int), np.ones(2, int), 0, 0.0, {}, np.random.default_rng()
