@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from bridge import Endpoint
+from bridge.core.client.endpoints import ListedEndpoint, ListedEndpoints
 from bridge.core.client.slots.endpoint import (
     TRANSITIONS,
     EndpointEvent,
@@ -20,7 +21,6 @@ from bridge.core.client.slots.endpoint import (
     change_of,
     event_of,
 )
-from bridge.core.client.slots.listed import ListedEndpoint, ListedEndpoints
 from bridge.core.client.slots.slot import LinkEvent, Member
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.errors import Code, ConnectError, EnvironmentFailedError, PeerError, RefusedError

@@ -27,8 +27,8 @@ from hypothesis.stateful import (
 )
 
 from bridge import Endpoint
+from bridge.core.client.endpoints import ListedEndpoint, ListedEndpoints
 from bridge.core.client.slots.endpoint import Placement
-from bridge.core.client.slots.listed import ListedEndpoint, ListedEndpoints
 from bridge.core.client.slots.policy import (
     AddSpare,
     Begin,

@@ -12,7 +12,7 @@ import pytest
 import bridge
 import bridge.wrappers
 from bridge import Endpoint
-from bridge.core.client.slots.listed import ListedEndpoint, ListedEndpoints
+from bridge.core.client.endpoints import ListedEndpoint, ListedEndpoints
 from bridge.core.client.slots.slot import (
     ASKED,
     ENDINGS,

@@ -30,8 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bridge.core.back_off import pause
-from bridge.core.client.endpoints import Endpoint, EndpointWatch, Kind
-from bridge.core.client.slots.listed import ListedEndpoints
+from bridge.core.client.endpoints import Endpoint, EndpointWatch, Kind, ListedEndpoints
 from bridge.core.client.slots.slot import LinkState, Member
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.logs import LimitedLog

@@ -11,10 +11,17 @@ from functools import partial
 from operator import attrgetter
 
 from bridge.core.back_off import ServerWait
-from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, EndpointWatch, as_directory
+from bridge.core.client.endpoints import (
+    Directory,
+    DnsDirectory,
+    Endpoint,
+    EndpointWatch,
+    ListedEndpoint,
+    ListedEndpoints,
+    as_directory,
+)
 from bridge.core.client.options import VectorOptions, checked_urls
 from bridge.core.client.slots.endpoint import Load, Placement
-from bridge.core.client.slots.listed import ListedEndpoint, ListedEndpoints
 from bridge.core.client.slots.slot import LinkState, Member, Reason, StandBy
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.join_sequence import choose_lanes

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.core.client.endpoints import Endpoint
-from bridge.core.client.slots.listed import ListedEndpoint
+from bridge.core.client.endpoints import Endpoint, ListedEndpoint
 from bridge.core.client.slots.slot import Member, StandBy
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.remote import Delivery, Remote

@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bridge.errors import EnvironmentFailedError, RemoteError
 
 if TYPE_CHECKING:
-    from bridge.core.client.endpoints import Endpoint, Kind
-    from bridge.core.client.slots.listed import ListedEndpoint
+    from bridge.core.client.endpoints import Endpoint, Kind, ListedEndpoint
     from bridge.core.client.world.remote import Remote
     from bridge.core.client.world.session_states import StepAnswered
     from bridge.pb import dm_env_rpc_pb2 as pb
