@@ -121,6 +121,8 @@ class _Template:
             if not hole.scalar
         ]
         self._pieces = _pieces(holes, before)
+        self.has_large = len(self._pieces) > 1
+        """True if `write` adds several parts: a large tensor is sent from its own memory."""
         # Of the scalars their values, of the other tensors nothing.
         form = "".join(f"{len(hole.before)}x{hole.scalar or f'{hole.size}x0s'}" for hole in holes)
         self._unpack_scalars = struct.Struct("<" + form).unpack_from
@@ -171,7 +173,7 @@ class _Template:
                 parts.append(filled[first])
                 continue
             fields = constants[:]
-            fields[1::2] = filled[first:stop]
+            fields[1::2] = filled[first:stop] if self.has_large else filled
             parts.append(pack(*fields))
         return True
 
@@ -401,7 +403,8 @@ class StepCodec:
         if not self._observations.write(arrays, parts):
             return None
         parts.append(entry)
-        return parts
+        # In one part where nothing is large, as nearly always: whoever sends it has less to count.
+        return parts if self._observations.has_large else [b"".join(parts)]
 
     def _write_info(self, info: bytes) -> bytes:
         head, tail = _info_frame(self._info_uid, len(info))

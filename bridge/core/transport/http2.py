@@ -546,8 +546,12 @@ class Http2(Http2Receiver):
         super().__init__(client, stream_window, max_streams, max_header_bytes, sender)
         self.outgoing = sender.outgoing
         """Bytes to send; `data_to_send` takes them."""
-        self.send_data, self.send_headers = sender.send_data, sender.send_headers
-        """Send bytes, and header fields, of a stream: the methods of `Http2Sender`."""
+        self.send_data, self.send_grpc_message, self.send_headers = (
+            sender.send_data,
+            sender.send_grpc_message,
+            sender.send_headers,
+        )
+        """Send bytes, a message of gRPC, and header fields, of a stream: the methods of `Http2Sender`."""
         self.discard_pending = sender.discard_pending
         """Drops what a stream still had to send: `Http2Sender.discard_pending`."""
         settings = [

@@ -111,7 +111,7 @@ class EnvAgent(Agent):
         """Reads the environment's rewards."""
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
         # The short way of a single environment in lock-step: nobody else is asked when it is stepped.
-        self._steps_at_once = self._pacer.steps_at_once and lanes is None
+        self.steps_at_once = self._pacer.steps_at_once and lanes is None
         self._may_leave_out_actions = self._pacer.keeps_actions
         # Integers, and not a dict of them, from which an environment may take what it has read.
         integers = self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
@@ -148,6 +148,9 @@ class EnvAgent(Agent):
         """Whether its episode has terminated; an item a lane."""
         self.truncated: Array = np.zeros(shape, np.bool_)
         """Whether its episode was truncated; an item a lane."""
+        # Of a single environment's step: to write three arrays and read them again took a twentieth of a step.
+        self._scalars: tuple[float, bool, bool] | None = None
+        """Reward and flags that are not in the arrays yet; None: they are."""
         # The client gives each reward the type of the last one that it was told in an info. In each step of nearly all
         # environments the reward is of `_plain_type`, and its tensor says all.
         self._reward_type: object = float
@@ -201,7 +204,7 @@ class EnvAgent(Agent):
         """Step the environment, or hand in an action for its next step."""
         action = self.decode(actions)
         # Not by `apply`, which each result of a step that waits would pass through once more.
-        return await (self.apply(action) if self._steps_at_once else self._pacer.step(self, action))
+        return await (self.apply(action) if self.steps_at_once else self._pacer.step(self, action))
 
     def decode(self, actions: Mapping[int, Array]) -> object:
         """Return the environment's action; None: the last one goes on, where the pacer has it so."""
@@ -218,22 +221,32 @@ class EnvAgent(Agent):
 
     async def apply(self, action: object) -> int:
         """Step the environment, or hand in an action; truncation alone interrupts, termination terminates (D-13)."""
-        if not self._steps_at_once:
+        if not self.steps_at_once:
             return await self._pacer.step(self, action)
-        result = await self.world.env.step(action)
+        return self.take_step(await self.world.env.step(action))
+
+    def take_step(self, result: Result) -> int:
+        """Take what the environment's `step` returned; return the state that follows (D-13)."""
         try:
             self.observation, reward, terminated, truncated, self.info = result
+            flags = bool(terminated), bool(truncated)
             if type(reward) is self._plain_type:
-                self.reward[...] = reward
+                self._scalars = reward, *flags
             else:
+                self._scalars = None
                 self.take_reward(reward)
-            self.terminated[...] = bool(terminated)
-            self.truncated[...] = bool(truncated)
+                self.terminated[...], self.truncated[...] = flags
         except Exception as error:
             raise answer_to("step", error) from error
         if terminated or truncated:
             self.world.episodes += 1
         return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
+
+    def _fill_arrays(self) -> None:
+        """Write the scalars of the newest step into the arrays, for those who read these."""
+        if self._scalars is not None:
+            self.reward[...], self.terminated[...], self.truncated[...] = self._scalars
+            self._scalars = None
 
     def interrupt(self) -> None:
         """End the sequence because of a ResetWorld."""
@@ -257,6 +270,7 @@ class EnvAgent(Agent):
         """Take what the environment's `reset` returned."""
         with failures_in("reset"):
             self.observation, self.info = result
+        self._scalars = None
         for array in (self.reward, self.terminated, self.truncated):
             array.fill(0)
         self.beside.clear()
@@ -303,6 +317,7 @@ class EnvAgent(Agent):
 
     def take_cut(self) -> None:
         """Tell that the sequence was ended from outside: truncated, with the last observations once more."""
+        self._fill_arrays()
         self.reward[...] = 0
         for told in ("reward", "failed"):
             self.beside.pop(told, None)
@@ -313,6 +328,7 @@ class EnvAgent(Agent):
     @property
     def newest(self) -> tuple[object, object] | None:
         """Observation and info of the running episode; None: none runs."""
+        self._fill_arrays()
         over = self.lanes is None and bool(self.terminated or self.truncated)
         return None if over or self.observation is None else (self.observation, self.info)
 
@@ -332,6 +348,7 @@ class EnvAgent(Agent):
         """Return observations of the last transition."""
         if self.answer is not None:
             return self.by_uid(self.values(uids))
+        self._fill_arrays()
         first, more = self._first_flag, self._first_more
         # First, since what they tell may add to the notes of the info.
         told = self._pacer.observe(self, [uid - more for uid in uids if uid >= more]) if self._has_more else {}
@@ -365,6 +382,8 @@ class EnvAgent(Agent):
         # An empty info, which is not encoded anew in each step.
         told = self.info or self.beside or self._notes.fresh or self.world.env.notes or self._has_forms
         info, reward = self._encode_info() if told else NO_INFO, self.reward
+        if self._scalars is not None:
+            return [*parts, *self._scalars, info]
         if self.lanes is not None:
             return [*parts, reward, self.terminated, self.truncated, info]
         return [*parts, reward if reward.ndim else reward.item(), self.terminated.item(), self.truncated.item(), info]

@@ -80,7 +80,7 @@ class LocalEnv:
         self.times = StepTimes()
         self.notes = host.notes
         self.failures, self.retried = host.failures, host.retried
-        self.step = partial(executor.run, self._step)  # type: ignore[method-assign]  # one call less in each step
+        self.step = partial(executor.run, self.step_now)  # type: ignore[method-assign]  # one call less in each step
 
     ended: RequestError | None = None
 
@@ -104,9 +104,10 @@ class LocalEnv:
 
     def step(self, action: object, lane: int | None = None) -> Call[Result]:
         """Step the environment, or one lane by itself."""
-        return self.executor.run(self._step, action, lane)
+        return self.executor.run(self.step_now, action, lane)
 
-    def _step(self, action: object, lane: int | None = None) -> Result:
+    def step_now(self, action: object, lane: int | None = None) -> Result:
+        """Do as `step`, called in the thread of the executor."""
         # Every step comes through here: no calls that can be left out.
         host = self._host if lane is None else self._hosted(lane)
         if host is None:
