@@ -30,8 +30,9 @@ __all__ = ["Call", "Calls", "Client", "Request", "ServedSession"]
 _log = SafeLog(__name__)
 Request = bytes | bytearray
 # Answers of a connection that are sent together, where that many requests came together, and the seconds for which the
-# first of them waits. A `send` may wake the client's process, which takes longer than a step of CartPole.
-_TOGETHER = 16
+# first of them waits. A `send` may wake the client's process, which takes longer than a step of CartPole: with 16, this
+# server took 11 % more processor time for 64 CartPoles, and their client's steps took no less.
+_TOGETHER = 64
 _SOON = 0.001
 # Requests of a call that may wait, and what each of them takes beside its bytes: empty ones would else wait for free.
 _MAX_WAITING = 1000
@@ -324,15 +325,17 @@ class Calls:
         """Serve the requests that have come, or some where they take long."""
         ready = self.ready
         together, since = 0, time.monotonic()
-        until = since + MOMENT
+        until, row = since + MOMENT, _TOGETHER
         while ready:
             client = self._served = ready[0][0].client
             count = 1
             try:
                 # One that comes alone, as of a client with one environment, is served in fewer calls by itself.
-                steps = self._read_steps(client, _TOGETHER - together) if len(ready) > 1 else []
+                steps = self._read_steps(client, min(row, _TOGETHER - together)) if len(ready) > 1 else []
                 if steps:
                     count = self._serve_steps(steps)
+                    # Few more than were made: what goes back is to be read again.
+                    row = 2 * count
                 else:
                     call, request = ready.popleft()
                     if call.limited:
@@ -378,8 +381,9 @@ class Calls:
             self._served.flush()
 
     # Steps of many environments, such as those of the single worlds of one client, come together. They are made in a
-    # row, and answered after that: an environment and this server each find what they need in the processor's caches.
-    # 64 CartPoles took a third less processor time than with each answered before the next was stepped.
+    # row, and answered after that. The loop is handed over once for all of them, and environments and server each find
+    # what they need in the processor's caches: 64 CartPoles take a quarter less processor time than with each answered
+    # before the next is stepped.
 
     def _read_steps(self, client: Client, most: int) -> list[_Step]:
         """Take the next requests of a client from `ready`, at most so many, as far as they are Steps to make in a row.
@@ -428,6 +432,10 @@ class Calls:
         self._admission.requests -= 1
         self._admission.bytes -= admitted[0]
         call.busy = False
+        # Its client has gone meanwhile.
+        if call.over:
+            self._release(call)
+            return
         # Further ones of this call may have come meanwhile: this one is before them.
         call.released = bool(call.requests)
         call.client.unserved += 1
@@ -435,16 +443,31 @@ class Calls:
 
     def _answer_steps(self) -> None:
         """Answer the steps that have been made: while one takes long, the deputy does so."""
-        steps, results = self._steps, self._results
+        steps, results, admission, most = self._steps, self._results, self._admission, self._limits.max_message_bytes
         while results:
             call, _, admitted, _ = steps.popleft()
             result, error = results.popleft()
-            session: Any = call.stepping
+            client, session = call.client, call.stepping
+            assert session is not None, "`_read_steps` has asked it"
             try:
-                self._finish(call, admitted, session.answer_step(result, error))
+                parts = session.answer_step(result, error)
+                size = len(parts[0])
+                # Whatever is not as in nearly every step is left for `_finish`.
+                if session.last_error or len(parts) > 1 or size > most or call.over or call.requests or self.metrics:
+                    self._finish(call, admitted, parts)
+                else:
+                    admission.requests -= 1
+                    admission.bytes -= admitted[0]
+                    call.busy = False
+                    has_room = client.answer(call, parts, size)
+                    if not has_room:
+                        self._block(call, size)
+                # A large one refers to the environment's memory, so that it is sent before the next step.
+                if not client.joins_answers:
+                    client.flush()
             # As in `serve_ready`.
             except (Exception, SystemExit):
-                self._cut_for_fault(call.client)
+                self._cut_for_fault(client)
 
     def _serve_limited(self, call: Call, request: Request | None) -> None:
         """Serve a request at the expense of its connection.
@@ -567,12 +590,15 @@ class Calls:
                 call.session.answer_lost()
                 size = len(parts[0])
             if not client.answer(call, parts, size):
-                # The answer's memory counts until the client has a window for it.
-                call.blocked, call.unsent = True, size
-                client.hold(size)
-                client.blocked_calls.add(call)
+                self._block(call, size)
         if call.requests:
             self.unblock(call)
+
+    def _block(self, call: Call, size: int) -> None:
+        """Count the memory of a call's answer until the client has a window for it."""
+        call.blocked, call.unsent = True, size
+        call.client.hold(size)
+        call.client.blocked_calls.add(call)
 
     def _record(self, call: Call, seconds: float) -> None:
         """Count a request, and log one that was refused."""

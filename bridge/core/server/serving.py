@@ -267,6 +267,8 @@ class ServingThread:
             results: Gets what each returned, or raised.
             seconds: After so much time no further one is called.
         """
+        # Once for all: the row ends before it lasts for a moment, unless one call does.
+        self._calls += 1
         self.in_call = True
         if self._dozing:
             self._call_began.set()
@@ -275,7 +277,6 @@ class ServingThread:
         try:
             with environments_lock:
                 for function, argument in calls:
-                    self._calls += 1
                     try:
                         results.append((function(argument), None))
                     except BaseException as error:

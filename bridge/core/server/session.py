@@ -11,6 +11,7 @@ import enum
 import re
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,6 +172,7 @@ _STEP_EVENTS: Mapping[int, SessionEvent] = {
 # Requests of a connection whose actions are remembered: a space may have any number of actions.
 _ANNOUNCED = re.compile(r"[\w.-]+( [\w.-]+){0,99}")
 _MOST_KNOWN = 256
+_RUNNING = pb.RUNNING
 
 
 class Session:
@@ -250,13 +252,8 @@ class Session:
                 if action is None:
                     action = self._decode(agent, data, arrays or [])
                 # For the observations of the Step before. Each call that is left out here is left out of every step.
-                if (world.resets.orders or world.resets.closed) and self._is_cut_off(agent, world):
-                    state = pb.INTERRUPTED
-                elif agent.steps_at_once:
-                    stepped: Any = world
-                    state = agent.take_step(await stepped.env.step(action))
-                else:
-                    state = await agent.apply(action)
+                cut = (world.resets.orders or world.resets.closed) and self._is_cut_off(agent, world)
+                state = pb.INTERRUPTED if cut else await agent.apply(action)
                 self.last_step = world, agent, state
                 if state != pb.RUNNING:
                     self._end_sequence(agent, world, state)
@@ -280,16 +277,15 @@ class Session:
             return None
         world: Any = self._world
         env: Environment = world.env
-        step = env.step_now
-        if step is None or env.executor is not executor or world.resets.orders or world.resets.closed:
+        step, resets = env.step_now, world.resets
+        if step is None or env.executor is not executor or resets.orders or resets.closed:
             return None
         action = self._known.get(data)
         if action is None:
-            arrays = codec.read_request(data)
-            try:
+            # Whatever it is, also of a space of a user's own: `handle` comes to the same, and refuses it.
+            with suppress(Exception):
+                arrays = codec.read_request(data)
                 action = None if arrays is None else self._decode(agent, data, arrays)
-            except (RequestError, TensorError):  # `handle` refuses it
-                return None
         return None if action is None else (step, action)
 
     def answer_step(self, result: Any, error: BaseException | None) -> list[bytes | memoryview]:
@@ -304,7 +300,7 @@ class Session:
         try:
             state = agent.take_step(result)
             self.last_step = world, agent, state
-            if state != pb.RUNNING:
+            if state != _RUNNING:
                 self._end_sequence(agent, world, state)
             values = agent.values(self._wanted or ())
         except (Exception, KeyboardInterrupt, SystemExit) as problem:  # D-1

@@ -27,6 +27,7 @@ __all__ = ["AgentPacer", "EnvAgent"]
 
 NO_INFO = values.encode_info({}, values.Notes())
 """An empty info as it travels."""
+_NOT_ENDED = False, False
 
 
 class AgentPacer(Protocol):
@@ -134,7 +135,7 @@ class EnvAgent(Agent):
         self.answer: list[Any] | None = None
         """What the Step at hand is told of these, where its pacer has said it; None: the newest observations."""
         self._plain = self._observation_layout.single and self._observation_layout.leaves[0].kind == "array"
-        self._of_spec = self.observations[1].dtype, self.observations[1].shape
+        self._dtype, self._shape = self.observations[1].dtype, self.observations[1].shape
         self._has_forms = self._observation_layout.has_forms
         self._notes = values.Notes()
         self._form: object = None
@@ -229,7 +230,8 @@ class EnvAgent(Agent):
         """Take what the environment's `step` returned; return the state that follows (D-13)."""
         try:
             self.observation, reward, terminated, truncated, self.info = result
-            flags = bool(terminated), bool(truncated)
+            ended = terminated or truncated
+            flags = (bool(terminated), bool(truncated)) if ended else _NOT_ENDED
             if type(reward) is self._plain_type:
                 self._scalars = reward, *flags
             else:
@@ -238,7 +240,7 @@ class EnvAgent(Agent):
                 self.terminated[...], self.truncated[...] = flags
         except Exception as error:
             raise answer_to("step", error) from error
-        if terminated or truncated:
+        if ended:
             self.world.episodes += 1
         return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
 
@@ -377,7 +379,7 @@ class EnvAgent(Agent):
         if uids != self.usual:
             return super().values(uids)
         seen: Any = self.observation
-        as_spec = self._plain and type(seen) is np.ndarray and (seen.dtype, seen.shape) == self._of_spec
+        as_spec = self._plain and type(seen) is np.ndarray and seen.dtype == self._dtype and seen.shape == self._shape
         parts = (seen,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
         # An empty info, which is not encoded anew in each step.
         told = self.info or self.beside or self._notes.fresh or self.world.env.notes or self._has_forms
@@ -421,10 +423,14 @@ class EnvAgent(Agent):
         found, self._notes.fresh, _ = values.decode_info(values.encode_info(info, self._notes))
         return found
 
+    def _is_as_spec(self, seen: Any) -> bool:
+        """True if an observation is its one tensor already."""
+        return self._plain and type(seen) is np.ndarray and seen.dtype == self._dtype and seen.shape == self._shape
+
     def _leaf(self, uid: int) -> Array:
         """Return one tensor of the environment's observation."""
         observation: Any = self.observation
-        if self._plain and type(observation) is np.ndarray and (observation.dtype, observation.shape) == self._of_spec:
+        if self._is_as_spec(observation):
             return cast("Array", observation)
         try:
             self._observation_layout.note_type(uid - 1, observation, self._notes)
@@ -435,7 +441,7 @@ class EnvAgent(Agent):
     def begun(self, lanes: list[int]) -> tuple[list[bytes], bytes]:
         """Return how lanes began: their rows of each tensor, as `Value.Begun` holds them, and the info."""
         seen: Any = self.observation
-        if self._plain and type(seen) is np.ndarray and (seen.dtype, seen.shape) == self._of_spec:
+        if self._is_as_spec(seen):
             return [seen.take(lanes, 0).tobytes()], self._encode_info()
         try:
             layout = self._observation_layout
