@@ -445,8 +445,7 @@ class Calls:
         """Answer the steps that have been made: while one takes long, the deputy does so."""
         steps, results, admission, most = self._steps, self._results, self._admission, self._limits.max_message_bytes
         while results:
-            call, _, admitted, _ = steps.popleft()
-            result, error = results.popleft()
+            (call, _, admitted, _), (result, error) = steps.popleft(), results.popleft()
             client, session = call.client, call.stepping
             assert session is not None, "`_read_steps` has asked it"
             try:

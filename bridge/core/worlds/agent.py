@@ -380,10 +380,12 @@ class EnvAgent(Agent):
             return super().values(uids)
         seen: Any = self.observation
         as_spec = self._plain and type(seen) is np.ndarray and seen.dtype == self._dtype and seen.shape == self._shape
-        parts = (seen,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
         # An empty info, which is not encoded anew in each step.
         told = self.info or self.beside or self._notes.fresh or self.world.env.notes or self._has_forms
-        info, reward = self._encode_info() if told else NO_INFO, self.reward
+        if as_spec and not told and self._scalars is not None:  # as in nearly each step of a single environment
+            return [seen, *self._scalars, NO_INFO]
+        parts = (seen,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
+        info, reward = self._encode_info() if told or self._notes.fresh else NO_INFO, self.reward
         if self._scalars is not None:
             return [*parts, *self._scalars, info]
         if self.lanes is not None:
