@@ -25,6 +25,8 @@ ROOT, WRAPPERS = Path(bridge.__file__).parent, Path(bridge.wrappers.__file__).pa
 # What a step of CartPole may take at most: calls, and files.
 CLIENT = (24, 14)
 SERVER = (18, 12)
+# What each further world adds at the server, where the Steps of all come together.
+FURTHER_WORLD = 9
 # What a step of a vector environment of one slot may take, and each further slot.
 ONE_SLOT, FURTHER_SLOT = 60, 15
 # What a step of one slot may take that sees that its server was killed.
@@ -122,27 +124,47 @@ def test_a_step_that_sees_a_lost_server_passes_few_functions() -> None:
     counter.check(LOST_SERVER)
 
 
+def calls_of_the_server(server: Any, step: Callable[[int], Any]) -> list[tuple[str, str]]:
+    """What a step of a client passes through in the server's thread, without what comes now and then."""
+    counter = Counter()
+    for action in (0, 1, 0, 1):
+        step(action)
+    call_in_serving_thread(server, lambda: sys.setprofile(counter))
+    for action in (1, 0):  # once they are answered, what brought the function into the thread is over, too
+        step(action)
+    steps = []
+    for action in (0, 1) * 8:  # a turn after one that took long is looked at closer: the plainest counts
+        counter.calls.clear()
+        step(action)
+        steps.append(list(counter.calls))  # the answer is here, so all of it ran
+    call_in_serving_thread(server, lambda: sys.setprofile(None))
+    return min(steps, key=len)
+
+
 def test_one_step_passes_few_functions_of_the_server() -> None:
     counter = Counter()
     with serve_gym("CartPole-v1") as server:
         env = make_remote(server.url)
         env.reset(seed=0)
-        for action in (0, 1, 0, 1):
-            env.step(action)
-        call_in_serving_thread(server, lambda: sys.setprofile(counter))
-        for action in (1, 0):  # once they are answered, what brought the function into the thread is over, too
-            env.step(action)
-        steps = []
-        for action in (0, 1) * 8:  # a turn after one that took long is looked at closer: the plainest counts
-            counter.calls.clear()
-            env.step(action)
-            steps.append(list(counter.calls))  # the answer is here, so all of it ran
-        found = min(steps, key=len)
-        call_in_serving_thread(server, lambda: sys.setprofile(None))
+        counter.calls = calls_of_the_server(server, env.step)
         env.close()
-    assert "core/worlds/local.py" in {file for file, _ in found}
-    counter.calls = found
+    assert "core/worlds/local.py" in {file for file, _ in counter.calls}
     counter.check(SERVER)
+
+
+def calls_for_worlds(count: int) -> list[tuple[str, str]]:
+    with serve_gym("CartPole-v1") as server:
+        envs = BlockingReset(make_vec_remote(server.url, num_envs=count))
+        envs.reset(seed=0)
+        found = calls_of_the_server(server, lambda action: envs.step(np.full(count, action)))
+        envs.close()
+    return found
+
+
+def test_each_further_world_of_a_client_adds_few_functions_of_the_server() -> None:
+    few, many = calls_for_worlds(4), calls_for_worlds(12)
+    listing = "\n".join(f"{number:3} {file} {name}" for number, (file, name) in enumerate(many, 1))
+    assert (len(many) - len(few)) / 8 <= FURTHER_WORLD, f"{len(few)} calls for 4 worlds, {len(many)} for 12:\n{listing}"
 
 
 def call_in_serving_thread(server: Any, function: Callable[[], Any]) -> None:

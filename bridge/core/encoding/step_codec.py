@@ -48,6 +48,7 @@ _MANY = 32
 # Lengths in the entry of an info.
 _LENGTHS = 6
 _SMALL = tuple(bytes([number]) for number in range(128))
+_RUNNING = pb.RUNNING
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +122,8 @@ class _Template:
             if not hole.scalar
         ]
         self._pieces = _pieces(holes, before)
+        self.has_large = len(self._pieces) > 1
+        """True if a tensor is large, and sent from its own memory."""
         # Of the scalars their values, of the other tensors nothing.
         form = "".join(f"{len(hole.before)}x{hole.scalar or f'{hole.size}x0s'}" for hole in holes)
         self._unpack_scalars = struct.Struct("<" + form).unpack_from
@@ -174,6 +177,25 @@ class _Template:
             fields[1::2] = filled[first:stop]
             parts.append(pack(*fields))
         return True
+
+    def whole(self, head: bytes, tail: bytes) -> _Whole | None:
+        """Return how a message with these entries is packed by one call; None: not all of it is.
+
+        Args:
+            head: The bytes before the entries.
+            tail: The bytes behind them.
+        """
+        plain = [
+            (index, dtype, shape) for index, dtype, shape, narrows, large, _ in self._arrays if not (narrows or large)
+        ]
+        if len(plain) < len(self._arrays):
+            return None
+        ((_, constants, _, _),) = self._pieces
+        fields = [head + constants[0], *constants[1:-1], constants[-1] + tail]
+        forms = [hole.scalar or f"{hole.size}s" for hole in self.holes]
+        between = [f"{len(constant)}s" for constant in fields[::2]]
+        form = "<" + "".join(map("".join, zip(between, [*forms, ""], strict=True)))
+        return struct.Struct(form).pack, fields, plain
 
     def matches(self, data: bytes | bytearray, start: int) -> bool:
         """True if the entries are in `data`, from `start` on, to the byte."""
@@ -243,6 +265,9 @@ class _Template:
 
 
 _Piece = tuple["Callable[..., bytes] | None", list[Any], int, int]
+# What packs a message, its arguments with None for the elements, and which of these are arrays: their types and shapes.
+_Whole = tuple["Callable[..., bytes] | None", list[Any], list[tuple[int, np.dtype[Any], tuple[int, ...]]]]
+_NOT_WHOLE: _Whole = None, [], []
 
 
 def _pieces(holes: Sequence[_Hole], tail: bytes) -> list[_Piece]:
@@ -347,6 +372,8 @@ class StepCodec:
         # Of the response that was written last: its info, the bytes of that, and what stands before the state.
         # `self` equals no info, so the first info is always written.
         self._last_written: tuple[object, bytes, bytes] = (self, b"", b"")
+        # What packs a response of a running sequence with that info in one call; None: it was not needed yet.
+        self._whole: _Whole | None = None
         # Of the last answer: its size, its bytes up to the state, its info, and the bytes of that.
         self._last_answer: tuple[int, bytes, bytes | None, bytes] = (-1, b"", b"" if self.has_info else None, entry)
 
@@ -396,12 +423,27 @@ class StepCodec:
             entry = self._write_info(info or b"") if self.has_info else b""
             size = 2 + self._observations.size + len(entry)
             head = b"\x1a" + pack_varint(size) + b"\x08"
-            self._last_written = (info, entry, head)
+            self._last_written, self._whole = (info, entry, head), None
+        elif state == _RUNNING:
+            # Made only now: infos may change in each step.
+            if self._whole is None:
+                self._whole = self._observations.whole(head + _SMALL[state], entry) or _NOT_WHOLE
+            pack, constants, tensors = self._whole
+            filled = list(arrays)
+            for index, dtype, shape in tensors:
+                array = filled[index]
+                if not isinstance(array, _ARRAYS) or array.dtype != dtype or array.shape != shape:
+                    return None
+                filled[index] = array.tobytes()
+            if pack is not None:
+                fields = constants[:]
+                fields[1::2] = filled
+                return [pack(*fields)]
         parts: list[bytes | memoryview] = [head + _SMALL[state]]
         if not self._observations.write(arrays, parts):
             return None
         parts.append(entry)
-        return parts
+        return parts if self._observations.has_large else [b"".join(parts)]
 
     def _write_info(self, info: bytes) -> bytes:
         head, tail = _info_frame(self._info_uid, len(info))

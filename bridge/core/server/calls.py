@@ -14,7 +14,7 @@ from bridge.core.encoding.names import PROPERTY_REQUEST_URL
 from bridge.core.logs import FailureLog, SafeLog
 from bridge.core.server.limits import Admission, ConnectionCount, CoreLimits
 from bridge.core.server.registry import Registry
-from bridge.core.server.serving import MOMENT
+from bridge.core.server.serving import MOMENT, ServingThread
 from bridge.core.server.session import Session, error_response
 from bridge.core.transport.messages import PREFIX, RefusedMessage
 from bridge.core.worlds.base import Agent, World
@@ -34,8 +34,9 @@ Answering: TypeAlias = Coroutine[Any, Any, list[bytes | memoryview]]
 Arrive: TypeAlias = Callable[[Request, bool], Callable[[], Answering] | None]
 """`Session.arrive`."""
 # Answers of a connection that are sent together, where that many requests came together, and the seconds for which the
-# first of them waits. A `send` may wake the client's process, which takes longer than a step of CartPole.
-_TOGETHER = 16
+# first of them waits. A `send` may wake the client's process, which takes longer than a step of CartPole: with 16, this
+# server took 11 % more processor time for 64 CartPoles, and their client's steps took no less.
+_TOGETHER = 64
 _SOON = 0.001
 # Requests of a call that may wait, and what each of them takes beside its bytes: empty ones would else wait for free.
 _MAX_WAITING = 1000
@@ -125,12 +126,14 @@ class Call:
     def __init__(self, client: Client, session: ServedSession, name: str) -> None:
         self.client = client
         self.session = session
-        self.handle = session.handle
-        """Answers a request; another protocol's messages are translated in its place."""
+        self.handle: Callable[[Request], Answering] = session.handle
+        """Answers a request."""
         self.arrive: Arrive | None = getattr(session, "arrive", None)
         """Tells the session of a request that has to wait, as `Session.arrive`; None: it need not know."""
-        self.refuse = error_response
+        self.refuse: Callable[[RequestError], bytes] = error_response
         """Makes the answer to a request that was refused before, or at which the server failed."""
+        self.stepping = session if isinstance(session, Session) else None
+        """Reads and answers Steps that are made in a row with those of other calls; None: `handle` answers all."""
         self.name = name
         self.stream: Any = None
         """The number or object by which the client's protocol knows it."""
@@ -162,6 +165,19 @@ class Call:
         self.unsent = 0
         """Bytes of that answer, which count until it has."""
 
+    def translate(
+        self,
+        handle: Callable[[Request], Answering],
+        refuse: Callable[[RequestError], bytes],
+    ) -> None:
+        """Have another protocol's messages translated: `handle` and `refuse` take the place of the session's own."""
+        self.handle, self.refuse, self.arrive, self.stepping = handle, refuse, None, None
+
+
+# A request that is served by a step in a row with others: its call, its bytes, their number and when it began to be
+# served, and what to call in the thread of the environments, with its argument.
+_Step = tuple[Call, bytes, tuple[int, float], tuple[Callable[[Any], Any], Any]]
+
 
 class Calls:
     """Serves a session for each call.
@@ -173,6 +189,7 @@ class Calls:
         viewers: Admits calls of clients that may only watch: they take no places of those that act.
         admission: Admits requests.
         scheduler: Goes on with requests that wait.
+        serving: The thread of the environments.
         cut: Closes the connection of a client after a fault of this server.
         charge: Counts the processor time of a request of a viewer or an operator, or of one that is invalid.
         open_session: Makes what answers a call; None: a `Session`.
@@ -187,6 +204,7 @@ class Calls:
         viewers: ConnectionCount,
         admission: Admission,
         scheduler: Scheduler,
+        serving: ServingThread,
         cut: Callable[[Any], None],
         charge: Callable[[Any, float], None],
         open_session: Callable[[Registry, str, bool], ServedSession] | None = None,
@@ -198,6 +216,7 @@ class Calls:
         self._operators = ConnectionCount(_OPERATORS, "operators")
         self._admission = admission
         self._scheduler = scheduler
+        self._serving = serving
         self.failures = FailureLog(scheduler.call_later)
         """The log of the errors of environments."""
         self._cut = cut
@@ -211,6 +230,11 @@ class Calls:
         """Requests that have come, in their order."""
         self._unflushed: dict[Client, None] = {}
         self._served: Client | None = None
+        self._steps: deque[_Step] = deque()
+        """Those that are made in a row now, and were not answered yet."""
+        self._results: deque[tuple[Any, BaseException | None]] = deque()
+        """What the first of them have returned, or raised. The serving thread appends to it while it has not the loop.
+        """
 
     # Clients that join and leave
 
@@ -309,20 +333,27 @@ class Calls:
         """Serve the requests that have come, or some where they take long."""
         ready = self.ready
         together, since = 0, time.monotonic()
-        until = since + MOMENT
+        until, row = since + MOMENT, _TOGETHER
         while ready:
-            call, request = ready.popleft()
-            client = self._served = call.client
+            client = self._served = ready[0][0].client
+            count = 1
             try:
-                if call.limited:
-                    self._serve_limited(call, request)
+                # One that comes alone, as of a client with one environment, is served in fewer calls by itself.
+                steps = self._read_steps(client, min(row, _TOGETHER - together)) if len(ready) > 1 else []
+                if steps:
+                    count = self._serve_steps(steps)
+                    # Few more than were made: what goes back is to be read again.
+                    row = 2 * count
                 else:
-                    self._serve(call, request)
+                    call, request = ready.popleft()
+                    if call.limited:
+                        self._serve_limited(call, request)
+                    else:
+                        self._serve(call, request)
             # None is known of ours; another package may speak with the client. Other connections are not to pay for it.
             except (Exception, SystemExit):
-                _log.exception("peer=%s cut: a fault of this server", client.peer)
-                self._cut(client)
-            together += 1
+                self._cut_for_fault(client)
+            together += count
             # The request waits, was dropped, or its answer is compressed first.
             if not client.outgoing:
                 continue
@@ -337,6 +368,10 @@ class Calls:
                 together, since = 0, now
         self._served = None
 
+    def _cut_for_fault(self, client: Client) -> None:
+        _log.exception("peer=%s cut: a fault of this server", client.peer)
+        self._cut(client)
+
     def _flush_later(self, client: Client) -> None:
         """Send what waits for a client, together with what is answered until then."""
         if not self._unflushed:
@@ -349,8 +384,97 @@ class Calls:
 
     def flush_served(self) -> None:
         """Send the answers that wait for one that takes long."""
+        self._answer_steps()
         if self._served is not None:
             self._served.flush()
+
+    # Steps of many environments, such as those of the single worlds of one client, come together. They are made in a
+    # row, and answered after that. The loop is handed over once for all of them, and environments and server each find
+    # what they need in the processor's caches: 64 CartPoles take a quarter less processor time than with each answered
+    # before the next is stepped.
+
+    def _read_steps(self, client: Client, most: int) -> list[_Step]:
+        """Take the next requests of a client from `ready`, at most so many, as far as they are Steps to make in a row.
+
+        Raises nothing: what is to be refused is left for `_serve`.
+        """
+        ready, admission, serving, steps = self.ready, self._admission, self._serving, list[_Step]()
+        if client.unsent or not serving.is_free:
+            return steps
+        began, room = time.perf_counter(), admission.max_bytes - admission.bytes
+        for _ in range(min(most, len(ready), admission.max_requests - admission.requests)):
+            call, request = ready[0]
+            # Whatever is not as in nearly every step is left for `_serve`, which sees to it.
+            if call.busy or call.over or call.blocked or call.limited or call.requests or call.released:
+                break
+            if type(request) is not bytes or call.stepping is None or call.client is not client:
+                break
+            size = len(request)
+            if size > room or (make := call.stepping.read_step(request, serving)) is None:
+                break
+            ready.popleft()
+            room -= size
+            call.busy = True
+            steps.append((call, request, (size, began), make))
+        client.unserved -= len(steps)
+        admission.requests += len(steps)
+        admission.bytes = admission.max_bytes - room
+        return steps
+
+    def _serve_steps(self, steps: list[_Step]) -> int:
+        """Make steps in a row, and answer them; return how many. What was not begun goes back to `ready`."""
+        made = len(steps)
+        self._steps.extend(steps)
+        try:
+            self._serving.run_in_row([make for _, _, _, make in steps], self._results, _SOON)
+            self._answer_steps()
+        finally:  # after an interrupt too: each result belongs to the first of the steps that are left
+            while len(self._steps) > len(self._results):
+                made -= 1
+                self._put_back(*self._steps.pop())
+        return made
+
+    def _put_back(self, call: Call, request: bytes, admitted: tuple[int, float], make: object) -> None:
+        """Let a request be the next one of `ready` again: its step was not begun."""
+        del make
+        self._admission.requests -= 1
+        self._admission.bytes -= admitted[0]
+        call.busy = False
+        # Its client has gone meanwhile.
+        if call.over:
+            self._release(call)
+            return
+        # Further ones of this call may have come meanwhile: this one is before them.
+        call.released = bool(call.requests)
+        call.client.unserved += 1
+        self.ready.appendleft((call, request))
+
+    def _answer_steps(self) -> None:
+        """Answer the steps that have been made: while one takes long, the deputy does so."""
+        steps, results, admission, most = self._steps, self._results, self._admission, self._limits.max_message_bytes
+        while results:
+            (call, _, admitted, _), (result, error) = steps.popleft(), results.popleft()
+            client, session = call.client, call.stepping
+            assert session is not None, "`_read_steps` has asked it"
+            try:
+                parts = session.answer_step(result, error)
+                size = len(parts[0])
+                # Whatever is not as in nearly every step is left for `_finish`.
+                if session.last_error or len(parts) > 1 or size > most or call.over or call.requests or self.metrics:
+                    self._finish(call, admitted, parts)
+                else:
+                    admission.requests -= 1
+                    admission.bytes -= admitted[0]
+                    call.busy = False
+                    has_room = client.answer(call, parts, size)
+                    if not has_room:
+                        self._block(call, size)
+                # A large one refers to the environment's memory, so that it is sent before the next step.
+                if not client.joins_answers:
+                    client.flush()
+            # As in `serve_ready`.
+            except (Exception, SystemExit):
+                self._cut_for_fault(client)
 
     def _serve_limited(self, call: Call, request: Request | None) -> None:
         """Serve a request at the expense of its connection.
@@ -484,12 +608,15 @@ class Calls:
                 call.session.answer_lost()
                 size = len(parts[0])
             if not client.answer(call, parts, size):
-                # The answer's memory counts until the client has a window for it.
-                call.blocked, call.unsent = True, size
-                client.hold(size)
-                client.blocked_calls.add(call)
+                self._block(call, size)
         if call.requests:
             self.unblock(call)
+
+    def _block(self, call: Call, size: int) -> None:
+        """Count the memory of a call's answer until the client has a window for it."""
+        call.blocked, call.unsent = True, size
+        call.client.hold(size)
+        call.client.blocked_calls.add(call)
 
     def _record(self, call: Call, seconds: float) -> None:
         """Count a request, and log one that was refused."""

@@ -267,6 +267,7 @@ class CoreServer:
             viewers=self._viewers,
             admission=self._admission,
             scheduler=self._loop.scheduler,
+            serving=self._serving,
             cut=self._connections.close,
             charge=self._connections.charge_request,
             open_session=open_session,

@@ -145,13 +145,14 @@ class GrpcProtocol(ConnectionProtocol):
 
     def _handle(self, events: list[tuple[Stream, Event]]) -> None:
         """Handle the events of the connection's streams."""
-        receive, inflating = self._receive, self._inflating
+        connection, ready, inflating = self._connection, self._ready, self._inflating
         for stream, event in events:
             owner = stream.owner
             if inflating and stream in inflating:
                 self._wait_for_inflation(stream, event)
             elif type(owner) is Call and (type(event) is bytes or type(event) is bytearray):
-                receive(owner, event)
+                connection.unserved += 1  # as `Calls.receive` does, without a call for each of 64 requests
+                ready.append((owner, event))
             else:
                 self._other(stream, event)
         http = self.http
@@ -321,7 +322,7 @@ class GrpcProtocol(ConnectionProtocol):
     def _reply(self, stream: Stream, side: SideCall, messages: list[bytes]) -> None:
         """Answer a call of gRPC's own services."""
         for message in messages:
-            self.http.send_data(stream, [pack_prefix(0, len(message)), message], len(message) + PREFIX)
+            self.http.send_grpc_message(stream, [message], len(message))
         # The client asks on and takes no answers. It may have shown no token, so nothing more is kept for it.
         if len(stream.pending) > _MAX_WAITING:
             self._forget(stream)
@@ -369,7 +370,7 @@ class GrpcProtocol(ConnectionProtocol):
             self._compress(call, parts, size)
             return False
         stream: Stream = call.stream
-        self.http.send_data(stream, [pack_prefix(0, size), *parts], size + PREFIX)
+        self.http.send_grpc_message(stream, parts, size)
         return not stream.pending
 
     def is_blocked(self, call: Call) -> bool:
@@ -388,7 +389,7 @@ class GrpcProtocol(ConnectionProtocol):
             if isinstance(result, bytes) and len(result) < size:
                 self.http.send_data(call.stream, [pack_prefix(1, len(result)), result], len(result) + PREFIX)
             else:
-                self.http.send_data(call.stream, [pack_prefix(0, size), *parts], size + PREFIX)
+                self.http.send_grpc_message(call.stream, parts, size)
             self._handler.calls.unblock(call)
             self._connection.flush()
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -236,16 +237,66 @@ class ServingThread:
         finally:
             # Nearly always the lock is free. Else the deputy runs the loop, and has to leave it first.
             if not self._owner.acquire(blocking=False):
-                # The interrupt alone is not enough: a deputy that is just leaving the loop clears it. On a busy machine
-                # it could then run the loop again before this thread gets the lock, and would not leave it.
-                self._wanted_back = True
-                self._loop.interrupt()
-                self._owner.acquire()
-                self._wanted_back = False
+                self._wait_for_deputy()
             self.in_call = False
             if self._deputy_ran:
                 self._deputy_ran = False
                 self._loop.interrupt()  # there may be jobs, or the loop is over
+
+    def _wait_for_deputy(self) -> None:
+        """Take the loop back from the deputy after a long call."""
+        # The interrupt alone is not enough: a deputy that is just leaving the loop clears it. On a busy machine it
+        # could then run the loop again before this thread gets the lock, and would not leave it.
+        self._wanted_back = True
+        self._loop.interrupt()
+        self._owner.acquire()
+        self._wanted_back = False
+
+    def run_in_row(
+        self,
+        calls: Sequence[tuple[Callable[[Any], Any], Any]],
+        results: deque[tuple[Any, BaseException | None]],
+        seconds: float,
+    ) -> None:
+        """Call functions of environments one after the other, with an argument each; only where `is_free`.
+
+        The loop is handed over once for all of them. While one takes long, the deputy can take what others returned.
+
+        Args:
+            calls: The functions and arguments.
+            results: Gets what each returned, or raised.
+            seconds: After so much time no further one is called.
+        """
+        # Once for all: the row ends before it lasts for a moment, unless one call does.
+        self._calls += 1
+        self.in_call = True
+        if self._dozing:
+            self._call_began.set()
+        owner, until = self._owner, time.monotonic() + seconds
+        owner.release()
+        try:
+            with environments_lock:
+                for function, argument in calls:
+                    try:
+                        results.append((function(argument), None))
+                    except BaseException as error:
+                        results.append((None, error))
+                    # A process that an environment has forked makes no further call: see `after_fork`.
+                    if time.monotonic() > until or self._owner is not owner:
+                        break
+        finally:
+            # Nearly always the lock is free. Else the deputy runs the loop, and has to leave it first.
+            if not self._owner.acquire(blocking=False):
+                self._wait_for_deputy()
+            self.in_call = False
+            if self._deputy_ran:
+                self._deputy_ran = False
+                self._loop.interrupt()  # there may be jobs, or the loop is over
+
+    @property
+    def is_free(self) -> bool:
+        """True if a call is made at once: by the thread that runs the loop, with no others before it."""
+        return not (self._jobs or self._deputy_runs)
 
     def after_fork(self) -> None:
         """In a process that an environment's call has forked: end it where it returns from that call.

@@ -12,6 +12,7 @@ import functools
 import re
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +43,9 @@ from bridge.core.server.auth import (
 )
 from bridge.core.server.messages import ClientMessage, ServedMessage
 from bridge.core.worlds.base import Agent, World, fill_observations
+from bridge.core.worlds.environment import Environment
 from bridge.core.worlds.resets import ResetOrder
+from bridge.core.worlds.scheduling import Executor
 from bridge.core.worlds.settings import read_text
 from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
@@ -171,6 +174,7 @@ _STEP_EVENTS: Mapping[int, SessionEvent] = {
 _ANNOUNCED = re.compile(r"[\w.-]+( [\w.-]+){0,99}")
 _MOST_KNOWN = 256
 _EPISODE_UID = "with wait=new_frame the UID of a further action: the number of the episode that a Step's action is for"
+_RUNNING = pb.RUNNING
 
 
 class Session:
@@ -265,11 +269,60 @@ class Session:
         # The codec's constant bytes hold no info, whose size varies: it is written last, by itself.
         info: Any = values.pop() if codec.has_info else None
         parts = codec.write_response(state, values, info)
-        if parts is not None:
-            return parts
-        # An integer beyond 127, for example, takes more bytes than the codec has left for it. The agent is not asked
-        # again: it has told the notes and the form that are in the info, which it does once.
-        if codec.has_info:
+        return self._write_step(agent, state, values, info) if parts is None else parts
+
+    def read_step(self, data: bytes, executor: Executor) -> tuple[Callable[[Any], Any], Any] | None:
+        """Read a request for a step that this executor can make together with those of other sessions.
+
+        Returns:
+            What the executor is to call, and its argument; `answer_step` answers by what comes of it. None: `handle` is
+            to answer the request.
+        """
+        codec, agent = self._codec, self._agent
+        if codec is None or agent is None or not agent.steps_at_once or self._state is not SessionState.RUNNING:
+            return None
+        world: Any = self._world
+        env: Environment = world.env
+        step, resets = env.step_in_row, world.resets
+        if step is None or env.executor is not executor or resets.orders or resets.closed:
+            return None
+        action = self._known.get(data)
+        if action is None:
+            # Whatever it is, also of a space of a user's own: `handle` comes to the same, and refuses it.
+            with suppress(Exception):
+                arrays = codec.read_request(data)
+                action = None if arrays is None else self._decode(agent, data, arrays)
+        return None if action is None else (step, action)
+
+    def answer_step(self, result: Any, error: BaseException | None) -> list[bytes | memoryview]:
+        """Answer the request that `read_step` has read by what the call returned, or raised."""
+        codec: Any = self._codec  # which `read_step` has found, like the next two
+        agent: Any = self._agent
+        world: Any = self._world
+        self.last_step, self.last_error = None, 0
+        # Not raised again: its traceback would refer to this frame, and this frame to it.
+        if error is not None:
+            return [self._refused("step", error).SerializeToString()]
+        try:
+            state = agent.take_step(result)
+            self.last_step = world, agent, state
+            if state != _RUNNING:
+                self._end_sequence(agent, world, state)
+            values = agent.values(self._wanted or ())
+        except (Exception, KeyboardInterrupt, SystemExit) as problem:  # D-1
+            return [self._refused("step", problem).SerializeToString()]
+        info: Any = values.pop() if codec.has_info else None
+        parts = codec.write_response(state, values, info)
+        return self._write_step(agent, state, values, info) if parts is None else parts
+
+    def _write_step(self, agent: Agent, state: int, values: list[Any], info: Any) -> list[bytes | memoryview]:
+        """Return the response to a Step that the codec does not write; `info`: None where it was not asked for.
+
+        An integer beyond 127, for example, takes more bytes than the codec has left for it. The agent is not asked
+        again: it has told the notes and the form that are in the info, which it does once.
+        """
+        wanted = self._wanted or ()
+        if info is not None:
             values.append(info)
         message = pb.EnvironmentResponse()
         message.step.state = state  # type: ignore[assignment]

@@ -235,7 +235,7 @@ class Http2Receiver:
         if frame is not None:
             at = frame.receive_data(data, 0, events)
             self._on_data_taken(frame, events)
-        streams = self.streams
+        streams, narrow = self.streams, self._stream_window >> 1
         while size - at >= 9 and not self.paused:
             high, low, kind, flags, number = FRAME.unpack_from(data, at)
             length = high << 16 | low
@@ -247,17 +247,17 @@ class Http2Receiver:
                 stream = streams.get(number)
                 if (
                     stream is not None
-                    and stream.reader is not None
+                    and (reader := stream.reader) is not None
                     and stream.headers_received
                     and stream.expected_bytes is None
                     and self._headers.number is None
                 ):
                     self._recv_window -= length
                     stream.recv_window -= length
-                    stream.reader.receive_data(stream, data, start, stop, events)
+                    reader.receive_data(stream, data, start, stop, events)
                     if start == 9 and stop == size:
                         self._last_frame = size, data[:9], stream
-                    if stream.recv_window < self._stream_window >> 1 or self._recv_window < _CONNECTION_WINDOW >> 1:
+                    if stream.recv_window < narrow or self._recv_window < _CONNECTION_WINDOW >> 1:
                         self._send_window_update(stream)
                     at = stop
                     continue
@@ -546,8 +546,12 @@ class Http2(Http2Receiver):
         super().__init__(client, stream_window, max_streams, max_header_bytes, sender)
         self.outgoing = sender.outgoing
         """Bytes to send; `data_to_send` takes them."""
-        self.send_data, self.send_headers = sender.send_data, sender.send_headers
-        """Send bytes, and header fields, of a stream: the methods of `Http2Sender`."""
+        self.send_data, self.send_grpc_message, self.send_headers = (
+            sender.send_data,
+            sender.send_grpc_message,
+            sender.send_headers,
+        )
+        """Send bytes, a message of gRPC, and header fields, of a stream: the methods of `Http2Sender`."""
         self.discard_pending = sender.discard_pending
         """Drops what a stream still had to send: `Http2Sender.discard_pending`."""
         settings = [

@@ -27,6 +27,7 @@ __all__ = ["AgentPacer", "EnvAgent"]
 
 NO_INFO = values.encode_info({}, values.Notes())
 """An empty info as it travels."""
+_NOT_ENDED = False, False
 
 
 class AgentPacer(Protocol):
@@ -117,7 +118,7 @@ class EnvAgent(Agent):
         """Reads the environment's rewards."""
         self.actions = dict(enumerate(self._action_layout.specs, start=1))
         # The short way of a single environment in lock-step: nobody else is asked when it is stepped.
-        self._steps_at_once = self._pacer.steps_at_once and lanes is None
+        self.steps_at_once = self._pacer.steps_at_once and lanes is None
         self._may_leave_out_actions = self._pacer.keeps_actions
         # Integers, and not a dict of them, from which an environment may take what it has read.
         integers = self._action_layout.single and self._action_layout.leaves[0].kind == "scalar"
@@ -140,7 +141,7 @@ class EnvAgent(Agent):
         self.answer: list[Any] | None = None
         """What the Step at hand is told of these, where its pacer has said it; None: the newest observations."""
         self._plain = self._observation_layout.single and self._observation_layout.leaves[0].kind == "array"
-        self._of_spec = self.observations[1].dtype, self.observations[1].shape
+        self._dtype, self._shape = self.observations[1].dtype, self.observations[1].shape
         self._has_forms = self._observation_layout.has_forms
         self._notes = values.Notes()
         self._form: object = None
@@ -154,6 +155,9 @@ class EnvAgent(Agent):
         """Whether its episode has terminated; an item a lane."""
         self.truncated: Array = np.zeros(shape, np.bool_)
         """Whether its episode was truncated; an item a lane."""
+        # Of a single environment's step: to write three arrays and read them again took a twentieth of a step.
+        self._scalars: tuple[float, bool, bool] | None = None
+        """Reward and flags that are not in the arrays yet; None: they are."""
         # The client gives each reward the type of the last one that it was told in an info. In each step of nearly all
         # environments the reward is of `_plain_type`, and its tensor says all.
         self._reward_type: object = float
@@ -207,7 +211,7 @@ class EnvAgent(Agent):
         """Step the environment, or hand in an action for its next step."""
         action = self.decode(actions)
         # Not by `apply`, which each result of a step that waits would pass through once more.
-        return await (self.apply(action) if self._steps_at_once else self._pacer.step(self, action))
+        return await (self.apply(action) if self.steps_at_once else self._pacer.step(self, action))
 
     def decode(self, actions: Mapping[int, Array]) -> object:
         """Return the environment's action; None: the last one goes on, where the pacer has it so."""
@@ -233,22 +237,33 @@ class EnvAgent(Agent):
 
     async def apply(self, action: object) -> int:
         """Step the environment, or hand in an action; truncation alone interrupts, termination terminates (D-13)."""
-        if not self._steps_at_once:
+        if not self.steps_at_once:
             return await self._pacer.step(self, action)
-        result = await self.world.env.step(action)
+        return self.take_step(await self.world.env.step(action))
+
+    def take_step(self, result: Result) -> int:
+        """Take what the environment's `step` returned; return the state that follows (D-13)."""
         try:
             self.observation, reward, terminated, truncated, self.info = result
+            ended = terminated or truncated
+            flags = (bool(terminated), bool(truncated)) if ended else _NOT_ENDED
             if type(reward) is self._plain_type:
-                self.reward[...] = reward
+                self._scalars = reward, *flags
             else:
+                self._scalars = None
                 self.take_reward(reward)
-            self.terminated[...] = bool(terminated)
-            self.truncated[...] = bool(truncated)
+                self.terminated[...], self.truncated[...] = flags
         except Exception as error:
             raise answer_to("step", error) from error
-        if terminated or truncated:
+        if ended:
             self.world.episodes += 1
         return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
+
+    def _fill_arrays(self) -> None:
+        """Write the scalars of the newest step into the arrays, for those who read these."""
+        if self._scalars is not None:
+            self.reward[...], self.terminated[...], self.truncated[...] = self._scalars
+            self._scalars = None
 
     def interrupt(self) -> None:
         """End the sequence because of a ResetWorld."""
@@ -272,6 +287,7 @@ class EnvAgent(Agent):
         """Take what the environment's `reset` returned."""
         with failures_in("reset"):
             self.observation, self.info = result
+        self._scalars = None
         for array in (self.reward, self.terminated, self.truncated):
             array.fill(0)
         self.beside.clear()
@@ -318,6 +334,7 @@ class EnvAgent(Agent):
 
     def take_cut(self) -> None:
         """Tell that the sequence was ended from outside: truncated, with the last observations once more."""
+        self._fill_arrays()
         self.reward[...] = 0
         for told in ("reward", "failed"):
             self.beside.pop(told, None)
@@ -328,6 +345,7 @@ class EnvAgent(Agent):
     @property
     def newest(self) -> tuple[object, object] | None:
         """Observation and info of the running episode; None: none runs."""
+        self._fill_arrays()
         over = self.lanes is None and bool(self.terminated or self.truncated)
         return None if over or self.observation is None else (self.observation, self.info)
 
@@ -347,6 +365,7 @@ class EnvAgent(Agent):
         """Return observations of the last transition."""
         if self.answer is not None:
             return self.by_uid(self.values(uids))
+        self._fill_arrays()
         first, more = self._first_flag, self._first_more
         # First, since what they tell may add to the notes of the info.
         told = self._pacer.observe(self, [uid - more for uid in uids if uid >= more]) if self._has_more else {}
@@ -375,11 +394,15 @@ class EnvAgent(Agent):
         if uids != self.usual:
             return super().values(uids)
         seen: Any = self.observation
-        as_spec = self._plain and type(seen) is np.ndarray and (seen.dtype, seen.shape) == self._of_spec
-        parts = (seen,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
+        as_spec = self._plain and type(seen) is np.ndarray and seen.dtype == self._dtype and seen.shape == self._shape
         # An empty info, which is not encoded anew in each step.
         told = self.info or self.beside or self._notes.fresh or self.world.env.notes or self._has_forms
-        info, reward = self._encode_info() if told else NO_INFO, self.reward
+        if as_spec and not told and self._scalars is not None:  # as in nearly each step of a single environment
+            return [seen, *self._scalars, NO_INFO]
+        parts = (seen,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
+        info, reward = self._encode_info() if told or self._notes.fresh else NO_INFO, self.reward
+        if self._scalars is not None:
+            return [*parts, *self._scalars, info]
         if self.lanes is not None:
             return [*parts, reward, self.terminated, self.truncated, info]
         return [*parts, reward if reward.ndim else reward.item(), self.terminated.item(), self.truncated.item(), info]
@@ -417,10 +440,14 @@ class EnvAgent(Agent):
         found, self._notes.fresh, _ = values.decode_info(values.encode_info(info, self._notes))
         return found
 
+    def _is_as_spec(self, seen: Any) -> bool:
+        """True if an observation is its one tensor already."""
+        return self._plain and type(seen) is np.ndarray and seen.dtype == self._dtype and seen.shape == self._shape
+
     def _leaf(self, uid: int) -> Array:
         """Return one tensor of the environment's observation."""
         observation: Any = self.observation
-        if self._plain and type(observation) is np.ndarray and (observation.dtype, observation.shape) == self._of_spec:
+        if self._is_as_spec(observation):
             return cast("Array", observation)
         try:
             self._observation_layout.note_type(uid - 1, observation, self._notes)
@@ -431,7 +458,7 @@ class EnvAgent(Agent):
     def begun(self, lanes: list[int]) -> tuple[list[bytes], bytes]:
         """Return how lanes began: their rows of each tensor, as `Value.Begun` holds them, and the info."""
         seen: Any = self.observation
-        if self._plain and type(seen) is np.ndarray and (seen.dtype, seen.shape) == self._of_spec:
+        if self._is_as_spec(seen):
             return [seen.take(lanes, 0).tobytes()], self._encode_info()
         try:
             layout = self._observation_layout

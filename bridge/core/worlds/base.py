@@ -183,6 +183,13 @@ class Agent(abc.ABC):
         """Do as `step` does with what `decode` returned."""
         return await self.step(action)
 
+    steps_at_once = False
+    """True if `apply` does nothing but step the world's environment, and `take_step` with the result."""
+
+    def take_step(self, result: Result) -> int:
+        """Take what a step of the environment returned; return the state that follows."""
+        raise NotImplementedError
+
     def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
         """Return what `observe` does, in the order of the UIDs; scalars may be Python's, and uint8 arrays bytes."""
         observed = self.observe(uids)

@@ -175,6 +175,13 @@ class Environment(Protocol):
     """What resets of such lanes raised that were tried again; whoever logs them takes them."""
 
     @property
+    def step_in_row(self) -> Callable[[Any], Result] | None:
+        """Does as `step`, at once, where the executor would call it; None: `step` is to be awaited.
+
+        What it returns stays as it is while other environments are stepped, which may share memory with this one.
+        """
+
+    @property
     def ended(self) -> RequestError | None:
         """The error to answer with if the environment's process has ended; None: it has not."""
 
@@ -221,6 +228,9 @@ class EnvironmentProxy:
     Args:
         env: The other one.
     """
+
+    step_in_row: Callable[[Any], Result] | None = None
+    """None, whatever the other one has: subclasses change `step`."""
 
     def __init__(self, env: Environment) -> None:
         self.inner = env

@@ -11,11 +11,13 @@ import dataclasses
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import VectorEnv
 
 from bridge.core.encoding.properties import ENCODED, NUMBER, Property, PropertyTree, encoded, read_encoded
@@ -63,6 +65,19 @@ def host_of(env: Known, make: Callable[[], Known]) -> Host[Any]:
     return EnvHost(env, facts, make) if isinstance(env, gymnasium.Env) else ParallelHost(env, facts, make)
 
 
+def _own(value: Any) -> Any:
+    """Return a value whose arrays and containers are nobody else's."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    kind = type(value)
+    if kind is dict or kind is OrderedDict:
+        return kind((key, _own(item)) for key, item in value.items())
+    if kind is tuple or kind is list:
+        return kind(map(_own, value))
+    # A namedtuple, such as an element of a Graph space.
+    return kind(*map(_own, value)) if isinstance(value, tuple) and hasattr(kind, "_fields") else value
+
+
 class LocalEnv:
     """An environment of this process. Made in the thread that it belongs to.
 
@@ -80,7 +95,7 @@ class LocalEnv:
         self.times = StepTimes()
         self.notes = host.notes
         self.failures, self.retried = host.failures, host.retried
-        self.step = partial(executor.run, self._step)  # type: ignore[method-assign]  # one call less in each step
+        self.step = partial(executor.run, self.step_now)  # type: ignore[method-assign]  # one call less in each step
 
     ended: RequestError | None = None
 
@@ -104,9 +119,21 @@ class LocalEnv:
 
     def step(self, action: object, lane: int | None = None) -> Call[Result]:
         """Step the environment, or one lane by itself."""
-        return self.executor.run(self._step, action, lane)
+        return self.executor.run(self.step_now, action, lane)
 
-    def _step(self, action: object, lane: int | None = None) -> Result:
+    def step_in_row(self, action: object) -> Result:
+        """Do as `step`, called in the thread of the executor, and return what is nobody else's."""
+        result = self.step_now(action)
+        # Whatever else it is, `EnvAgent.take_step` refuses it.
+        if type(result) is not tuple or len(result) != 5:
+            return result
+        observation, reward, terminated, truncated, info = result
+        # Nearly always an array: one call less in each step.
+        observation = observation.copy() if type(observation) is np.ndarray else _own(observation)
+        return observation, reward, terminated, truncated, _own(info) if info else info
+
+    def step_now(self, action: object, lane: int | None = None) -> Result:
+        """Do as `step`, called in the thread of the executor."""
         # Every step comes through here: no calls that can be left out.
         host = self._host if lane is None else self._hosted(lane)
         if host is None:

@@ -63,6 +63,18 @@ def test_what_is_written_by_hand_is_what_protobuf_would_say(shape: tuple[int, ..
         assert pb.EnvironmentResponse.FromString(b"".join(parts)) == response_of(arrays, pb.TERMINATED, info)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_an_info_may_come_again_with_other_arrays_and_states(shape: tuple[int, ...]) -> None:
+    codec = make(DTYPES, shape)
+    ends = pb.TERMINATED, pb.INTERRUPTED
+    for index, info in enumerate([b"", b"", b"", b"x", b"x", b"x", b"y" * 300, b"y" * 300, b"", b""]):
+        for state in (pb.RUNNING, pb.RUNNING, ends[index % 2], pb.RUNNING):
+            arrays = [numbers(dtype, shape, index + seed) for seed, dtype in enumerate(DTYPES)]
+            parts = codec.write_response(state, arrays, info)
+            assert parts is not None
+            assert pb.EnvironmentResponse.FromString(b"".join(parts)) == response_of(arrays, state, info)
+
+
 @pytest.mark.parametrize("container", [bytes, bytearray])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_is_written_by_hand_is_read_by_hand(shape: tuple[int, ...], container: Any) -> None:

@@ -12,13 +12,11 @@ from bridge.core.transport.frames import ErrorCode, Event, HeadersReceived, Http
 from bridge.core.transport.http2 import Http2
 from bridge.core.transport.messages import (
     LARGE,
-    PREFIX,
     CompressedMessage,
     Inflater,
     MalformedMessage,
     MessageReader,
     TooLarge,
-    pack_prefix,
 )
 from bridge.core.transport.service import HELLO, METHOD, SERVICE, code_of_status, is_absent, remedy
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
@@ -202,7 +200,7 @@ class GrpcClient:
             stream = self._watch = http.open_stream(fields)
             stream.reader = MessageReader(_MAX_HEALTH_BYTES)
             # An empty HealthCheckRequest asks for the server as a whole.
-            http.send_data(stream, [pack_prefix(0, 0)], PREFIX)
+            http.send_grpc_message(stream, [], 0)
             http.end_stream(stream)
 
     def _open_queued(self) -> list[Received]:
@@ -221,8 +219,7 @@ class GrpcClient:
     def pack(self, call: ClientCall, request: bytes) -> None:
         """Send a request, as far as the server has windows. Of a call that is not open yet it is sent by `open`."""
         if call.stream is not None:
-            size = len(request)
-            self.http.send_data(call.stream, [pack_prefix(0, size), request], size + PREFIX)
+            self.http.send_grpc_message(call.stream, [request], len(request))
 
     def finish(self, call: ClientCall) -> None:
         """End the call's requests."""

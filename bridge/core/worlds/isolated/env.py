@@ -38,6 +38,8 @@ class IsolatedEnv:
         executor: Runs what belongs to the environment in this process.
     """
 
+    step_in_row = None
+
     def __init__(self, process: WorldProcess, description: list[Any], executor: Executor) -> None:
         self.process = process
         told, leaves, families = description
