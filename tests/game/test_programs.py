@@ -34,7 +34,7 @@ def test_a_program_with_asyncio_exchanges_in_one_of_its_tasks_while_others_run(p
     def play(url):
         env = make_remote(url)
         env.reset(seed=1)
-        steps.extend(float(env.step(1)[0][1]) for _ in range(10))
+        until(lambda: (steps.append(float(env.step(1)[0][1])), steps[-1] >= 5)[1])
         env.close()
 
     async def main():
@@ -47,7 +47,6 @@ def test_a_program_with_asyncio_exchanges_in_one_of_its_tasks_while_others_run(p
 
     asyncio.run(main())
     assert steps == sorted(steps)
-    assert steps[-1] > 0
     assert others[0] > 10
 
 

@@ -54,7 +54,7 @@ def test_the_frames_that_a_program_made_without_its_agent_are_nobodys(process, t
     episode = read_folder(tmp_path).episodes()[0]
     assert episode.end == "terminated"
     assert set(episode.players) == {"agent", "default"}
-    assert np.asarray(load_episode(episode).actions).tolist()[1:] == [3] * 11
+    assert set(np.asarray(load_episode(episode).actions).tolist()[1:]) == {3}
     assert reward == 3.0 * 11, "the agent gets what it has missed"
 
 
