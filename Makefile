@@ -68,7 +68,7 @@ WORKERS ?= 4
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .PHONY: demo test test-ci test-all test-core test-versions test-without test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check check-python check-web check-calls bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
-.PHONY: FORCE env-old env-peers env-trainers env-openenv
+.PHONY: FORCE compiled-tests env-old env-peers env-trainers env-notebooks env-openenv
 
 # A step says its name and how long it took, and shows what its command wrote only where that fails.
 STEP = @PYTHONWARNINGS=ignore $(PYTHON) .ci/step
@@ -112,10 +112,16 @@ timed-%: FORCE
 	@began=$$(date +%s); code=0; $(MAKE) --no-print-directory '$*' || code=$$?; \
 		echo "== make $*: $$(($$(date +%s) - began)) s"; exit $$code
 
+# What pytest makes of the test files, once: each of its processes would do it at the beginning of `test-ci`.
+compiled-tests: $(VENV)/.installed-test
+	-@$(BIN)/python -m pytest --quiet --collect-only -p no:cacheprovider > /dev/null
+
 # Environments by names without a folder, as `timed-%` takes them.
 env-old: $(OLD)/.installed
 env-peers: $(PEERS)/.installed
 env-trainers: $(TRAINERS)/.installed-test,trainers
+env-notebooks: env-trainers # into the same environment: one after the other
+	@$(MAKE) --no-print-directory $(TRAINERS)/.installed-notebooks
 env-openenv:
 	@$(MAKE) --no-print-directory $(OPENENV)/.installed || echo "OpenEnv could not be installed: its tests are skipped"
 

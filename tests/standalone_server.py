@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from tests.preloaded import AVAILABLE, Program
+
 ROOT = Path(__file__).resolve().parent.parent
 DEADLINE = 120.0
 SERVED_AT = " served at "
@@ -20,7 +22,7 @@ FILE = ROOT / "bridge" / "standalone" / "serve_env.py"
 class Standalone:
     """A server in a process of its own."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
+    def __init__(self, process: subprocess.Popen[str] | Program, url: str) -> None:
         self.process, self.url = process, url
 
     @property
@@ -31,7 +33,7 @@ class Standalone:
 class Output:
     """The lines that a process prints, read to the end: a pipe that nobody reads fills, and blocks the process."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str] | Program) -> None:
         self._process = process
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -64,13 +66,7 @@ def served(*command: str | Path, folder: Path = ROOT, **environment: str) -> Ite
         environment: Variables.
     """
     known = {name: value for name, value in os.environ.items() if name != "BRIDGE_TOKEN"}
-    process = subprocess.Popen(
-        [str(part) for part in command],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        env={**known, **environment},
-    )
+    process = _start([str(part) for part in command], folder, {**known, **environment})
     output = Output(process)
     try:
         said = []
@@ -87,6 +83,13 @@ def served(*command: str | Path, folder: Path = ROOT, **environment: str) -> Ite
         process.kill()
         process.wait()
         output.close()
+
+
+def _start(command: list[str], folder: Path, environment: dict[str, str]) -> subprocess.Popen[str] | Program:
+    """Start a command; of this interpreter, fork it from one that has not imported this package."""
+    if AVAILABLE and command[0] == sys.executable:
+        return Program(*command[1:], cwd=folder, env=environment, bare=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=folder, env=environment)
 
 
 def standalone(

@@ -233,42 +233,54 @@ def test_an_option_or_url_of_a_feature_that_an_installation_lacks_is_refused(
 
 
 USES = """
+import sys
 import bridge
 exec("from bridge import *")
 with serve_gym("CartPole-v1") as server, make_remote(server.url) as env:
     env.reset(seed=0)
-    try:
-        {use}
-    except bridge.errors.SettingError as error:
-        print(error)
+    for use in sys.argv[1:]:
+        try:
+            eval(use)
+        except bridge.errors.SettingError as error:
+            print(error)
 """
+# Uses of a feature, and what is told where an installation lacks it.
+LACKED = {
+    "recording": {
+        "serve_gym('CartPole-v1', record='runs')": "which record= needs",
+        "bridge.Recording": "which bridge.Recording needs",
+        "bridge.recording": "which this program needs",
+        "bridge.perlert.serve_perlert('CartPole-v1', record='runs')": "which record= needs",
+    },
+    "web": {
+        "serve_gym('CartPole-v1', web=True)": "which web= needs",
+        "serve_parallel('x', fps=30, match=True)": "which match=True needs",
+        "bridge.Web": "which bridge.Web needs",
+    },
+    "dial": {
+        "serve_gym('CartPole-v1', dial='grpc://127.0.0.1:1')": "which dial= needs",
+        "server.dial('grpc://127.0.0.1:1')": "which dial= needs",
+        "make_vec_remote('listen://127.0.0.1:0', num_envs=1)": "which a URL of listen:// needs",
+        "bridge.testing.check_server('listen://127.0.0.1:1')": "which a URL of listen:// needs",
+    },
+    "openenv": {
+        "serve_gym('CartPole-v1', web=True, openenv=True)": "which openenv= needs",
+        "make_remote('openenvs://127.0.0.1:1')": "which a URL of openenvs:// needs",
+        "make_vec_remote('openenv://127.0.0.1:1', num_envs=2)": "which a URL of openenv:// needs",
+    },
+    "perlert": {
+        "bridge.perlert": "which this program needs",
+        "make_remote('perlert://127.0.0.1:1/x:0')": "which a URL of perlert:// needs",
+        "make_vec_remote(['perlert://127.0.0.1:1/x:0'])": "which a URL of perlert:// needs",
+    },
+}
 
 
-@pytest.mark.parametrize(
-    ("feature", "use", "told"),
-    [
-        ("recording", "serve_gym('CartPole-v1', record='runs')", "which record= needs"),
-        ("recording", "bridge.Recording", "which bridge.Recording needs"),
-        ("recording", "bridge.recording", "which this program needs"),
-        ("recording", "bridge.perlert.serve_perlert('CartPole-v1', record='runs')", "which record= needs"),
-        ("web", "serve_gym('CartPole-v1', web=True)", "which web= needs"),
-        ("web", "serve_parallel('x', fps=30, match=True)", "which match=True needs"),
-        ("web", "bridge.Web", "which bridge.Web needs"),
-        ("dial", "serve_gym('CartPole-v1', dial='grpc://127.0.0.1:1')", "which dial= needs"),
-        ("dial", "server.dial('grpc://127.0.0.1:1')", "which dial= needs"),
-        ("openenv", "serve_gym('CartPole-v1', web=True, openenv=True)", "which openenv= needs"),
-        ("perlert", "bridge.perlert", "which this program needs"),
-        ("perlert", "make_remote('perlert://127.0.0.1:1/x:0')", "which a URL of perlert:// needs"),
-        ("perlert", "make_vec_remote(['perlert://127.0.0.1:1/x:0'])", "which a URL of perlert:// needs"),
-        ("openenv", "make_remote('openenvs://127.0.0.1:1')", "which a URL of openenvs:// needs"),
-        ("openenv", "make_vec_remote('openenv://127.0.0.1:1', num_envs=2)", "which a URL of openenv:// needs"),
-        ("dial", "make_vec_remote('listen://127.0.0.1:0', num_envs=1)", "which a URL of listen:// needs"),
-        ("dial", "bridge.testing.check_server('listen://127.0.0.1:1')", "which a URL of listen:// needs"),
-    ],
-)
+@pytest.mark.parametrize("feature", LACKED)
 def test_what_needs_a_feature_that_an_installation_lacks_says_so_and_the_rest_works(
-    tmp_path: Path, feature: str, use: str, told: str
+    tmp_path: Path, feature: str
 ) -> None:
-    program = LACKING.partition("from bridge.cli")[0] + USES.format(use=use)
-    done = run("-c", program, f"bridge.{feature}", cwd=tmp_path, bare=True)
-    assert (done.stdout, done.stderr) == (f"this installation lacks bridge.{feature}, {told}\n", "")
+    program = LACKING.partition("from bridge.cli")[0] + USES
+    done = run("-c", program, f"bridge.{feature}", *LACKED[feature], cwd=tmp_path, bare=True)
+    told = [f"this installation lacks bridge.{feature}, {words}" for words in LACKED[feature].values()]
+    assert (done.stdout.splitlines(), done.stderr) == (told, "")

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +25,7 @@ import pytest
 
 from bridge import make_remote
 from bridge.errors import BridgeError
+from tests.browser import in_browser, launched, opened_in, says, shows
 from tests.places import ROOT
 from tests.support import assert_identical, sampled, until
 from tests.web_envs import PADDLE
@@ -338,24 +338,16 @@ def test_servers_of_a_script_are_played_with_in_every_way(tmp_path: Path) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (0, "played\n", "")
 
 
+@in_browser
 @pytest.mark.slow
 def test_a_person_plays_on_the_page_in_chromium(serving: Any) -> None:
-    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("chromium is not installed: apt-get install --no-install-recommends chromium")
     url = serving("-m", "bridge", "serve", "tests.web_envs:Paddle", "--web", "--fps", "30").url("http")
-    with (
-        api.sync_playwright() as playwright,
-        playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"]) as browser,
-    ):
-        page = browser.new_page()
-        page.set_default_timeout(60_000)
-        page.goto(url)
+    with launched() as browser, opened_in(browser) as opened:
+        page = opened(url)
         page.click("#begin")
-        page.wait_for_function("() => document.getElementById('badge').textContent.includes('playing')")
+        says(page, "#badge", "playing")
         page.keyboard.down("ArrowRight")
-        page.wait_for_function(f"() => ({PADDLE})() > 130")
+        shows(page, f"() => ({PADDLE})() > 130")
         page.keyboard.up("ArrowRight")
 
 

@@ -152,6 +152,11 @@ def test_an_unknown_name_is_answered_by_those_there_are(capsys: pytest.CaptureFi
     assert "there is no subject, group or goal 'nothing'; there are sync-64" in capsys.readouterr().err
 
 
+def figures_of_servers(row: str) -> list[int]:
+    """How many figures a row of the table of attacks has for each server."""
+    return [len(cell.split(", ")) for cell in row.strip("| ").split(" | ")[1:]]
+
+
 @pytest.mark.slow
 def test_an_attack_is_measured_on_both_servers_and_all_of_them_can_begin() -> None:
     from benchmarks import attacks
@@ -162,7 +167,9 @@ def test_an_attack_is_measured_on_both_servers_and_all_of_them_can_begin() -> No
         assert outcome.share >= 0
         assert outcome.slow_share > 0
         assert outcome.recovery >= 0
-    assert "| PING |" in attacks.table({"PING": found})
+    row = attacks.table({"PING": found}, list(found)).splitlines()[-1]
+    assert row.startswith("| PING | ")
+    assert figures_of_servers(row) == [4, 4]
     begins = (PREFACE, PREFACE[:1], b"GET ", b"\x16\x03")  # HTTP/2, a byte of it, a WebSocket, TLS
     for name, kind in attacks.ATTACKS.items():
         first = next(kind.pieces(*([1] if kind.learn else []))) if kind.request is None else PREFACE
@@ -170,15 +177,15 @@ def test_an_attack_is_measured_on_both_servers_and_all_of_them_can_begin() -> No
 
 
 @pytest.mark.slow
-def test_rows_are_chosen_by_name_and_the_table_has_each_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_and_servers_are_chosen_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     from benchmarks import attacks
 
     rows = "2,000 connections of one byte,256 abandoned worlds"
-    attacks.main(["--rows", rows, "--seconds", "0.3", "--rounds", "1", "--servers", "http2,gateway"])
+    attacks.main(["--rows", rows, "--seconds", "0.3", "--rounds", "1", "--servers", "gateway"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[0] for line in lines[:4:2]] == ["| attack", "| 2,000 connections of one byte"]
     assert lines[3].startswith("| 256 abandoned worlds | ")
-    assert [len(cell.split(", ")) for cell in lines[3].strip("| ").split(" | ")[1:]] == [4, 4]
+    assert figures_of_servers(lines[3]) == [4]
     with pytest.raises(SystemExit):
         attacks.main(["--rows", "nothing"])
     assert "there is no 'nothing'" in capsys.readouterr().err

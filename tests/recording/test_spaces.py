@@ -153,7 +153,7 @@ def play(envs: Any) -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 3])
-@pytest.mark.parametrize("name", sampled(SPACES, 8, slow=True))
+@pytest.mark.parametrize("name", sampled(SPACES, 4))
 def test_an_episode_of_hashes_is_verified_and_its_data_made_again(tmp_path: Path, name: str, lanes: int) -> None:
     make = partial(Noted, SPACES[name])
     Noted.logs.clear()

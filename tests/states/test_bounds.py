@@ -82,6 +82,7 @@ class Huge(Walk):
         self.parts.append(np.ones(10_000_000 // 8))
 
 
+@pytest.mark.slow
 def test_a_huge_state_is_refused_and_gives_its_memory_back() -> None:
     limits = States(max_state_bytes=25_000_000)
     with serve_gym(Huge, states=limits) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:

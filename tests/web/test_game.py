@@ -144,6 +144,7 @@ def test_a_page_with_the_wrong_token_says_so(opened: Any) -> None:
         page.wait_for_function("() => document.getElementById('status').textContent.includes('the token is wrong')")
 
 
+@pytest.mark.slow
 def test_a_closed_tab_truncates_its_episode_and_a_reopened_one_has_its_slot_again(opened: Any) -> None:
     with contextlib.closing(DialListener("listen://127.0.0.1:0", timeout=30.0)) as listener:
         tabs = {name: opened(listener.port, f"&name={name}") for name in "abcd"}

@@ -314,6 +314,35 @@ def test_who_goes_to_a_lobby_gives_up_the_seat_elsewhere(opened):
         until(lambda: not any(world_of(server).played.values()))
 
 
+def test_who_goes_to_a_lobby_before_the_seat_is_there_gives_it_up_once_it_is(opened):
+    # Both buttons in one go: the server has not answered yet. The page says when the stream of the seat has ended.
+    press = """() => {
+      const Real = WebSocket;
+      window.WebSocket = class extends Real {
+        constructor(...given) {
+          super(...given);
+          window.WebSocket = Real;
+          this.addEventListener("close", () => { window.left = true; });
+        }
+      };
+      document.getElementById("begin").click();
+      document.querySelector('#worlds button[data-world*="guess:0"]').click();
+    }"""
+    with (
+        serve_gym(Paddle, fps=30, env_kwargs={"render_mode": "rgb_array"}) as server,
+        serve_perlert(Guess, fps=20, port=0) as lobby,
+        serve_gateway([server.url, lobby.url]) as gateway,
+    ):
+        page = opened(gateway.web_url)
+        page.wait_for_selector("#begin")
+        page.wait_for_selector('#worlds button[data-world*="guess:0"]')
+        page.evaluate(press)
+        says(page, "#panel", "Register")
+        shows(page, "() => window.left")
+        assert page.is_hidden("#play")
+        until(lambda: not any(world_of(server).played.values()))
+
+
 def test_a_name_that_a_lobby_cannot_have_is_told(opened):
     with serve_perlert(Guess, fps=20, port=0) as server, serve_gateway(server.url) as gateway:
         page = opened(gateway.web_url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge import make_remote, serve_parallel
-from tests.browser import in_browser, says, shows
+from tests.browser import KNOWN, in_browser, says, shows
 from tests.support import until, world_of
 from tests.web_envs import Race
 
@@ -228,5 +228,18 @@ def test_a_seat_that_is_pressed_while_the_returns_change_is_taken(opened):
         viewer.mouse.down()
         before = viewer.text_content("#seats output")
         shows(viewer, f"() => document.querySelector('#seats output').textContent !== '{before}'")
+        viewer.mouse.up()
+        says(viewer, "#badge", "you are lower")
+
+
+def test_a_seat_that_is_pressed_while_another_one_is_taken_is_taken(opened):
+    with serve_parallel(Dense, web=True, fps=30, match=True, agents=still) as server:
+        enter(opened, server, "Ann")
+        viewer = opened(server.web_url)
+        viewer.evaluate(KNOWN)
+        viewer.hover('#seats button[data-seat="lower"]')
+        viewer.mouse.down()
+        enter(opened, server, "Ben", "third")
+        shows(viewer, "() => known.server.worlds[0].match.seats[2].kind === 'person'")
         viewer.mouse.up()
         says(viewer, "#badge", "you are lower")

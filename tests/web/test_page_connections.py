@@ -16,10 +16,9 @@ from tests.places import ROOT
 from tests.support import server_process
 from tests.web_envs import PADDLE, Paddle
 
-pytestmark = in_browser
+pytestmark = [in_browser, pytest.mark.slow]
 
 
-@pytest.mark.slow
 def test_a_wrong_token_is_told_and_the_right_one_goes_on(opened):
     with serve_gym(Paddle, web=True, fps=30, token="right-token") as server:
         page = opened(f"{server.web_url}#token=wrong")
@@ -119,7 +118,6 @@ server.wait(grace=0.0)
 """
 
 
-@pytest.mark.slow
 def test_a_server_that_is_killed_and_comes_back_is_met_again_and_the_game_goes_on(opened, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with server_process(SERVER, "0") as (process, url):
@@ -140,7 +138,6 @@ def test_a_server_that_is_killed_and_comes_back_is_met_again_and_the_game_goes_o
             shows(page, "() => document.getElementById('problem').hidden")
 
 
-@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_said_to_be_silent(opened, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with server_process(SERVER, "0") as (process, url):
@@ -177,7 +174,7 @@ def test_a_seat_that_somebody_took_a_moment_ago_is_refused_in_words_for_people(o
 def test_a_connection_that_died_without_a_word_is_replaced(opened):
     dying = """() => {
       const [Real, wait] = [WebSocket, setTimeout];
-      window.setTimeout = (then, time) => wait(then, time === 15000 ? 500 : time);
+      window.setTimeout = (then, time) => wait(then, time === 15000 ? 3000 : time);
       window.networks = 0;
       window.WebSocket = class extends Real {
         network = window.networks;

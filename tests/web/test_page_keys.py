@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from bridge import serve_gym
@@ -10,7 +11,7 @@ from tests.browser import in_browser, says, shows
 from tests.support import until
 from tests.web_envs import PADDLE, Doors, Paddle
 
-pytestmark = in_browser
+pytestmark = [in_browser, pytest.mark.slow]
 
 
 class Car(Paddle):

@@ -15,7 +15,7 @@ from tests.support import until
 from tests.web.taking_over import Trainer, take_over
 from tests.web_envs import Paddle, Paddles, Race
 
-pytestmark = in_browser
+pytestmark = [in_browser, pytest.mark.slow]
 CODE = """async () => {
   const svg = document.getElementById("invite-code").cloneNode(true);
   svg.setAttribute("xmlns", "http://www.w3.org/2000/svg");
@@ -142,7 +142,6 @@ def test_a_link_invites_to_a_seat_and_its_code_says_the_same(opened):
         says(ann, "#seats", "✓ ready")
 
 
-@pytest.mark.slow
 def test_all_rounds_are_counted_for_each_player(opened):
     with serve_parallel(Race, web=True, fps=60, match=True, countdown=0.5, agents=lambda observation: 0) as server:
         page = opened(server.web_url)
@@ -222,7 +221,7 @@ def test_a_seat_that_was_left_is_offered_with_the_time_that_it_is_kept(opened):
 
 
 def test_an_offer_that_nobody_accepts_says_when_the_seat_is_free(opened):
-    with serve_gym(Paddle, web=Web(play_fps=20), limits=Limits(seat_timeout=2)) as server, Trainer(server):
+    with serve_gym(Paddle, web=Web(play_fps=20), limits=Limits(seat_timeout=4)) as server, Trainer(server):
         ann, eve = opened(server.web_url), opened(server.web_url)
         take_over(ann)
         ann.goto("about:blank")

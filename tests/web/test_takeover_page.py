@@ -20,7 +20,7 @@ from tests.support import keeping, until
 from tests.web.taking_over import Trainer, take_over
 from tests.web_envs import Paddle
 
-pytestmark = in_browser
+pytestmark = [in_browser, pytest.mark.slow]
 
 EXAMPLE = ROOT / "examples" / "learn_from_takeover.py"
 
@@ -165,7 +165,6 @@ def test_a_world_of_one_s_own_runs_at_the_rate_of_play(opened):
         until(lambda: server.worlds == [])
 
 
-@pytest.mark.slow
 def test_an_agent_learns_from_what_a_person_does_at_the_page(opened, tmp_path):
     """The training of the example, with a script at the page that pushes the car where it is going."""
     spec = importlib.util.spec_from_file_location("learn_from_takeover", EXAMPLE)

@@ -25,11 +25,26 @@ export function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-// Replace what is in an element, and leave the focus on the button of the same data attribute.
+// What is to stand in a list that somebody presses.
+const waiting = new WeakMap();
+const PRESSED = 50; // milliseconds from one look to the next whether a list is pressed still
+
+// Replace what is in an element, and leave the focus on the button of the same data attribute. A list that is pressed is
+// replaced once it is let go: a browser makes no click of a press and a release on two buttons, though they look the same.
 export function replaceKeepingFocus(list, attribute, made) {
-  const focused = document.activeElement instanceof HTMLElement ? document.activeElement.dataset[attribute] : undefined;
-  list.replaceChildren(...made);
-  if (focused !== undefined) list.querySelector(`[data-${attribute}="${CSS.escape(focused)}"]`)?.focus();
+  const before = list.firstChild;
+  waiting.set(list, made);
+  const replace = () => {
+    if (waiting.get(list) !== made || list.firstChild !== before) return; // the list shows something newer by now
+    if (list.matches(":active")) {
+      setTimeout(replace, PRESSED);
+      return;
+    }
+    const focused = document.activeElement instanceof HTMLElement ? document.activeElement.dataset[attribute] : undefined;
+    list.replaceChildren(...made);
+    if (focused !== undefined) list.querySelector(`[data-${attribute}="${CSS.escape(focused)}"]`)?.focus();
+  };
+  replace();
 }
 
 // True if somebody types, or works a button, where a key is pressed.

@@ -49,6 +49,7 @@ export async function takeOver(chosen) {
     else if (Object.keys(world.seats).length > 1) given.agent = textTensor(seat);
     const joined = await stream.ask(request.join(state.selected, given));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
+    if (state.joining !== stream) return; // the person has gone elsewhere
     state.joining = null;
     state.playing = {stream, keyboard, own: false, takesOver: true, name: state.selected, changed: null, wake: () => {}};
     recall(keyboard);
@@ -142,6 +143,7 @@ export async function play(chosen) {
       seat = await stream.property("world.agent");
       await refresh(stream);
     }
+    if (state.joining !== stream) return; // the person has gone elsewhere
     state.joining = state.gaveBack = null;
     state.playing = {stream, keyboard, own, name, title: env || home.title, seat, inMatch: Boolean(home.match), changed: null, wake: () => {}};
     if (own && keyboard.needsKey) state.playing.presses = [];

@@ -110,9 +110,10 @@ async function observe(name, stream) {
 
 // A lobby of PERLERT, in place of a picture.
 async function visit(name) {
-  if (state.playing) { // somewhere else
+  if (state.playing || state.joining) { // somewhere else
     want(null);
-    state.playing.stream.leave();
+    state.joining = null; // it gives the seat back once it has it
+    state.playing?.stream.leave();
     stopped();
   }
   const lobby = (state.watching = new Lobby(name, {
