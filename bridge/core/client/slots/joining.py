@@ -53,8 +53,8 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits
             there cannot be one world for all slots.
         RemoteError: What cannot be joined, and nothing stands in for it.
     """
-    num_envs, watch = options.num_envs, None
-    wait = ServerWait(options.wait_for_server)
+    num_envs, wait = options.num_envs, ServerWait(options.wait_for_server)
+    watch: EndpointWatch | None = None
     directory, requests = as_directory(urls), list[WorldRequest]()
     spares = [options.request(url) for url in options.spares]
     if directory is None:
