@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import logging
 import random
 import threading
 import types
@@ -22,11 +23,12 @@ import gymnasium
 import numpy as np
 
 from bridge.pb import bridge_pb2
-from bridge.states.digest import digest_of, fields_of, held_by, module_of
-from bridge.states.graph import CannotCopyError, Fields, has_cells, is_pure, layers_of, take_fields
+from bridge.states.digest import digest_of
+from bridge.states.fields import fields_of, held_by, is_pure, module_of
+from bridge.states.graph import CannotCopyError, Fields, has_cells, layers_of, take_fields
 from bridge.states.kinds import draws
 
-__all__ = ["Event", "History", "Ledger", "Track", "told"]
+__all__ = ["Event", "History", "Ledger", "Track", "foreign_in", "told"]
 
 _EXTERNAL = frozenset(
     (
@@ -37,7 +39,20 @@ _EXTERNAL = frozenset(
 """Modules whose objects reach what other environments, or other processes, have too."""
 _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_ATOMS = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, np.generic, np.dtype)
+_ATOMS = (
+    logging.Logger,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    type,
+    types.ModuleType,
+    np.generic,
+    np.dtype,
+)
 _EVENT_BYTES = 200
 
 
