@@ -11,7 +11,7 @@
 # make check   format, lint, types, generated code
 # make bench   steps per second, side by side with peers
 # make chaos   step for 20 minutes, twice, while servers and links fail; make fuzz   a million random requests and frames
-# make attacks   known attacks on servers, against ours, grpcio's and bridge web
+# make attacks   known attacks on servers, against ours, grpcio's and gymnasium-bridge web
 # make mutants break the protocol in many ways, and see a test fail for each
 # make zoo     play third-party environments on a server beside local ones, and write the table of benchmarks/zoo.md
 # make proto   generate bridge/pb from proto

@@ -42,7 +42,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv, make_certificates
 from bridge.web.gateway import serve_gateway
 
-SERVERS = {"http2": "ours", "grpcio": "grpcio", "gateway": "bridge web"}
+SERVERS = {"http2": "ours", "grpcio": "grpcio", "gateway": "gymnasium-bridge web"}
 """Those that are attacked, by what the option `--servers` calls them."""
 SLOW = 500_000
 """Bytes a second of all attackers together, in the slow variant."""

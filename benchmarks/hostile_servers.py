@@ -1,8 +1,8 @@
-"""`python -m benchmarks.hostile_servers`: what servers that mean harm cost a client, and `bridge info`.
+"""`python -m benchmarks.hostile_servers`: what servers that mean harm cost a client, and `gymnasium-bridge info`.
 
 Server and client are processes of their own. The client makes an environment, resets it and steps it three times, with
-messages of at most 32 MiB and a timeout of 5 seconds; `bridge info --all` reads what there is to know. Measured are the
-memory that the client takes beyond what it had before, its seconds, and how it ends.
+messages of at most 32 MiB and a timeout of 5 seconds; `gymnasium-bridge info --all` reads what there is to know.
+Measured are the memory that the client takes beyond what it had before, its seconds, and how it ends.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def info(url: str, compressed: bool) -> str:
     return f"exit code {code}, {len(out.getvalue()):,} characters. {errors.getvalue().strip()}"
 
 
-CLIENTS: dict[str, Callable[[str, bool], str]] = {"client": step, "bridge info": info}
+CLIENTS: dict[str, Callable[[str, bool], str]] = {"client": step, "gymnasium-bridge info": info}
 
 
 def act(kind: str, url: str, compressed: bool, pipe: Any) -> None:
@@ -108,9 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"there is no server {unknown!r}; see --help")
     slow = []
     with measuring(parser, arguments.busy):
-        print(
-            "| server | client: MiB | s | ends with | bridge info: MiB | s | ends with |\n|---|---|---|---|---|---|---|"
-        )
+        print("| server | client: MiB | s | ends with | info: MiB | s | ends with |\n|---|---|---|---|---|---|---|")
         for name in arguments.servers or HOSTILE:
             cells = [name]
             for kind in CLIENTS:

@@ -53,7 +53,7 @@ SETTLE = 0.4
 
 @contextmanager
 def server(*options: str, env: str = "CartPole-v1") -> Iterator[tuple[str, int, psutil.Process]]:
-    """Run `bridge serve --web`; give the URL of the page, the port and the process."""
+    """Run `gymnasium-bridge serve --web`; give the URL of the page, the port and the process."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
     with ServerProcess(env, "--web", *options) as process:
         port = parse_address(process.url).port

@@ -7,7 +7,7 @@ a process of its own, so that none disturbs another:
 - by vector: two worlds under `BlockingReset` beside Gymnasium's SyncVectorEnv, 100 steps;
 - by lanes: a world of four, likewise;
 - frames: ten of `render_mode="rgb_array"`;
-- by the command line: `bridge serve MODULE:ID`, 20 steps.
+- by the command line: `gymnasium-bridge serve MODULE:ID`, 20 steps.
 """
 
 from __future__ import annotations

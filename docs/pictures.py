@@ -40,7 +40,7 @@ class Scene:
     """A moment in an environment."""
 
     env_id: str
-    """`MODULE:ENV_ID`, as `bridge serve` takes it."""
+    """`MODULE:ENV_ID`, as `gymnasium-bridge serve` takes it."""
     title: str
     """The text below the frame."""
     steps: int

@@ -1,6 +1,7 @@
 """A pygame game with a loop of its own, catch the dot: by arrow keys at its window, by agents, and in a browser.
 
-`--help` says how. It prints its URLs, and at its end how many dots were caught, and its frames a second.
+It prints its URLs; `--help` says what else it can do:
+    python examples/game_loop.py
 """
 
 import argparse
@@ -38,14 +39,13 @@ def play_at_random(url: str, over: threading.Event) -> None:
 
 def main() -> None:
     """Run the game."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, default=0, help="where agents connect to (default: any)")
     parser.add_argument("--web", action="store_true", help="let people watch and play in a browser")
     parser.add_argument("--record", metavar="FOLDER", help="record what agents and people do")
     parser.add_argument("--agent", action="store_true", help="have a random agent play over the network")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so many seconds")
     options = parser.parse_args()
-    pygame.display.init()
     screen, clock = pygame.display.set_mode((SIZE * 20, SIZE * 20)), pygame.time.Clock()
     over, began, caught, frames = threading.Event(), time.monotonic(), 0, 0
     player, dot, frame, reward, info, random = np.zeros(2, int), np.ones(2, int), 0, 0.0, {}, np.random.default_rng()

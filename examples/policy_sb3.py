@@ -3,8 +3,8 @@
     python examples/policy_sb3.py --model lander.zip --port 8000
     python examples/policy_sb3.py --steps 20000 --episodes 20
 
-With a model it serves it until Ctrl-C, for `bridge evaluate` or a robot. Without one it trains one on CartPole first,
-and prints how good it is. Needs the extras `sb3` and `policy`.
+With a model it serves it until Ctrl-C, for `gymnasium-bridge evaluate` or a robot. Without one it trains one on
+CartPole first, and prints how good it is. Needs the extras `sb3` and `policy`.
 """
 
 from __future__ import annotations

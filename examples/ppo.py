@@ -2,8 +2,8 @@
 
 Serve environments, on one machine or on several, and name all servers:
 
-    bridge serve CartPole-v1 --num-envs 4 --port 50051
-    bridge serve CartPole-v1 --num-envs 4 --port 50052
+    gymnasium-bridge serve CartPole-v1 --num-envs 4 --port 50051
+    gymnasium-bridge serve CartPole-v1 --num-envs 4 --port 50052
     python examples/ppo.py grpc://127.0.0.1:50051 grpc://127.0.0.1:50052
 
 Kill a server, and training goes on with the others; start it again at the same port, and its slots come back. A lost

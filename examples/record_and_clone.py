@@ -4,7 +4,7 @@
 
 A hand-written expert balances CartPole over the network; the server records it. A linear policy is then fitted to the
 recorded observations and actions, by least squares, and plays. Prints the mean return of the expert and of the clone.
-A person at the server's page or in `bridge play` is recorded by the same option; notebooks/05 does that.
+A person at the server's page or in `gymnasium-bridge play` is recorded by the same option; notebooks/05 does that.
 Needs the extra `record`.
 """
 
@@ -61,7 +61,10 @@ def main() -> None:
     arguments = parser.parse_args()
     with serve_gym("CartPole-v1", record=Recording(arguments.folder, observations=True)) as server:
         mean = play(server.url, expert, arguments.episodes, "agent:expert")
-    print(f"recorded {arguments.episodes} episodes in {arguments.folder}/; `bridge runs {arguments.folder}` lists them")
+    print(
+        f"recorded {arguments.episodes} episodes in {arguments.folder}/, "
+        f"which `gymnasium-bridge runs {arguments.folder}` lists"
+    )
     print(f"the expert: mean return {mean:.1f} of at most 500")
     policy = clone(arguments.folder)
     with serve_gym("CartPole-v1") as server:

@@ -1,4 +1,4 @@
-"""Servers in processes of any Python: `bridge serve`, and the file that `bridge standalone` prints."""
+"""Servers in processes of any Python: `gymnasium-bridge serve`, and the file of `gymnasium-bridge standalone`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def served(*command: str | Path, folder: Path = ROOT, **environment: str) -> Ite
 def standalone(
     *arguments: str, python: str | Path = sys.executable, folder: Path = ROOT, **environment: str
 ) -> AbstractContextManager[Standalone]:
-    """Run the file of `bridge standalone` with a command line, as `served` does."""
+    """Run the file of `gymnasium-bridge standalone` with a command line, as `served` does."""
     # In another folder, the module that a command line names is still found.
     path = str(ROOT) if folder != ROOT else ""
     return served(python, FILE, *arguments, folder=folder, **{"PYTHONPATH": path, **environment})

@@ -265,10 +265,11 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         same_step = pending == "step" and self._mode is AutoresetMode.SAME_STEP and not self._native
         results = self.env.wait_for_all(pending, seconds, same_step=same_step, on_lost=self._on_lost)
         if pending == "step":
-            ended = self._finished = results.ended
+            if self._mode is AutoresetMode.DISABLED:  # the other modes begin the next episodes by themselves
+                self._finished = results.ended
             if results.errors or results.failures or self._failures:
                 self._raise_lost(results)
-                self._count_failures(results, ended)
+                self._count_failures(results, results.ended)
         # Slots that were not reset may have ended, and still need it.
         elif self._reset_mask is not None:
             self._finished = self._finished & ~self._reset_mask

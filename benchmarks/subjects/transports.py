@@ -73,7 +73,7 @@ def bare_echo() -> Iterator[Measure]:
 
 
 def one_over(transport: str, *options: str) -> Iterator[Measure]:
-    """Give a measure of one CartPole of `bridge serve`, with further options of the command."""
+    """Give a measure of one CartPole of `gymnasium-bridge serve`, with further options of the command."""
     with server_on(transport, ENV_ID, *options) as url:
         env = make_remote(url)
         try:

@@ -1,4 +1,4 @@
-"""`bridge bench`: how fast a server steps, seen from here."""
+"""`gymnasium-bridge bench`: how fast a server steps, seen from here."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _EPILOG = """examples:
-  bridge bench grpc://localhost:50051
-  bridge bench localhost:50051 --num-envs 64             as make_vec_remote(url, num_envs=64, blocking=True)
-  bridge bench localhost:50051/CartPole-v1?num_envs=64   a world of 64 lanes
-  bridge bench host-a:50051 host-b:50051 --seconds 20
+  gymnasium-bridge bench grpc://localhost:50051
+  gymnasium-bridge bench localhost:50051 --num-envs 64             as make_vec_remote(url, num_envs=64, blocking=True)
+  gymnasium-bridge bench localhost:50051/CartPole-v1?num_envs=64   a world of 64 lanes
+  gymnasium-bridge bench host-a:50051 host-b:50051 --seconds 20
 
 A step is one call of step() on the vector environment, with random actions. The latency is the time that a training
 loop waits for it.

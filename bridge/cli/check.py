@@ -1,4 +1,4 @@
-"""`bridge check`: hold any dm_env_rpc server against the protocol. All of it is in `bridge.testing`."""
+"""`gymnasium-bridge check`: hold any dm_env_rpc server against the protocol. All of it is in `bridge.testing`."""
 
 from bridge.testing.command import add_check_parser as register
 

@@ -1,4 +1,4 @@
-"""`bridge completion`: what a shell needs to complete commands, options and environments, by argcomplete."""
+"""`gymnasium-bridge completion`: what a shell needs to complete commands, options and environments, by argcomplete."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from bridge.core.extras import needed
 __all__ = ["register"]
 
 _EPILOG = """examples:
-  eval "$(bridge completion bash)"                               in ~/.bashrc
-  eval "$(bridge completion zsh)"                                in ~/.zshrc, after compinit
-  bridge completion fish > ~/.config/fish/completions/gymnasium-bridge.fish
+  eval "$(gymnasium-bridge completion bash)"                               in ~/.bashrc
+  eval "$(gymnasium-bridge completion zsh)"                                in ~/.zshrc, after compinit
+  gymnasium-bridge completion fish > ~/.config/fish/completions/gymnasium-bridge.fish
 
 It needs the extra `completion`.
 """

@@ -1,4 +1,4 @@
-"""`bridge demo`: watch an agent learn in environments that run in other processes."""
+"""`gymnasium-bridge demo`: watch an agent learn in environments that run in other processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from bridge.cli.program import FAILED, OK
 __all__ = ["register"]
 
 _EPILOG = """examples:
-  bridge demo
-  bridge demo --servers 4 --lanes 16 --picture /tmp/curve.png
+  gymnasium-bridge demo
+  gymnasium-bridge demo --servers 4 --lanes 16 --picture /tmp/curve.png
 
 The picture needs matplotlib (extra `demo`). The exit code is 1 if the agent has not learned.
 """

@@ -1,4 +1,4 @@
-"""`bridge evaluate`: how good a policy is on served environments."""
+"""`gymnasium-bridge evaluate`: how good a policy is on served environments."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bridge.cli.program import OK, add_wait_option, positive, positive_int, program_name, say
+from bridge.cli.program import OK, PROGRAM, add_wait_option, positive, positive_int, say
 from bridge.cli.target import find_policies
 from bridge.core.transport.credentials import TLS, add_credential_options, credential_keywords
 
 __all__ = ["EvaluationProgress", "register"]
 
 _EPILOG = """examples:
-  bridge evaluate grpc://localhost:50051/CartPole-v1 --policy my_module:act
-  bridge evaluate host-a:50051 host-b:50051 --num-envs 64 --policy ws://gpu:8000 --episodes 500 --json
-  bridge evaluate localhost:50051 --compare ws://gpu:8000 ws://gpu:8001
+  gymnasium-bridge evaluate grpc://localhost:50051/CartPole-v1 --policy my_module:act
+  gymnasium-bridge evaluate host-a:50051 host-b:50051 --num-envs 64 --policy ws://gpu:8000 --episodes 500 --json
+  gymnasium-bridge evaluate localhost:50051 --compare ws://gpu:8000 ws://gpu:8001
 
-A policy is the URL of `bridge policy` or of openpi's server, with ?token=TEXT where it asks for one, or MODULE:FUNCTION
-that takes a batch of observations and returns actions. --timeout counts for environments and policies, and so do the
-certificates, as far as their URLs have TLS; ?timeout=S and ?tls_ca=FILE in a policy's URL are for that policy alone.
+A policy is the URL of `gymnasium-bridge policy` or of openpi's server, with ?token=TEXT where it asks for one, or
+MODULE:FUNCTION that takes a batch of observations and returns actions. --timeout counts for environments and policies,
+and so do the certificates, as far as their URLs have TLS; ?timeout=S and ?tls_ca=FILE in a policy's URL are for that
+policy alone.
 Episode k is seeded with --seed + k. Standard error shows how far it is: a bar at a terminal, else a line now and then.
 """
 
@@ -169,7 +170,7 @@ class EvaluationProgress:
                 return
             self._told, took = now, now - self._began
         rest = f", some {took / done * (total - done):.0f} s to go" if done else ""
-        self._write(f"{program_name()}: {self._titles[0]}{done} of {total} episodes in {took:.0f} s{rest}")
+        self._write(f"{PROGRAM}: {self._titles[0]}{done} of {total} episodes in {took:.0f} s{rest}")
 
     def _write(self, text: str, end: str = "\n") -> None:
         with contextlib.suppress(OSError):  # whoever reads it is gone, or the disk is full: the results still count

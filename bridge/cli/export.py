@@ -1,4 +1,4 @@
-"""`bridge export`: recorded episodes as a dataset of Minari or LeRobot, or as films."""
+"""`gymnasium-bridge export`: recorded episodes as a dataset of Minari or LeRobot, or as films."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from bridge.recording.selection import add_selection_options, selection_of
 __all__ = ["register"]
 
 _EPILOG = """examples:
-  bridge export runs/ --minari cartpole/people-v0 --who person
-  bridge export runs/ --minari pong/expert-v0 --env-id "ALE/Pong*" --min-return 15
-  bridge export runs/ --lerobot datasets/pong --env-id "ALE/Pong*" --task "win at table tennis"
-  bridge export runs/20261122T140501-3fa9c1-1.0.17 --mp4 films/
+  gymnasium-bridge export runs/ --minari cartpole/people-v0 --who person
+  gymnasium-bridge export runs/ --minari pong/expert-v0 --env-id "ALE/Pong*" --min-return 15
+  gymnasium-bridge export runs/ --lerobot datasets/pong --env-id "ALE/Pong*" --task "win at table tennis"
+  gymnasium-bridge export runs/20261122T140501-3fa9c1-1.0.17 --mp4 films/
 
 Observations that were not recorded come from a replay, which is held against the recording meanwhile.
 """
@@ -70,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     say(f"{len(episodes)} of {len(found)} episodes")
     if not episodes:
         raise RecordingError(
-            "there are no such episodes; `bridge runs` lists those that there are, of which --unfinished takes also "
-            "those that did not end"
+            "there are no such episodes; `gymnasium-bridge runs` lists those that there are, of which --unfinished "
+            "takes also those that did not end"
         )
     how = {"env": env, "say": say, "allow_calls": arguments.allow_calls}
     if arguments.minari is not None:

@@ -1,4 +1,4 @@
-"""`bridge health`: whether a server takes worlds, as an exit code, for the probes of Kubernetes and others."""
+"""`gymnasium-bridge health`: whether a server takes worlds, as an exit code for probes, such as those of Kubernetes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bridge.fleet.health import SERVING, check_health, has_room
 __all__ = ["register"]
 
 _EPILOG = """examples:
-  bridge health grpc://localhost:50051
-  bridge health grpcs://localhost:50051 --no-verify    with TLS, from within the container
-  bridge health unix:///run/env.sock --timeout 2
+  gymnasium-bridge health grpc://localhost:50051
+  gymnasium-bridge health grpcs://localhost:50051 --no-verify    with TLS, from within the container
+  gymnasium-bridge health unix:///run/env.sock --timeout 2
 
 It prints SERVING, and exits with 0; a server that is full serves those that are there, and is said to be full. It
 prints NOT_SERVING, and exits with 1, for one that drains; where nobody answers, it says why and exits with 1. It needs

@@ -1,4 +1,4 @@
-"""`bridge info`: what a server is, what it publishes, and what a client gets there."""
+"""`gymnasium-bridge info`: what a server is, what it publishes, and what a client gets there."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from bridge.version import __version__
 __all__ = ["register"]
 
 _EPILOG = """examples:
-  bridge info grpc://localhost:50051
-  bridge info "localhost:50051/CartPole-v1?num_envs=8"   one of several environments; CreateWorld settings
-  bridge info localhost:50051 --all                      also specs and properties, limits among them
-  bridge info grpcs://gpu-box.lan:50051 --token-file token --tls-ca certs/ca.pem
+  gymnasium-bridge info grpc://localhost:50051
+  gymnasium-bridge info "localhost:50051/CartPole-v1?num_envs=8"   one of several environments; CreateWorld settings
+  gymnasium-bridge info localhost:50051 --all                      also specs and properties, limits among them
+  gymnasium-bridge info grpcs://gpu-box.lan:50051 --token-file token --tls-ca certs/ca.pem
 
 It creates a world, joins it, steps nothing, and destroys it.
 """
@@ -101,7 +101,7 @@ def _run(arguments: argparse.Namespace, url: str, credentials: ClientCredentials
         _print_server(request.address.url, properties, version, environments)
     named = request.env_id or request.address.world is not None or "env_id" in dict(request.address.settings)
     if len(environments) > 1 and not named:
-        name = f"bridge info {shlex.quote(naming_url(request.address.url, environments[0]))}"
+        name = f"gymnasium-bridge info {shlex.quote(naming_url(request.address.url, environments[0]))}"
         print()
         say(f"To see one of the environments, name it: {name}")
     else:

@@ -1,4 +1,4 @@
-"""`bridge lobby perlert://…`: the lobby and the game in a terminal, for people; works through a plain pipe, too."""
+"""`gymnasium-bridge lobby perlert://…`: a lobby and its game in a terminal; works through a plain pipe, too."""
 
 from __future__ import annotations
 
@@ -376,7 +376,7 @@ def run_lobby(
     """
     if os.name != "posix":
         raise SettingError(
-            "bridge lobby needs Linux or macOS: it waits for the terminal and the network at once. "
+            "gymnasium-bridge lobby needs Linux or macOS: it waits for the terminal and the network at once. "
             "Play by a program: bridge.perlert.PerlertEnv"
         )
     address = parse_perlert_address(url)
@@ -413,9 +413,9 @@ def register(commands: Any) -> None:
         "lobby",
         help="join a PERLERT lobby and play in the terminal",
         description="Join a PERLERT lobby: who is in which slot, register, ready, messages, then play by keyboard.",
-        epilog="examples:\n  bridge lobby perlert://localhost:32322/cartpole:0\n"
-        "  bridge lobby perlert://localhost:32322/cartpole:0 --agent agent0 --ready\n"
-        "  bridge lobby perlert://localhost:32322/cartpole:0 --watch\n",
+        epilog="examples:\n  gymnasium-bridge lobby perlert://localhost:32322/cartpole:0\n"
+        "  gymnasium-bridge lobby perlert://localhost:32322/cartpole:0 --agent agent0 --ready\n"
+        "  gymnasium-bridge lobby perlert://localhost:32322/cartpole:0 --watch\n",
     )
     parser.add_argument("url", metavar="URL", help="perlert://HOST:PORT/NAME:NUMBER")
     parser.add_argument("--agent", metavar="KEY", help="take this slot at once")

@@ -1,4 +1,4 @@
-"""`bridge play`: a person plays a remote environment with the keyboard, with the diagnostics on screen."""
+"""`gymnasium-bridge play`: a person plays a remote environment with the keyboard, with the diagnostics on screen."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ change the first number, down and up the second. In lock-step, an environment in
 a key. Backspace resets it, Escape quits.
 
 examples:
-  bridge play grpc://localhost:50051/CartPole-v1
-  bridge play grpc://localhost:50051/ALE/Pong-v5
-  bridge play grpc://localhost:50051 --keys a=0 d=1
-  bridge play "grpc://localhost:50051?world=" --role spectator
+  gymnasium-bridge play grpc://localhost:50051/CartPole-v1
+  gymnasium-bridge play grpc://localhost:50051/ALE/Pong-v5
+  gymnasium-bridge play grpc://localhost:50051 --keys a=0 d=1
+  gymnasium-bridge play "grpc://localhost:50051?world=" --role spectator
 """
 
 # Pixels of a line of text, and around the text.
@@ -152,9 +152,9 @@ def _connect(arguments: argparse.Namespace) -> RemoteEnv:
 
 def run(arguments: argparse.Namespace) -> int:
     """Play until Escape, the window's end, or `--frames`."""
-    with needed("bridge play needs pygame", "play"):
+    with needed("gymnasium-bridge play needs pygame", "play"):
         import pygame
-    with feature("web", "bridge play"):
+    with feature("web", "gymnasium-bridge play"):
         from bridge.web.controls import default_keys, does_nothing, known_names
     from bridge.core.worlds.group import neutral_action
 
@@ -235,7 +235,7 @@ def draw(pygame: Any, window: Any, font: Any, picture: Any, lines: Sequence[str]
     size = width, height + _LINE * len(lines) + 2 * _MARGIN  # the lines stand below the picture, which may show a score
     if window is None or window.get_width() != width or window.get_height() < size[1]:  # it does not shrink again
         window = pygame.display.set_mode(size)
-        pygame.display.set_caption("bridge play")
+        pygame.display.set_caption("gymnasium-bridge play")
     window.fill((0, 0, 0))
     window.blit(surface, (0, 0))
     for number, line in enumerate(lines):

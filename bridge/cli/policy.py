@@ -1,4 +1,4 @@
-"""`bridge policy`: serves a policy over openpi's wire."""
+"""`gymnasium-bridge policy`: serves a policy over openpi's wire."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bridge.core.transport.credentials import add_credential_options, credential
 __all__ = ["register"]
 
 _EPILOG = """examples:
-  bridge policy my_module:act
-  bridge policy my_module:act_on_one --rows --port 8000
-  bridge policy my_module:plan --chunked --host 0.0.0.0 --token-file token
+  gymnasium-bridge policy my_module:act
+  gymnasium-bridge policy my_module:act_on_one --rows --port 8000
+  gymnasium-bridge policy my_module:plan --chunked --host 0.0.0.0 --token-file token
 
 MODULE:FUNCTION takes a batch of observations, (rows, …) or a dict of such, and returns (rows, …) actions.
 """
@@ -26,7 +26,7 @@ def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "policy",
-        description="Serve a policy until Ctrl-C, for `bridge evaluate`, RemotePolicy and clients of openpi.",
+        description="Serve a policy until Ctrl-C, for `gymnasium-bridge evaluate`, RemotePolicy and clients of openpi.",
         epilog=_EPILOG,
     )
     parser.add_argument("function", metavar="MODULE:FUNCTION", help="observations in, actions out")

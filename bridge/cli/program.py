@@ -28,8 +28,11 @@ from typing import TextIO
 
 from bridge.core.extras import has_feature
 
-__all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "USAGE", "clean", "main", "make_parser"]
+__all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "PROGRAM", "USAGE", "clean", "main", "make_parser"]
 __all__ += ["add_wait_option", "positive", "positive_int", "say"]
+
+PROGRAM = "gymnasium-bridge"
+"""The program's name in what it prints; `bridge` is installed too, and is also a command of iproute2."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("bridge.cli.serve", "publish environments until Ctrl-C"),
@@ -102,11 +105,10 @@ def make_parser(command: str | None = None, debug: bool = False) -> argparse.Arg
     from bridge.core.plugins import found, package_of
     from bridge.version import __version__  # likewise: Ctrl-C is handled by now
 
-    called = program_name()
     parser = argparse.ArgumentParser(
-        prog=called,
+        prog=PROGRAM,
         description="Serve Gymnasium environments, and inspect, measure and play served ones.",
-        epilog=_called_so(_EXIT_CODES, called),
+        epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"gymnasium-bridge {__version__}")
@@ -130,22 +132,12 @@ def make_parser(command: str | None = None, debug: bool = False) -> argparse.Arg
         if "exit codes" not in (chosen.epilog or ""):
             chosen.epilog = f"{chosen.epilog or ''}\n{_EXIT_CODES}"
         chosen.description = _wrapped(chosen.description or "")
-        chosen.epilog = _wrapped(_called_so(chosen.epilog or "", called))
+        chosen.epilog = _wrapped(chosen.epilog or "")
         chosen.add_argument("--debug", action="store_true", help="show the traceback of an error")
         actions = chosen._actions  # noqa: SLF001 - argparse has no public list of a parser's options
         spelled = {action.dest: action.option_strings[0] for action in actions if action.option_strings}
         chosen.set_defaults(spelled=spelled, parser=chosen)
     return parser
-
-
-def program_name() -> str:
-    """The name by which this program was called: `gymnasium-bridge`, or else its short name, `bridge`."""
-    return "gymnasium-bridge" if os.path.basename(sys.argv[0]).startswith("gymnasium-bridge") else "bridge"
-
-
-def _called_so(text: str, name: str) -> str:
-    """Return a text with the program's name in its commands."""
-    return re.sub(rf"(?<![\w-])bridge (?={'|'.join(COMMANDS)})", f"{name} ", text)
 
 
 def _wrapped(text: str) -> str:
@@ -178,7 +170,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if argv[0] not in (*known, "-h", "--help", "--version"):
         close = difflib.get_close_matches(argv[0], known, 1)
         hint = f"did you mean {close[0]}? " if close else ""
-        parser.error(f"there is no command {argv[0]!r}; {hint}`{program_name()} --help` lists the commands")
+        parser.error(f"there is no command {argv[0]!r}; {hint}`{PROGRAM} --help` lists the commands")
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
         for option, name in getattr(arguments, "lacking", {}).items():
@@ -379,7 +371,7 @@ def say(line: str) -> None:
 
 def _complain(line: str) -> None:
     """Write a line to standard error, after the program's name."""
-    _write(f"{program_name()}: {line}")
+    _write(f"{PROGRAM}: {line}")
 
 
 def _write(line: str) -> None:

@@ -1,4 +1,4 @@
-"""`bridge replay`: verify a recorded episode, or watch it again."""
+"""`gymnasium-bridge replay`: verify a recorded episode, or watch it again."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _EPILOG = f"""examples:
-  bridge replay runs/20261122T140501-3fa9c1-1.0.17 --verify
-  bridge replay runs/ --verify                             every episode of the folder
-  bridge replay runs/… --verify --env ale_py:ALE/Pong-v5   the environment, where its id is not registered
-  bridge replay runs/… --serve --port 50051                as a world that people watch
+  gymnasium-bridge replay runs/20261122T140501-3fa9c1-1.0.17 --verify
+  gymnasium-bridge replay runs/ --verify                             every episode of the folder
+  gymnasium-bridge replay runs/… --verify --env ale_py:ALE/Pong-v5   the environment, where its id is not registered
+  gymnasium-bridge replay runs/… --serve --port 50051                as a world that people watch
 
 exit codes:
   {OK}    verified
@@ -36,7 +36,7 @@ def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser("replay", description="Verify recorded episodes, or watch one again.", epilog=_EPILOG)
     parser.add_argument(
-        "episode", type=Path, metavar="EPISODE", help="FOLDER/ID as `bridge runs` lists it, or a FOLDER"
+        "episode", type=Path, metavar="EPISODE", help="FOLDER/ID as `gymnasium-bridge runs` lists it, or a FOLDER"
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
@@ -120,7 +120,7 @@ def _serve(episode: RecordedEpisode, env: Any, arguments: argparse.Namespace) ->
 
     def started() -> None:
         say(f"{episode.id}{SERVED_AT}{' '.join(server.urls)}")
-        say(f'watch:  bridge play "{server.url}?world=" --role spectator')
+        say(f'watch:  gymnasium-bridge play "{server.url}?world=" --role spectator')
         say("Ctrl-C stops.")
 
     server.run(started=started)

@@ -1,4 +1,4 @@
-"""`bridge runs`: the episodes of a folder of recordings, as a table."""
+"""`gymnasium-bridge runs`: the episodes of a folder of recordings, as a table."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _EPILOG = """examples:
-  bridge runs runs/
-  bridge runs runs/ --who person --min-return 100
-  bridge runs runs/ --last 20
-  bridge runs runs/ --json | jq .return
+  gymnasium-bridge runs runs/
+  gymnasium-bridge runs runs/ --who person --min-return 100
+  gymnasium-bridge runs runs/ --last 20
+  gymnasium-bridge runs runs/ --json | jq .return
 """
 _HEAD = ("episode", "environment", "began", "steps", "return", "end", "seed", "who", "")
 _NUMBERS = (3, 4, 6)

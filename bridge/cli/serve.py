@@ -1,4 +1,4 @@
-"""`bridge serve`: publish environments until Ctrl-C or SIGTERM.
+"""`gymnasium-bridge serve`: publish environments until Ctrl-C or SIGTERM.
 
 Its options are the keywords of `serve_gym`, and of `serve_parallel` for environments of several agents.
 """
@@ -117,15 +117,15 @@ _NAMED_TEXTS = {
 _KIND = {True: "an environment of several agents", False: "a Gymnasium environment"}
 
 _EPILOG = """examples:
-  bridge serve CartPole-v1 --port 50051
-  bridge serve CartPole-v1 --num-envs 64             64 lanes: one message steps them all
-  bridge serve FrozenLake-v1 --env-kwargs map_name=8x8 is_slippery=False
-  bridge serve my_package.envs:MyEnv-v0              imports the module that registers the environment
-  bridge serve my_package.envs:make_env              calls what makes the environment
-  bridge serve mpe2:simple_tag_v3 --fps 30           several agents (PettingZoo), each a client, in real time
-  bridge serve mpe2:simple_tag_v3 --fps 30 --web --match --agents random    people play in a browser, in rounds
-  bridge serve CartPole-v1 --perlert 32322           in real time over UDP, with a lobby
-  bridge serve CartPole-v1 Taxi-v4 "MountainCar*"    several environments: each client chooses one
+  gymnasium-bridge serve CartPole-v1 --port 50051
+  gymnasium-bridge serve CartPole-v1 --num-envs 64             64 lanes: one message steps them all
+  gymnasium-bridge serve FrozenLake-v1 --env-kwargs map_name=8x8 is_slippery=False
+  gymnasium-bridge serve my_package.envs:MyEnv-v0              imports the module that registers the environment
+  gymnasium-bridge serve my_package.envs:make_env              calls what makes the environment
+  gymnasium-bridge serve mpe2:simple_tag_v3 --fps 30           several agents (PettingZoo), each a client, in real time
+  gymnasium-bridge serve mpe2:simple_tag_v3 --fps 30 --web --match --agents random   people play in a browser, in rounds
+  gymnasium-bridge serve CartPole-v1 --perlert 32322           in real time over UDP, with a lobby
+  gymnasium-bridge serve CartPole-v1 Taxi-v4 "MountainCar*"    several environments: each client chooses one
 """
 
 
@@ -494,7 +494,7 @@ def announce(
     for line in connecting_lines(urls, server.env_ids, kind, credentials or {}, watched=watched):
         say(f"  {line}")
     if kind == "match":
-        say(f"In a terminal: bridge play {shlex.quote(joining_url(server.url))}")
+        say(f"In a terminal: gymnasium-bridge play {shlex.quote(joining_url(server.url))}")
     if server.web_url is not None:
         asks = "#" not in server.web_url and bool({"token", "token_file"} & set(credentials or {}))
         say(f"In a browser: {server.web_url}{' (it asks for the token)' if asks else ''}")
@@ -506,8 +506,8 @@ def announce(
 def client_credentials(keywords: Mapping[str, Any]) -> dict[str, str]:
     """Return what a client needs beside the URL: keywords of `make_remote`, as they stand in Python.
 
-    Paths are those of this machine. `bridge cert` puts the authority beside the certificate, and the client's own
-    certificate beside the authority.
+    Paths are those of this machine. `gymnasium-bridge cert` puts the authority beside the certificate, and the
+    client's own certificate beside the authority.
     """
     found: dict[str, str] = {}
     if "token_file" in keywords:

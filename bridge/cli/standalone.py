@@ -1,4 +1,4 @@
-"""`bridge standalone`: print a server that is one file, for Pythons and packages that are too old for this one."""
+"""`gymnasium-bridge standalone`: print a server of one file, for Pythons and packages that are too old for this one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bridge.cli.program import OK
 __all__ = ["register"]
 
 _EPILOG = """examples:
-  bridge standalone > serve_env.py                               copy it to the machine of the environment
+  gymnasium-bridge standalone > serve_env.py                               copy it to the machine of the environment
   python serve_env.py my_package:MyEnv-v0 --port 50051           there: Python 3.7 or newer
   python serve_env.py CartPole-v1 --port 50051 --num-envs 4
   python serve_env.py --help

@@ -1,4 +1,4 @@
-"""Finds what `bridge serve` is to publish: ids of Gymnasium's registry, or the contents of a module."""
+"""Finds what `gymnasium-bridge serve` is to publish: ids of Gymnasium's registry, or the contents of a module."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Target:
 
 
 def find_target(items: Sequence[str]) -> Target:
-    """Read the positional arguments of `bridge serve`.
+    """Read the positional arguments of `gymnasium-bridge serve`.
 
     Raises:
         SettingError: A module is not there, or has no such environment.
@@ -89,7 +89,7 @@ def find_factory(item: str) -> Any:
 
 
 def find_policies(items: Sequence[str]) -> Any:
-    """Read the policies of `bridge serve --agents`: one for all agents, or AGENT=POLICY for some.
+    """Read the policies of `gymnasium-bridge serve --agents`: one for all agents, or AGENT=POLICY for some.
 
     Returns:
         As `serve_parallel` takes them.

@@ -1,4 +1,4 @@
-"""`bridge token`: make a token, for a server and its clients."""
+"""`gymnasium-bridge token`: make a token, for a server and its clients."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["register"]
 
 _BYTES = 32
 _EPILOG = """examples:
-  bridge token --out token
-  bridge serve CartPole-v1 --host 0.0.0.0 --port 50051 --token-file token
-  BRIDGE_TOKEN=$(bridge token) bridge serve CartPole-v1     in the environment, where no file is wanted
+  gymnasium-bridge token --out token
+  gymnasium-bridge serve CartPole-v1 --host 0.0.0.0 --port 50051 --token-file token
+  BRIDGE_TOKEN=$(gymnasium-bridge token) gymnasium-bridge serve CartPole-v1   in the environment, without a file
 
 Copy the file to the machines that connect: they give token_file="token" (make_remote) or --token-file token.
 """

@@ -1,4 +1,4 @@
-"""`bridge top`: servers and fleets in a table that renews itself."""
+"""`gymnasium-bridge top`: servers and fleets in a table that renews itself."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from bridge.fleet.top import SERVES, ServerRow, Snapshot, Top, find_directory
 __all__ = ["register", "render"]
 
 _EPILOG = """examples:
-  bridge top grpc://localhost:50051
-  bridge top host-a:50051 host-b:50051           several servers
-  bridge top file:///shared/urls.txt             a file with a URL a line, as on Slurm
-  bridge top grpc+dns://envs.default.svc:50051   every address of a name, as of a headless Service
-  bridge top ray://cart                          a fleet on the Ray cluster that this machine belongs to
-  bridge top ray://cart --json --interval 10     an object a line, for other programs
+  gymnasium-bridge top grpc://localhost:50051
+  gymnasium-bridge top host-a:50051 host-b:50051           several servers
+  gymnasium-bridge top file:///shared/urls.txt             a file with a URL a line, as on Slurm
+  gymnasium-bridge top grpc+dns://envs.default.svc:50051   every address of a name, as of a headless Service
+  gymnasium-bridge top ray://cart                          a fleet on the Ray cluster that this machine belongs to
+  gymnasium-bridge top ray://cart --json --interval 10     an object a line, for other programs
 
 Ctrl-C ends it. It exits with 1 if none of the servers answered the last time.
 """
@@ -110,7 +110,7 @@ class _TableOutput:
             from rich.live import Live
         except ImportError as error:
             raise SettingError(
-                f"bridge top needs the package rich: {install_command('top')}; --json does without"
+                f"gymnasium-bridge top needs the package rich: {install_command('top')}; --json does without"
             ) from error
         self._console = Console(soft_wrap=False)
         self._live = Live(console=self._console, auto_refresh=False, screen=False)

@@ -1,4 +1,4 @@
-"""`bridge web URL …`: a page for browsers with the worlds of other servers, and PERLERT lobbies.
+"""`gymnasium-bridge web URL …`: a page for browsers with the worlds of other servers, and PERLERT lobbies.
 
 Its options are the keywords of `serve_gateway`, and with `--upstream-` before them those of a client.
 """
@@ -33,11 +33,11 @@ _OF_WORLDS = (
     "--reset-world-timeout",
 )
 _EPILOG = """examples:
-  bridge web grpc://host-a:50051 grpc://host-b:50051
-  bridge web grpc+dns://envs.default.svc:50051 --port 8080     every server of a name, as they come and go
-  bridge web file:///shared/urls.txt                           a file with a URL a line
-  bridge web perlert://host-c:32322/cartpole:0                 a PERLERT lobby, which people join by the page
-  bridge web grpcs://host-a:50051 --upstream-token-file token  what the gateway shows to the servers
+  gymnasium-bridge web grpc://host-a:50051 grpc://host-b:50051
+  gymnasium-bridge web grpc+dns://envs.default.svc:50051 --port 8080     every server of a name, as they come and go
+  gymnasium-bridge web file:///shared/urls.txt                           a file with a URL a line
+  gymnasium-bridge web perlert://host-c:32322/cartpole:0                 a PERLERT lobby, which people join by the page
+  gymnasium-bridge web grpcs://host-a:50051 --upstream-token-file token  what the gateway shows to the servers
 
 The servers need no page of their own. Started with --web they tell which worlds they have; of others the page shows
 the default world, which make_remote("grpc://HOST:PORT?world=") joins.

@@ -109,7 +109,7 @@ def read_request(data: bytes) -> Asked | None:
     line, fields, _ = head  # it speaks no further word until it is asked
     found, upgrade = _LINE.fullmatch(line), fields.get("Upgrade", "").lower()
     if found is None or upgrade not in (PROTOCOL, "websocket"):
-        text = "this is a trainer that waits for servers: expected `bridge serve ENV --dial`, got another request"
+        text = "this is a trainer that waits for servers: expected `gymnasium-bridge serve --dial`, got another request"
         raise RequestError(Code.NOT_FOUND, text)
     # A program sends header fields. A script of a page can choose its URL and its subprotocols alone.
     name = fields.get("Name") or parse_qs(found[1] or "").get("name", [""])[0]

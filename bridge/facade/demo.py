@@ -1,4 +1,4 @@
-"""An agent learns CartPole in environments that run in other processes: `bridge demo`, or `python -m bridge demo`.
+"""An agent learns CartPole in environments that run in other processes: `gymnasium-bridge demo`.
 
 The servers are started as separate processes, each a world of many lanes; the agent sees them as one vector
 environment. It is a linear policy, trained by the cross-entropy method: of a population of policies the best few

@@ -17,17 +17,20 @@ from bridge.core.encoding.spaces import Layout
 from bridge.core.extras import feature
 from bridge.core.keywords import grouped
 from bridge.core.transport.credentials import TLS
+from bridge.core.worlds.environment import Spaces
 from bridge.core.worlds.group import ONE, neutral_action
 from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.stand_ins import Policy
 from bridge.errors import SettingError, TensorError, UnsupportedSpaceError
 from bridge.facade.options import GROUPS, ServerKeywords, ServerOptions
 from bridge.facade.policies import GivenPolicies
+from bridge.facade.server import Server
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from bridge.game.game import Game
+    from bridge.game.handover import Handover
 
 __all__ = ["serve_game"]
 
@@ -47,6 +50,7 @@ def serve_game(
     timeout: float | None = 60.0,
     standstill: float = 1.0,
     agents: Mapping[str, Policy | str] | Policy | str | None = None,
+    process: bool = False,
     dial: str | None = None,
     dial_ca: str | os.PathLike[str] | None = None,
     dial_name: str | None = None,
@@ -80,6 +84,9 @@ def serve_game(
             refused with DEADLINE_EXCEEDED until it goes on. More than a round takes to begin.
         agents: Of several agents, where the program does not wait: policies by agent that play while no client does, as
             `serve_parallel` has them.
+        process: True serves from a process of its own, whose Python code no frame of the program waits for. What is
+            given here is sent there pickled, and `Game.server` asks it; if it ends by itself, `exchange` raises
+            ClosedError.
         dial: Also dial a trainer that waits with `listen://`, as `serve_gym` does.
         dial_ca: The CA of the trainer's certificate, a PEM file; None: the system's.
         dial_name: The name by which the trainer knows this server; None: of machine, process and port.
@@ -93,33 +100,65 @@ def serve_game(
         SettingError: A space cannot be sent to clients, a keyword is out of its range, the port is in use.
     """
     with feature("game", "serve_game()"):
-        from bridge.game.environment import described
         from bridge.game.game import Game
         from bridge.game.handover import Handover
-        from bridge.game.source import GameSource
-    if wrong := [key for key in _OF_ENVIRONMENTS if key in keywords]:
-        raise SettingError(
-            f"serve_game() takes no {', '.join(wrong)}: it makes and steps no environment, a game has a loop of its own"
-        )
-    if dial is None and (dial_ca is not None or dial_name is not None):
-        raise SettingError("expected dial= beside dial_ca and dial_name, which say how it dials, got none")
     _check_seconds("timeout", timeout)
     _check_seconds("standstill", standstill)
     several = isinstance(observation_space, Mapping) and not isinstance(observation_space, Space)
     given: Any = observation_space if several else {ONE: (observation_space, action_space)}
     _check_spaces(given, several, action_space)
-    if agents is not None and not several:
+    defaults = _defaults(given, several, default_action)
+    title = name or Path(sys.argv[0]).stem or "game"
+    served = _Served(given, several, title, timeout, standstill, agents, dial, dial_ca, dial_name, keywords)
+    if process:
+        from bridge.game.process import GameProcess
+
+        server: Any = GameProcess(_serve, defaults, served)
+        return Game(server, server.handover, given, several, timeout)
+    handover = Handover(defaults)
+    return Game(_serve(handover, served), handover, given, several, timeout)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Served:
+    """What `serve_game` was given that its server needs."""
+
+    spaces: Mapping[str, Spaces]
+    several: bool
+    name: str
+    timeout: float | None
+    standstill: float
+    agents: Any
+    dial: str | None
+    dial_ca: str | os.PathLike[str] | None
+    dial_name: str | None
+    keywords: ServerKeywords
+
+
+def _serve(handover: Handover, served: _Served) -> Server:
+    """Return the running server of a program, to which a hand-over leads; perhaps in a process of its own."""
+    from bridge.game.environment import described
+    from bridge.game.source import GameSource
+
+    given, several, keywords = served.spaces, served.several, served.keywords
+    if wrong := [key for key in _OF_ENVIRONMENTS if key in keywords]:
+        raise SettingError(
+            f"serve_game() takes no {', '.join(wrong)}: it makes and steps no environment, a game has a loop of its own"
+        )
+    if served.dial is None and (served.dial_ca is not None or served.dial_name is not None):
+        raise SettingError("expected dial= beside dial_ca and dial_name, which say how it dials, got none")
+    if served.agents is not None and not several:
         raise SettingError(
             "agents= are policies for several agents: expected the spaces as a dict by their names, got two spaces"
         )
-    defaults = _defaults(given, several, default_action)
     options = dataclasses.replace(ServerOptions(**keywords), states=False)
     if options.record is not None:
         options = dataclasses.replace(options, record=_whole(options.record))
     security = options.security()
-    stand_ins = None if agents is None else GivenPolicies("agents", agents)
+    stand_ins = None if served.agents is None else GivenPolicies("agents", served.agents)
     if stand_ins is not None:
         stand_ins.check(list(given))
+    defaults = handover.default.actions or {}
     realtime = RealtimeOptions.of(
         _UNTIL_KNOWN, None if several else defaults[ONE], options.realtime, stand_ins, rests=True
     )
@@ -127,31 +166,29 @@ def serve_game(
         raise SettingError("a game's frames are its own calls: leave out clock of realtime=RealTime(clock=…)")
     if several:
         realtime = dataclasses.replace(realtime, default_action=lambda agent, seen, space: defaults[str(agent)])
-    handover = Handover(defaults)
-    title = name or Path(sys.argv[0]).stem or "game"
     traits = {"play_fps": options.play_fps()}
-    patience = math.inf if timeout is None else timeout
+    patience = math.inf if served.timeout is None else served.timeout
     names = options.action_names()
     if names is not None:
         if several:
             raise SettingError("action_names are of a game of one agent: leave it out of web=Web(…)")
         names.wrap(described(given, several))  # it raises where these are no names of the actions
-    source = GameSource(title, given, several, handover, realtime, patience, standstill, traits, names)
-    game = Game(source, handover, given, several, timeout)
+    source = GameSource(served.name, given, several, handover, realtime, patience, served.standstill, traits, names)
     # There is no second program that could be made: a world without clients stays.
     bounds = dataclasses.replace(options.bounds, idle_timeout=None, abandoned_timeout=None)
-    game.server = server = options.server(source, security, bounds=bounds)
+    server = options.server(source, security, bounds=bounds)
     try:
-        if dial is not None:
+        if served.dial is not None:
             # As of `serve_gym`: neither the environment's token nor one made for the port.
             token = security.token if options.token or options.token_file else None
-            server.dial(dial, token=token, tls=None if dial_ca is None else TLS(ca=dial_ca), name=dial_name)
-        server.attach(game)
+            tls = None if served.dial_ca is None else TLS(ca=served.dial_ca)
+            server.dial(served.dial, token=token, tls=tls, name=served.dial_name)
+        server.attach(handover)
         server.start()
     except BaseException:
         server.stop()
         raise
-    return game
+    return server
 
 
 def _whole(record: Any) -> Any:

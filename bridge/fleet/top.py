@@ -1,4 +1,4 @@
-"""The rows of `bridge top`: the status of servers, read again and again, and the rates in between."""
+"""The rows of `gymnasium-bridge top`: the status of servers, read again and again, and the rates in between."""
 
 from __future__ import annotations
 

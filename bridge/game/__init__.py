@@ -2,7 +2,7 @@
 
 A `Game` is the program's end. `handover` is between its thread and the server's: neither waits there for the other,
 unless the program wants to. To worlds the program is an `environment`, which is stepped when the program goes on;
-`clock` and `lock_step` are their pacers, and `source` makes the one world.
+`clock` and `lock_step` are their pacers, and `source` makes the one world. `process` serves it from another process.
 
 May be imported by the composition root.
 """

@@ -31,7 +31,7 @@ from bridge.game.handover import Choice
 __all__ = ["GameClock", "JointGameClock", "refuse_watcher"]
 
 _TURNS = 10
-"""Turns of the event loop in which a Step waits for news that are there."""
+"""Pauses in which a Step waits for news that are there."""
 
 
 def refuse_watcher(caller: Agent | None) -> None:
@@ -233,7 +233,7 @@ class _ProgramPacer(FramePacer):
             if not self._env.handover.unread:
                 break
             soon: PendingResult[None] = PendingResult()
-            self._scheduler.call_soon(partial(soon.set_result, None))
+            self._scheduler.call_later(self._env.handover.pause, partial(soon.set_result, None))
             await soon
 
     async def wait_until(

@@ -8,7 +8,6 @@ from typing import Any
 
 import gymnasium
 
-from bridge.core.worlds.base import environment_failure
 from bridge.core.worlds.environment import Environment, EnvironmentProxy, Result, Spaces
 from bridge.core.worlds.group import ONE
 from bridge.core.worlds.scheduling import PendingResult, Scheduler, Timer
@@ -104,6 +103,8 @@ class GameEnvironment(EnvironmentProxy):
         """What the program took with the news that were read last."""
         self.read_at = 0.0
         """When the program called with what was read last, in seconds of the scheduler."""
+        self.missed = False
+        """True if the next step is of a frame that the program made without agents, with the actions that it took."""
         self.asked = False
         """True if somebody who plays asked for the round that begins next; False: one that runs is as good."""
         self.noticed: Callable[[], None] = lambda: None
@@ -136,12 +137,8 @@ class GameEnvironment(EnvironmentProxy):
 
     def _wake(self) -> None:
         """Let a call look for news."""
-        reason = self.handover.closed
-        if reason and self._gone is None:
-            if isinstance(reason, BaseException):
-                self._gone = environment_failure("its loop", reason)
-            else:
-                self._gone = RequestError(Code.FAILED_PRECONDITION, "the game was closed")
+        if self.handover.closed is not None and self._gone is None:
+            self._gone = self.handover.closed
             self.noticed()
         if self._pending is not None:
             self._pending.set_result(None)
@@ -167,7 +164,6 @@ class GameEnvironment(EnvironmentProxy):
         try:
             news = await self._next_news(fits)
         finally:
-            handover.ignored = 0.0
             self.times.reset.add(time.perf_counter() - began)
         self.asked = False
         if self._several:
@@ -177,27 +173,31 @@ class GameEnvironment(EnvironmentProxy):
     async def step(self, action: Any, lane: int | None = None) -> Result:
         """Have the program act, and return what came of it."""
         began, handover, choice = time.perf_counter(), self.handover, self.chosen
-        if choice is None or not self.ahead:
+        was_made, self.missed = self.missed, False
+        if not was_made and (choice is None or not self.ahead):
             choice = Choice(action if self._several else {ONE: action})
             handover.offer(choice)
         missed: dict[str, float] = {}
 
         def fits(news: News) -> bool:
-            if news.first or news.under is choice or not news.alive:
+            if was_made or news.first or news.under is choice or not news.alive:
                 return True
             # Frames before it took the action, in which default ones stood in.
             missed.update({name: missed.get(name, 0.0) + reward for name, reward in news.rewards.items()})
             return False
 
+        news: News | None = None
         try:
             news = await self._next_news(fits)
-        except RequestError:
+        except RequestError as error:
             handover.withdraw(choice)
-            raise
+            if error is not handover.closed or not handover.in_order:
+                raise
         finally:
             self.times.step.add(time.perf_counter() - began)
-        if news.first:  # the program has gone on to another round
-            handover.put_back(news)
+        if news is None or news.first:  # the program is closed, or has gone on to another round
+            if news is not None:
+                handover.put_back(news)
             news = News(dict(self._observations), {}, {}, dict.fromkeys(self._observations, True), {}, None, ())
         rewards = {name: missed.get(name, 0.0) + news.rewards.get(name, 0.0) for name in {*missed, *news.rewards}}
         if self._several:

@@ -12,11 +12,11 @@ import numpy as np
 from gymnasium import Space, spaces
 from typing_extensions import Self
 
+from bridge.core.worlds.base import environment_failure
 from bridge.core.worlds.environment import Spaces, kept
 from bridge.core.worlds.group import ONE
-from bridge.errors import ClosedError, ConcurrentUseError, SettingError
+from bridge.errors import ConcurrentUseError, SettingError
 from bridge.game.handover import Handover, News
-from bridge.game.source import GameSource
 
 __all__ = ["Game"]
 
@@ -31,25 +31,23 @@ class Game:
     it; an exception that leaves the block ends the episodes of its agents, who are told its text.
 
     Args:
-        source: Makes its world.
-        handover: Where the server's thread reads what is passed.
+        server: Serves its world.
+        handover: Where the server reads what is passed.
         agents: Observation and action space of each agent, by name.
         several: Whether what is passed is by the agent's name.
         timeout: Seconds that `exchange(wait=True)` waits for an action; None: any.
     """
 
-    server: Any
-    """The server: `stop`, `status()`, `dial` and the like."""
-
     def __init__(
         self,
-        source: GameSource,
+        server: Any,
         handover: Handover,
         agents: Mapping[str, Spaces],
         several: bool,
         timeout: float | None,
     ) -> None:
-        self._source = source
+        self.server = server
+        """The server: `stop`, `status()`, `dial` and the like."""
         self._handover = handover
         self._spaces = agents
         self._several = several
@@ -135,7 +133,6 @@ class Game:
         """
         self._check_call(wait)
         news = self._read(observation, reward, terminated, truncated, info, frame)
-        self._source.called(wait)
         first = self._handover.taken is None
         if self._begins and not self._seen:
             self._handover.ignore()
@@ -156,7 +153,7 @@ class Game:
         return {name: actions[name] for name in news.alive} if self._several else actions[ONE]
 
     def close(self) -> None:
-        """End it: agents that are in hear that the game was closed, and the server stops. Again: nothing.
+        """End it: the episode that runs is truncated, and the server stops. Again: nothing.
 
         May be called by any thread; an `exchange` that waits in another one raises ClosedError.
         """
@@ -170,7 +167,7 @@ class Game:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception):
-            self._handover.close(error)
+            self._handover.close(environment_failure("its loop", error))
             self.server.stop(_GRACE)  # so that the Steps that come next are answered with its text
         else:
             self.close()
@@ -178,27 +175,17 @@ class Game:
     def __repr__(self) -> str:
         return f"Game({self.server!r})"
 
-    # Attached to the server
-
-    def start(self) -> None:
-        """Begin with the server."""
-
-    def stop(self) -> None:
-        """End with the server, as where the program ends without `close`."""
-        self._handover.close()
-
     # What is passed
 
     def _check_call(self, wait: bool) -> None:
-        if self._handover.closed:
-            raise ClosedError("this game was closed; serve_game() makes another one")
+        self._handover.refuse_closed()
         thread = threading.get_ident()
         if self._thread is None:
             self._thread = thread
         if self._thread != thread:
             raise ConcurrentUseError("exchange() was called by two threads: expected the one that called it first")
-        if self._source.waits not in (None, bool(wait)):
-            raise SettingError(f"expected wait={self._source.waits} in each call of exchange(), got {wait!r}")
+        if self._handover.waits not in (None, bool(wait)):
+            raise SettingError(f"expected wait={self._handover.waits} in each call of exchange(), got {wait!r}")
 
     def _read(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, frame: Any) -> News:
         """Return what was passed, checked and copied; raises SettingError."""
@@ -263,7 +250,7 @@ def _number(reward: Any) -> float:
 
 
 def _picture(given: Any) -> Any:
-    frame = np.array(given)
+    frame = np.asarray(given)  # the hand-over copies it
     if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
         text = f"expected frame as uint8 (height, width, 3), got {frame.dtype} {frame.shape}"
         raise SettingError(text)

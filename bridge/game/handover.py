@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bridge.errors import ClosedError
+from bridge.errors import ClosedError, Code, RequestError
 
 __all__ = ["Choice", "Handover", "News"]
 
@@ -42,6 +42,8 @@ class Choice:
     """The agents whose action no choice that was taken had before."""
     substitutes: Any = None
     """What an observer put in the place of agents' actions."""
+    number: int = -1
+    """By which another process knows it; 0: the default one; -1: it was not offered."""
 
     def begins(self, seed: object, options: object) -> bool:
         """True if it is a round with a seed and options."""
@@ -87,15 +89,28 @@ class Handover:
         defaults: The actions of agents that have none, by name.
     """
 
+    pause = 0.0
+    """Seconds in which news may arrive that the program has left."""
+
     def __init__(self, defaults: Mapping[str, Any]) -> None:
-        self.default = Choice(defaults)
+        self.default = Choice(defaults, number=0)
         """What is taken where nobody has acted."""
         self.notify: Callable[[], None] = lambda: None
         """Tells the server that there are news; called by the program's thread."""
+        self.waits: bool | None = None
+        """Whether the program waits for agents; None: it has not called yet."""
+        self.began: Callable[[], None] = lambda: None
+        """Tells the server of the first call."""
         self.taken: Choice | None = None
         """What the program does now; None: it has not called yet."""
-        self.closed: BaseException | bool = False
-        """True, or the program's exception, once there is no further exchange."""
+        self.closed: RequestError | None = None
+        """What agents are answered with once there is no further exchange."""
+        self.in_order = True
+        """True if it was closed because the program has ended well."""
+        self.ended = "this game was closed"
+        """Why there is none, as the program is told."""
+        self.rounds = 0
+        """How many rounds have begun."""
         self.waiting = False
         """True while the program waits in an exchange."""
         self.last = 0.0
@@ -127,16 +142,17 @@ class Handover:
             ClosedError: The game was closed, perhaps while this waited.
         """
         with self._changed:
-            self._note_call()
+            self._note_call(wait)
+            self.ignored = 0.0
             if news is not None:
                 news.under = self.taken
             if wait:
                 if news is not None:
-                    self._add(news)
                     # The round has begun, though this has yet to return: a reset now is for another one.
                     self.taken = self.default if news.first else self.taken
+                    self._add(news)
                 self._wait(lambda: self._offered and (not begins or self._next.actions is None), timeout)
-            self._refuse_closed()
+            self.refuse_closed()
             choice = self._next
             if begins and choice.actions is not None:
                 choice = Choice(None)
@@ -144,6 +160,7 @@ class Handover:
                 choice = self.default  # nobody acted in time
             if choice.actions is None:
                 self._next = self.default
+                self.rounds += 1
             self.taken, self._offered = choice, False
             if news is not None:
                 news.next = choice
@@ -154,18 +171,27 @@ class Handover:
     def ignore(self) -> None:
         """Note an exchange of a program that has not looked whether a round is to begin, as one is."""
         with self._changed:
-            self._note_call()
-            self._refuse_closed()
+            self._note_call(False)
+            self.refuse_closed()
             self.ignored = self.ignored or self.last
 
-    def _note_call(self) -> None:
+    def _note_call(self, wait: bool) -> None:
         now = time.monotonic()
         if self.taken is not None:
             gap = now - self.last
             self.interval = 0.9 * self.interval + 0.1 * gap if self.interval else gap
-        self.last = now
+        self.last, self.waiting = now, wait
+        self._called(wait)
+
+    def _called(self, waits: bool) -> None:
+        # Each wake-up of the server takes the program time: the first call alone has somebody who waits for it.
+        first, self.waits = self.waits is None, waits
+        if first:
+            self.began()
 
     def _add(self, news: News) -> None:
+        if news.frame is not None:
+            news.frame = news.frame.copy("K")  # in the order of its memory: other orders take ten times as long
         queued = self._news
         if not self.wakes:
             queued.clear()
@@ -181,7 +207,6 @@ class Handover:
 
     def _wait(self, ready: Callable[[], bool], timeout: float | None) -> None:
         until = None if timeout is None else self.last + timeout
-        self.waiting = True
         try:
             while not (ready() or self.closed):
                 left = _SLICE if until is None else min(until - time.monotonic(), _SLICE)
@@ -191,9 +216,10 @@ class Handover:
         finally:
             self.waiting, self.last = False, time.monotonic()
 
-    def _refuse_closed(self) -> None:
+    def refuse_closed(self) -> None:
+        """Raise ClosedError once there is no further exchange."""
         if self.closed:
-            raise ClosedError("this game was closed; serve_game() makes another one")
+            raise ClosedError(f"{self.ended}; serve_game() makes another one")
 
     # The server's thread
 
@@ -233,16 +259,42 @@ class Handover:
 
     @property
     def unread(self) -> bool:
-        """True if there are news that were not read."""
+        """True if there are news that were not read, or on their way."""
         return bool(self._news)
+
+    @property
+    def queued(self) -> int:
+        """How many news there are that were not read."""
+        return len(self._news)
+
+    @property
+    def missed(self) -> int:
+        """How many frames a program that waits for agents has made without them, or is about to make."""
+        with self._changed:
+            return len(self._news) + (not self.waiting and not self.closed)
 
     def rate(self, otherwise: float) -> float:
         """Return how often a second the program calls, as far as clients take it; `otherwise` where that is unknown."""
         return round(min(1.0 / self.interval, _MOST_FPS), 2) if self.interval > 0 else otherwise
 
-    def close(self, reason: BaseException | bool = True) -> None:
-        """End it: an exchange that waits raises; may be called by any thread."""
+    # Attached to the server: a program may end without `close`
+
+    def start(self) -> None:
+        """Begin with the server."""
+
+    def stop(self) -> None:
+        """End with the server."""
+        self.close()
+
+    def close(self, reason: RequestError | None = None) -> None:
+        """End it: an exchange that waits raises; may be called by any thread.
+
+        Args:
+            reason: What agents are answered with; None: that the game was closed.
+        """
         with self._changed:
-            self.closed = self.closed or reason
+            if self.closed is None:
+                self.in_order = reason is None
+            self.closed = self.closed or reason or RequestError(Code.FAILED_PRECONDITION, "the game was closed")
             self._changed.notify_all()
         self.notify()

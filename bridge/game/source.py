@@ -9,7 +9,7 @@ from typing import Any
 from bridge.core.adapters.named import ActionNames
 from bridge.core.worlds.environment import Spaces
 from bridge.core.worlds.local import adopt
-from bridge.core.worlds.multi_agent.joint_steps import AllActed, MissingAgent, MultiAgentOptions
+from bridge.core.worlds.multi_agent.joint_steps import MissingAgent, MultiAgentOptions
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.scheduling import PendingResult, Runtime
@@ -58,8 +58,6 @@ class GameSource:
     ) -> None:
         self.title = title
         self.traits = traits
-        self.waits: bool | None = None
-        """Whether the program waits for agents; None: it has not called yet."""
         self._spaces, self._several = spaces, several
         self._handover = handover
         self._options = options
@@ -67,7 +65,6 @@ class GameSource:
         self._standstill = standstill
         self._names = names
         self._first: PendingResult[None] = PendingResult()
-        self._runtime: Runtime | None = None
 
     @property
     def env_ids(self) -> list[str]:
@@ -77,14 +74,7 @@ class GameSource:
     @property
     def fps(self) -> float | None:
         """Frames a second; None: the program waits for agents, or has not called yet."""
-        return self._handover.rate(self._options.fps) if self.waits is False else None
-
-    def called(self, waits: bool) -> None:
-        """Note a call of the program, by its thread."""
-        # Each wake-up of the server takes the program time: the first call alone has somebody who waits for it.
-        first, self.waits = self.waits is None, waits
-        if first and (runtime := self._runtime) is not None:
-            runtime.scheduler.call_soon_threadsafe(lambda: self._first.set_result(None))
+        return self._handover.rate(self._options.fps) if self._handover.waits is False else None
 
     async def prepare(self, runtime: Runtime) -> object:
         """Make nothing ahead."""
@@ -114,28 +104,32 @@ class GameSource:
         return world
 
     async def _wait_for_program(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        if self.waits is None and not self._handover.closed:
-            timer = runtime.scheduler.call_later(_FIRST, partial(self._first.set_result, None))
+        def called() -> None:
+            self._first.set_result(None)
+
+        self._handover.began = partial(runtime.scheduler.call_soon_threadsafe, called)
+        if self._handover.waits is None and not self._handover.closed:
+            timer = runtime.scheduler.call_later(_FIRST, called)
             await self._first
             timer.cancel()
             self._first = PendingResult()
         if self._handover.closed:
             raise RequestError(Code.UNAVAILABLE, "the game was closed")
-        if self.waits is None:
+        if self._handover.waits is None:
             text = f"the game has not called exchange() for {_FIRST:g} s; connect again once its loop runs"
             raise RequestError(Code.DEADLINE_EXCEEDED, text)
 
     def _pacer(self) -> Pacer:
-        if not self.waits:
+        if not self._handover.waits:
             from bridge.game.clock import GameClock, JointGameClock
 
             return (JointGameClock if self._several else GameClock)(self._options)
-        from bridge.game.lock_step import GameLockStep, GameTurns
+        from bridge.game.lock_step import GameLockStep, GameTurns, TogetherOrMissed
 
         if not self._several:
             return GameLockStep()
-        return GameTurns(AllActed(MultiAgentOptions(MissingAgent.DEFAULT, self._agent_timeout, self._default)))
+        options = MultiAgentOptions(MissingAgent.DEFAULT, self._agent_timeout, self._default)
+        return GameTurns(TogetherOrMissed(options))
 
     def _default(self, agent: object, observation: object, space: object) -> object:
         actions = self._handover.default.actions

@@ -40,7 +40,7 @@ __all__ = ["PerlertClient", "PerlertEnv", "check_names", "make_perlert_env"]
 
 
 class PerlertClient:
-    """A player on a real socket: what `PerlertEnv`, `bridge lobby` and the gateway share.
+    """A player on a real socket: what `PerlertEnv`, `gymnasium-bridge lobby` and the gateway share.
 
     `agent` is the slot (None: the URL's, or the first open one; empty: none), `tag` what to be called (None: the URL's,
     or a random name), `key` the pre-shared key, and `settings` are those of `player.Player`.

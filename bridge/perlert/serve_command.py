@@ -1,4 +1,4 @@
-"""What `bridge serve --perlert PORT` takes and prints: a way to serve (`bridge.cli.serve.OtherWay`)."""
+"""What `gymnasium-bridge serve --perlert PORT` takes and prints: a way to serve (`bridge.cli.serve.OtherWay`)."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def lines(server: Any, arguments: argparse.Namespace) -> list[str]:
     key_file = arguments.perlert_key_file
     option = "" if key_file is None else f" --key-file {key_file}"
     found = [f"serving {url}" for url in server.urls]
-    found.append(f"play:   bridge lobby {server.url}{option}")
+    found.append(f"play:   gymnasium-bridge lobby {server.url}{option}")
     if arguments.spectators:
-        found.append(f"watch:  bridge lobby {server.url}{option} --watch")
+        found.append(f"watch:  gymnasium-bridge lobby {server.url}{option} --watch")
     found.append(f'agents: bridge.make_remote("{server.url}"{"" if key_file is None else ", key=…"})')
     return found

@@ -104,7 +104,7 @@ class RemotePolicy:
             f"/{address.env_id or ''}",
             url=self.url,
             server="policy server",
-            hint=". Start one: `bridge policy MODULE:NAME`",
+            hint=". Start one: `gymnasium-bridge policy MODULE:NAME`",
             timeout=timeout,
             max_message_bytes=wire.MAX_MESSAGE_BYTES,
         )

@@ -139,7 +139,7 @@ def datasets_of(
         RecordingError: There are none, they are of different environments, or an agent did nothing in them.
     """
     if not episodes:
-        raise RecordingError("there are no such episodes; `bridge runs` lists those that there are")
+        raise RecordingError("there are no such episodes; `gymnasium-bridge runs` lists those that there are")
     first = episodes[0].stream
     for episode in episodes:
         if episode.stream.header["spaces"] != first.header["spaces"] or episode.stream.title != first.title:

@@ -750,4 +750,4 @@ def open_episode(path: str | Path) -> RecordedEpisode:
         got = f"{given}: no recording there begins with {run or given.name!r}"
     else:
         got = f"{given}: the recording {run} has no episode {numbers}"
-    raise RecordingError(f"expected FOLDER/EPISODE with an id that `bridge runs {folder}` lists, got {got}")
+    raise RecordingError(f"expected FOLDER/EPISODE with an id that `gymnasium-bridge runs {folder}` lists, got {got}")

@@ -75,7 +75,8 @@ class Replays:
         if os.name == "nt":
             raise RequestError(
                 Code.UNIMPLEMENTED,
-                "a server on Windows shows no recorded episodes beside its worlds; use bridge replay EPISODE --serve",
+                "a server on Windows shows no recorded episodes beside its worlds; "
+                "use gymnasium-bridge replay EPISODE --serve",
             )
         episode = read_text(settings, REPLAY, "CreateWorld", _ID, _EXPECTED_ID)
         if len(self._open) >= MOST_REPLAYS:

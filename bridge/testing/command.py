@@ -1,4 +1,4 @@
-"""`bridge check URL`: the conformance checks on the command line."""
+"""`gymnasium-bridge check URL`: the conformance checks on the command line."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["add_check_parser", "run"]
 
 EPILOG = """\
 examples:
-  bridge check grpc://localhost:50051
-  bridge check ws://localhost:50051                  over WebSocket
-  bridge check listen://127.0.0.1:6000               waits for a server that dials ws://127.0.0.1:6000
-  bridge check localhost:50051/CartPole-v1 --require action
-  bridge check localhost:50051 --set level=2 --set 'map="forest"' --action 'say="hello"'
-  bridge check localhost:50051 --only D-9,D-15 --json
+  gymnasium-bridge check grpc://localhost:50051
+  gymnasium-bridge check ws://localhost:50051                  over WebSocket
+  gymnasium-bridge check listen://127.0.0.1:6000               waits for a server that dials ws://127.0.0.1:6000
+  gymnasium-bridge check localhost:50051/CartPole-v1 --require action
+  gymnasium-bridge check localhost:50051 --set level=2 --set 'map="forest"' --action 'say="hello"'
+  gymnasium-bridge check localhost:50051 --only D-9,D-15 --json
 
 The checks create, play, reset and destroy worlds: use a server that nobody is playing on.
 

@@ -16,17 +16,17 @@ from bridge.errors import ConnectError
 
 __all__ = ["ServerProcess"]
 
-_SERVED_AT = " served at "  # between the ids and the URLs in what `bridge serve` prints
+_SERVED_AT = " served at "  # between the ids and the URLs in what `gymnasium-bridge serve` prints
 
 
 class ServerProcess:
-    """A `bridge serve` in a process of its own, on a port of this machine.
+    """A `gymnasium-bridge serve` in a process of its own, on a port of this machine.
 
     Several start at once; `urls` waits. The process ends with `stop`, with the `with` block, and also where this
     process is killed: its standard input is a pipe from here.
 
     Args:
-        arguments: What follows `bridge serve` on the command line.
+        arguments: What follows `gymnasium-bridge serve` on the command line.
         timeout: Seconds to wait for its URL.
         port: The port; 0: any free one.
     """

@@ -21,7 +21,7 @@ from tests.preloaded import run
 def test_the_help_of_each_command_has_examples_and_exit_codes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     out = capsys.readouterr().out
-    assert f"examples:\n  bridge {command}" in out
+    assert f"examples:\n  gymnasium-bridge {command}" in out
     assert out.count("exit codes:") == 1
 
 
@@ -35,10 +35,10 @@ def test_an_unknown_option_is_a_usage_error_of_its_command_that_names_a_close_on
 ) -> None:
     assert main(["serve", "CartPole-v1", "--prot", "5", "--zzz"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("usage: bridge serve ")
-    assert err.endswith("bridge serve: error: unrecognized arguments: --prot 5 --zzz; did you mean --port?\n")
+    assert err.startswith("usage: gymnasium-bridge serve ")
+    assert err.endswith("gymnasium-bridge serve: error: unrecognized arguments: --prot 5 --zzz; did you mean --port?\n")
     assert main(["bench", "grpc://localhost:1", "--zzz"]) == 2
-    assert capsys.readouterr().err.endswith("bridge bench: error: unrecognized arguments: --zzz\n")
+    assert capsys.readouterr().err.endswith("gymnasium-bridge bench: error: unrecognized arguments: --zzz\n")
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,10 +58,14 @@ def test_what_a_command_raises_becomes_its_exit_code(
 ) -> None:
     failed = EnvironmentFailedError("grpc://a:1", "the environment raised ValueError: no\nTraceback …\n", 13)
     for error, code, said in [
-        (KeyboardInterrupt(), 130, "bridge: interrupted\n"),
-        (SettingError("expected this,\n  got that"), 2, "bridge: expected this, got that\n"),
-        (failed, 1, "bridge: grpc://a:1 answered INTERNAL: the environment raised ValueError: no\n"),
-        (ZeroDivisionError("by zero"), 1, "bridge: unexpected ZeroDivisionError: by zero (--debug shows where)\n"),
+        (KeyboardInterrupt(), 130, "gymnasium-bridge: interrupted\n"),
+        (SettingError("expected this,\n  got that"), 2, "gymnasium-bridge: expected this, got that\n"),
+        (failed, 1, "gymnasium-bridge: grpc://a:1 answered INTERNAL: the environment raised ValueError: no\n"),
+        (
+            ZeroDivisionError("by zero"),
+            1,
+            "gymnasium-bridge: unexpected ZeroDivisionError: by zero (--debug shows where)\n",
+        ),
     ]:
         raised: BaseException = error
 
@@ -101,4 +105,4 @@ def test_a_command_that_is_misspelt_names_the_one_that_is_near(capsys: pytest.Ca
     assert main(["inf", "localhost:1"]) == 2
     assert "there is no command 'inf'; did you mean info?" in capsys.readouterr().err
     assert main(["x"]) == 2
-    assert "there is no command 'x'; `bridge --help` lists the commands" in capsys.readouterr().err
+    assert "there is no command 'x'; `gymnasium-bridge --help` lists the commands" in capsys.readouterr().err

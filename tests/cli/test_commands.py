@@ -108,7 +108,7 @@ def test_a_broken_command_is_told_by_name_and_breaks_nothing_else(
     assert main(["greet"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("bridge: the command greet of the package greeter ")
+    assert said.err.startswith("gymnasium-bridge: the command greet of the package greeter ")
     assert told in said.err
     assert "uninstall greeter" in said.err
     assert main(["token"]) == 0
@@ -203,7 +203,10 @@ def test_commands_of_a_feature_that_an_installation_lacks_are_gone_from_the_help
     assert not shown & set(commands)
     done = lacking(feature, commands[0], "x")
     assert done.returncode == 2
-    assert done.stderr == f"bridge: this installation lacks bridge.{feature}, which the command {commands[0]} needs\n"
+    assert (
+        done.stderr
+        == f"gymnasium-bridge: this installation lacks bridge.{feature}, which the command {commands[0]} needs\n"
+    )
 
 
 @pytest.mark.parametrize(

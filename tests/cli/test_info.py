@@ -1,4 +1,4 @@
-"""`bridge info`, `bridge check` and `bridge bench`: what they tell of a server."""
+"""`gymnasium-bridge info`, `gymnasium-bridge check` and `gymnasium-bridge bench`: what they tell of a server."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_info_of_a_match_says_how_a_program_takes_a_seat_and_a_token_stays_unsee
 def test_info_and_bench_look_over_a_unix_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serve_gym(["CartPole-v1", "Taxi-v4"], unix_path=str(tmp_path / "s")) as server:
         assert main(["info", server.urls[1]]) == 0
-        command = shlex.split(capsys.readouterr().out.partition("name it: bridge ")[2].splitlines()[0])
+        command = shlex.split(capsys.readouterr().out.partition("name it: gymnasium-bridge ")[2].splitlines()[0])
         assert main(command) == 0
         assert "CartPole-v1, a single environment" in capsys.readouterr().out
         assert main(["bench", command[1], "--seconds", "0.1"]) == 0
@@ -228,7 +228,7 @@ def test_info_of_a_zoo_lists_it_and_looks_at_the_one_that_is_named(capsys: pytes
         assert main(["info", server.url]) == 0
         out = capsys.readouterr().out
         assert "serves        CartPole-v1, Taxi-v4, in lock-step" in out
-        assert f"name it: bridge info {server.url}/CartPole-v1" in out
+        assert f"name it: gymnasium-bridge info {server.url}/CartPole-v1" in out
         assert main(["info", f"{server.url}/Taxi-v4"]) == 0
         assert "Discrete(500)" in capsys.readouterr().out
         assert settled(server)
@@ -352,5 +352,5 @@ def test_bench_takes_a_directory_and_refuses_what_no_environment_takes(
         assert main(["bench", directory.as_uri(), "--seconds", "0.1"]) == 0
         assert capsys.readouterr().out.startswith(f"{directory.as_uri()}: 1 environment")
         assert main(["bench", server.url, "--seed", "-1"]) == 2
-        assert capsys.readouterr().err == "bridge: Seed must be greater or equal to zero, actual value: -1\n"
+        assert capsys.readouterr().err == "gymnasium-bridge: Seed must be greater or equal to zero, actual value: -1\n"
         assert main(["bench", "listen://127.0.0.1:0", server.url]) == 2

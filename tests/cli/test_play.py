@@ -1,4 +1,4 @@
-"""`bridge play` with SDL's dummy driver: no window, no person."""
+"""`gymnasium-bridge play` with SDL's dummy driver: no window, no person."""
 
 from __future__ import annotations
 

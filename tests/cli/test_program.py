@@ -41,7 +41,7 @@ def test_a_number_of_seconds_that_is_none_is_refused(text: str) -> None:
 
 def test_options_before_the_command_are_no_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--debug", "info", "localhost:1"]) == 2
-    assert "there is no command '--debug'; `bridge --help` lists the commands" in capsys.readouterr().err
+    assert "there is no command '--debug'; `gymnasium-bridge --help` lists the commands" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(os.name != "posix", reason="the shell closes the standard streams")
@@ -64,7 +64,7 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
     code = "from bridge.cli import program; program.COMMANDS['slow'] = ('slow_command', ''); program.main(['slow'])"
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = run("-c", code, env=environment, bare=True)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "bridge: interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "gymnasium-bridge: interrupted\n")
 
 
 _WITHOUT_EXTRAS = (
@@ -101,7 +101,7 @@ def test_a_command_of_an_extra_that_is_not_installed_says_in_a_line_how_to_insta
 ) -> None:
     done = run("-c", _WITHOUT_EXTRAS, _PACKAGES_OF_EXTRAS, *words, bare=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"bridge: {said}")
+    assert done.stderr.startswith(f"gymnasium-bridge: {said}")
     assert "pip install" in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -120,12 +120,12 @@ def test_another_module_adds_its_command_by_being_named(
     assert capsys.readouterr().out == "hello\n"
 
 
-def test_the_help_has_the_name_by_which_the_program_was_called() -> None:
+def test_the_help_has_the_name_that_no_other_program_has() -> None:
     for name in ("bridge", "gymnasium-bridge"):
         script = Path(sys.executable).parent / name
         done = subprocess.run([script, "top", "--help"], capture_output=True, text=True, timeout=DEADLINE, check=True)
-        assert done.stdout.startswith(f"usage: {name} top ")
-        assert f"\n  {name} top grpc://" in done.stdout
+        assert done.stdout.startswith("usage: gymnasium-bridge top ")
+        assert "\n  gymnasium-bridge top grpc://" in done.stdout
 
 
 def test_the_prose_of_a_help_fits_the_terminal() -> None:

@@ -1,4 +1,4 @@
-"""The options of `bridge serve`."""
+"""The options of `gymnasium-bridge serve`."""
 
 import dataclasses
 import inspect
@@ -78,7 +78,7 @@ def test_the_help_is_a_screen_of_usual_options_and_help_all_has_all(
     assert usual <= every
     for text in shown.values():
         assert "MODULE:NAME is a function or class that makes an environment" in " ".join(text.split())
-        assert "examples:\n  bridge serve CartPole-v1" in text
+        assert "examples:\n  gymnasium-bridge serve CartPole-v1" in text
         assert text.count("exit codes:") == 1
 
 
@@ -171,7 +171,7 @@ def test_the_console_says_where_an_environment_failed_while_it_was_made(
     done = run("-m", "bridge", "serve", f"mine:{name}", *more, cwd=tmp_path, env={**os.environ, "PYTHONPATH": "."})
     assert done.returncode == 1
     *traceback, last = done.stderr.splitlines()
-    assert last.startswith("bridge: ")
+    assert last.startswith("gymnasium-bridge: ")
     assert f"the environment raised {error} in its construction: no" in last
     places = [re.search(r"mine\.py\", line \d+, in (\w+)$", line) for line in traceback]
     assert {match[1] for match in places if match} >= set(functions)
@@ -187,7 +187,8 @@ def test_the_console_says_where_a_module_failed(
     monkeypatch.syspath_prepend(tmp_path)
     assert main(command) == 1
     *traceback, last = capsys.readouterr().err.splitlines()
-    assert last == f"bridge: cannot import the module of {command[1]!r}: it raised ZeroDivisionError: division by zero"
+    said = f"cannot import the module of {command[1]!r}: it raised ZeroDivisionError: division by zero"
+    assert last == f"gymnasium-bridge: {said}"
     assert [line.split(", ")[1:] for line in traceback if "File" in line] == [
         ["line 5", "in <module>"],
         ["line 3", "in table"],

@@ -1,4 +1,4 @@
-"""`bridge serve`: a program that serves until a signal, what it prints, and what it refuses."""
+"""`gymnasium-bridge serve`: a program that serves until a signal, what it prints, and what it refuses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support import sampled
 
 
 class Serving:
-    """A `bridge serve`, or another command that serves, as a user starts it, with what it prints."""
+    """A `gymnasium-bridge serve`, or another command that serves, as a user starts it, with what it prints."""
 
     def __init__(self, *arguments: str, cwd: Path | None = None, command: str = "serve") -> None:
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `__exit__` closes it
@@ -338,7 +338,9 @@ def test_servers_do_not_outlive_a_program_that_is_killed() -> None:
 def test_a_server_process_that_fails_says_what_it_said_each_time() -> None:
     with ServerProcess("Nope-v1") as server:
         for _ in range(2):
-            with pytest.raises(ConnectError, match="before it printed a URL; it said: bridge: cannot serve 'Nope"):
+            with pytest.raises(
+                ConnectError, match="before it printed a URL; it said: gymnasium-bridge: cannot serve 'Nope"
+            ):
                 _ = server.url
 
 
@@ -374,7 +376,7 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(
     assert main(["serve", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("bridge: ")
+    assert err.startswith("gymnasium-bridge: ")
     assert said in err
     assert err.count("\n") == 1
 
@@ -526,7 +528,7 @@ def test_what_keeps_an_environment_from_being_made_is_reported_at_the_start(
     assert "served at" not in out
     said = [line for line in err.splitlines() if not line.startswith(("made", "closed"))]  # the environment's
     *before, last = said
-    assert re.match(f"bridge: {message.format(target)}", last), said
+    assert re.match(f"gymnasium-bridge: {message.format(target)}", last), said
     assert "Traceback" not in last
     # Above it, where the environment itself raised: where that was. A wrong setting takes one line.
     assert before[:1] == (["Traceback (most recent call last):"] if code == 1 else []), said
@@ -574,7 +576,7 @@ def test_the_banner_of_a_match_tells_people_and_programs_how_to_take_a_seat() ->
         lines = serving.printed()
         url = lines[0].partition(" served at ")[2].split()[0]
         assert "make_parallel_remote" not in "".join(lines)
-        assert f"In a terminal: bridge play '{url}?world='" in lines
+        assert f"In a terminal: gymnasium-bridge play '{url}?world='" in lines
         assert any(line.startswith("In a browser: http://") for line in lines)
         with paste([line.partition("  #")[0] for line in lines[2:4]]) as env:
             env.reset()

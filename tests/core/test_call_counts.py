@@ -28,7 +28,7 @@ SERVER = (18, 12)
 # What a step of a vector environment of one slot may take, and each further slot.
 ONE_SLOT, FURTHER_SLOT = 60, 15
 # What a step of one slot may take that sees that its server was killed.
-LOST_SERVER = (120, 29)
+LOST_SERVER = (120, 27)
 _SERVER = """
 from bridge import serve_gym
 with serve_gym("CartPole-v1") as server:

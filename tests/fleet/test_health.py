@@ -1,4 +1,4 @@
-"""`bridge health`: a health check of gRPC without the library, against our servers and against grpcio's own."""
+"""`gymnasium-bridge health`: a health check of gRPC without the library, against our servers and grpcio's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bridge top`: what it reads of servers, what it computes, and how it looks."""
+"""`gymnasium-bridge top`: what it reads of servers, what it computes, and how it looks."""
 
 from __future__ import annotations
 

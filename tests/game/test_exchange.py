@@ -17,8 +17,8 @@ AT_START = np.zeros(2, np.float32)
 
 
 @pytest.fixture
-def game():
-    with serve_game(OBSERVATION, ACTION) as made:
+def game(process):
+    with serve_game(OBSERVATION, ACTION, process=process) as made:
         yield made
 
 
@@ -53,8 +53,8 @@ def test_the_first_call_begins_a_round_although_nobody_is_there(game):
     assert not game.begins
 
 
-def test_what_nobody_plays_gets_the_default_action():
-    with serve_game(OBSERVATION, ACTION, default_action=3) as game:
+def test_what_nobody_plays_gets_the_default_action(process):
+    with serve_game(OBSERVATION, ACTION, process=process, default_action=3) as game:
         game.exchange(AT_START)
         assert game.begins
         assert [game.exchange(AT_START) for _ in range(3)] == [3, 3, 3]
@@ -84,8 +84,8 @@ def test_a_reset_begins_a_round_with_its_seed_and_options_at_the_very_next_call(
     env.close()
 
 
-def test_the_first_observation_of_a_round_has_no_reward_and_the_end_has_its_own():
-    with walking(False, length=5) as walk:
+def test_the_first_observation_of_a_round_has_no_reward_and_the_end_has_its_own(process):
+    with walking(False, process=process, length=5) as walk:
         env = make_remote(walk.game.url)
         env.reset(seed=0)
         totals, ended = 0.0, False
@@ -100,8 +100,8 @@ def test_the_first_observation_of_a_round_has_no_reward_and_the_end_has_its_own(
         env.close()
 
 
-def test_infos_have_ages_frames_and_dropped_actions_as_of_a_clock():
-    with walking(False) as walk:
+def test_infos_have_ages_frames_and_dropped_actions_as_of_a_clock(process):
+    with walking(False, process=process) as walk:
         env = make_remote(walk.game.url)
         _, info = env.reset()
         for action in (1, 2, 3):
@@ -113,8 +113,8 @@ def test_infos_have_ages_frames_and_dropped_actions_as_of_a_clock():
         env.close()
 
 
-def test_an_action_that_is_too_old_gives_way_to_the_default():
-    with serve_game(OBSERVATION, ACTION, realtime=RealTime(max_action_age=0.05)) as game:
+def test_an_action_that_is_too_old_gives_way_to_the_default(process):
+    with serve_game(OBSERVATION, ACTION, process=process, realtime=RealTime(max_action_age=0.05)) as game:
         env = joined(game)
         begin(game, env)
         env.step(4)
@@ -132,8 +132,8 @@ def test_the_default_acts_again_once_the_agent_has_left(game):
     until(lambda: game.exchange(AT_START) == 0)
 
 
-def test_a_further_client_is_refused_and_may_watch():
-    with walking(False) as walk:
+def test_a_further_client_is_refused_and_may_watch(process):
+    with walking(False, process=process) as walk:
         env = make_remote(walk.game.url)
         env.reset()
         with pytest.raises(RefusedError) as refused:
@@ -152,8 +152,8 @@ def test_a_further_client_is_refused_and_may_watch():
         env.close()
 
 
-def test_a_watcher_enters_the_round_that_runs():
-    with walking(False) as walk:
+def test_a_watcher_enters_the_round_that_runs(process):
+    with walking(False, process=process) as walk:
         until(lambda: len(walk.taken) > 5)
         watcher = make_remote(walk.game.url + "?world=", role="spectator")
         seen, _ = watcher.reset()
@@ -171,8 +171,12 @@ def test_a_client_that_comes_first_waits_for_the_loop(game):
     found[0].close()
 
 
-def test_three_games_are_three_slots():
-    with walking(False, 20) as one, walking(False, 20) as two, walking(False, 20) as three:
+def test_three_games_are_three_slots(process):
+    with (
+        walking(False, length=20, process=process) as one,
+        walking(False, length=20, process=process) as two,
+        walking(False, length=20, process=process) as three,
+    ):
         envs = make_vec_remote([walk.game.url for walk in (one, two, three)], blocking=True)
         envs.reset(seed=10)
         for walk, seed in ((one, 10), (two, 11), (three, 12)):
@@ -182,8 +186,8 @@ def test_three_games_are_three_slots():
         envs.close()
 
 
-def test_a_game_passes_what_a_real_time_world_has_to():
-    with walking(False, 50) as walk:
+def test_a_game_passes_what_a_real_time_world_has_to(process):
+    with walking(False, length=50, process=process) as walk:
         report = check_server(walk.game.url)
         assert report.ok, str(report)
 

@@ -12,8 +12,8 @@ from tests.game.loops import walking
 from tests.support import until
 
 
-def test_each_step_is_one_call_and_each_reset_one_round():
-    with walking(True, length=4) as walk:
+def test_each_step_is_one_call_and_each_reset_one_round(process):
+    with walking(True, process=process, length=4) as walk:
         env = make_remote(walk.game.url)
         for seed in (3, 4):
             np.testing.assert_array_equal(env.reset(seed=seed, options={"of": seed})[0], [0, 0])
@@ -26,8 +26,8 @@ def test_each_step_is_one_call_and_each_reset_one_round():
     assert walk.taken == [None, 2, 2, 2, 2, None, 2, 2, 2, 2]
 
 
-def test_a_reset_in_the_midst_of_a_round_ends_it():
-    with walking(True) as walk:
+def test_a_reset_in_the_midst_of_a_round_ends_it(process):
+    with walking(True, process=process) as walk:
         env = make_remote(walk.game.url)
         env.reset(seed=1)
         env.step(1)
@@ -38,8 +38,8 @@ def test_a_reset_in_the_midst_of_a_round_ends_it():
     assert [seed for seed, _ in walk.begun] == [1, 2, None]
 
 
-def test_a_program_waits_for_somebody_before_the_first_round():
-    with walking(True, timeout=0.05) as walk:
+def test_a_program_waits_for_somebody_before_the_first_round(process):
+    with walking(True, process=process, timeout=0.05) as walk:
         until(lambda: walk.game.server.status()["connections"] == 0)
         assert walk.taken == []
         env = make_remote(walk.game.url)
@@ -48,8 +48,8 @@ def test_a_program_waits_for_somebody_before_the_first_round():
         env.close()
 
 
-def test_after_its_timeout_it_goes_on_with_the_default_and_the_agent_is_told_what_it_missed():
-    with walking(True, timeout=0.02, default_action=3) as walk:
+def test_after_its_timeout_it_goes_on_with_the_default_and_the_agent_is_told_what_it_missed(process):
+    with walking(True, process=process, timeout=0.02, default_action=3) as walk:
         env = make_remote(walk.game.url)
         env.reset()
         until(lambda: len(walk.taken) > 5)
@@ -59,8 +59,8 @@ def test_after_its_timeout_it_goes_on_with_the_default_and_the_agent_is_told_wha
         env.close()
 
 
-def test_a_round_that_ended_without_the_agent_is_told_by_its_next_step():
-    with walking(True, length=3, timeout=0.02) as walk:
+def test_a_round_that_ended_without_the_agent_is_told_by_its_next_step(process):
+    with walking(True, process=process, length=3, timeout=0.02) as walk:
         env = make_remote(walk.game.url)
         env.reset()
         until(lambda: len(walk.begun) > 1)
@@ -71,8 +71,8 @@ def test_a_round_that_ended_without_the_agent_is_told_by_its_next_step():
         env.close()
 
 
-def test_the_next_agent_begins_a_round_of_its_own():
-    with walking(True, timeout=0.02) as walk:
+def test_the_next_agent_begins_a_round_of_its_own(process):
+    with walking(True, process=process, timeout=0.02) as walk:
         for seed in (1, 2):
             env = make_remote(walk.game.url)
             env.reset(seed=seed)
@@ -81,8 +81,8 @@ def test_the_next_agent_begins_a_round_of_its_own():
         assert [seed for seed, _ in walk.begun if seed is not None] == [1, 2]
 
 
-def test_a_further_client_is_refused_and_may_watch():
-    with walking(True) as walk:
+def test_a_further_client_is_refused_and_may_watch(process):
+    with walking(True, process=process) as walk:
         env = make_remote(walk.game.url)
         env.reset(seed=1)
         with pytest.raises(RefusedError) as refused:
@@ -97,8 +97,12 @@ def test_a_further_client_is_refused_and_may_watch():
         env.close()
 
 
-def test_three_games_are_the_slots_of_a_vector():
-    with walking(True, 6) as one, walking(True, 6) as two, walking(True, 6) as three:
+def test_three_games_are_the_slots_of_a_vector(process):
+    with (
+        walking(True, length=6, process=process) as one,
+        walking(True, length=6, process=process) as two,
+        walking(True, length=6, process=process) as three,
+    ):
         envs = make_vec_remote([walk.game.url for walk in (one, two, three)], blocking=True)
         seen, _ = envs.reset(seed=10)
         assert seen.shape == (3, 2)
@@ -111,7 +115,7 @@ def test_three_games_are_the_slots_of_a_vector():
     assert ends >= 6
 
 
-def test_it_passes_what_a_lock_step_world_has_to():
-    with walking(True, 50, timeout=0.5) as walk:
+def test_it_passes_what_a_lock_step_world_has_to(process):
+    with walking(True, length=50, process=process, timeout=0.5) as walk:
         report = check_server(walk.game.url)
         assert report.ok, str(report)

@@ -111,8 +111,8 @@ def test_a_round_ends_once(game):
     assert game.exchange(AT_START) == 0
 
 
-def test_a_program_that_ignores_a_round_is_told_to_its_clients():
-    with serve_game(OBSERVATION, ACTION, standstill=0.2) as game:
+def test_a_program_that_ignores_a_round_is_told_to_its_clients(process):
+    with serve_game(OBSERVATION, ACTION, process=process, standstill=0.2) as game:
         game.exchange(AT_START)
         assert game.begins
         errors = []
@@ -131,7 +131,7 @@ def test_a_program_that_ignores_a_round_is_told_to_its_clients():
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_agents_hear_that_a_game_stands_still_and_play_on_when_it_goes_on(wait):
+def test_agents_hear_that_a_game_stands_still_and_play_on_when_it_goes_on(process, wait):
     goes, over = threading.Event(), threading.Event()
     goes.set()
 
@@ -143,7 +143,7 @@ def test_agents_hear_that_a_game_stands_still_and_play_on_when_it_goes_on(wait):
                 goes.wait(20)
                 over.wait(0.0 if wait else 0.005)
 
-    with serve_game(OBSERVATION, ACTION, standstill=0.2) as game, in_thread(lambda: loop(game)):
+    with serve_game(OBSERVATION, ACTION, process=process, standstill=0.2) as game, in_thread(lambda: loop(game)):
         env = make_remote(game.url)
         try:
             env.reset()
@@ -192,13 +192,13 @@ def test_a_server_that_stops_ends_the_game():
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_an_exception_of_the_loop_ends_the_episode_with_its_text(wait):
+def test_an_exception_of_the_loop_ends_the_episode_with_its_text(process, wait):
     errors, ready, fails = [], threading.Event(), threading.Event()
     games = []
 
     def program():
         try:
-            with serve_game(OBSERVATION, ACTION) as game:
+            with serve_game(OBSERVATION, ACTION, process=process) as game:
                 games.append(game)
                 ready.set()
                 while True:

@@ -59,8 +59,8 @@ def duel(wait, red=10**6, blue=10**6, **keywords):
             made.thread.join(20)
 
 
-def test_agents_join_by_name_and_leave_while_it_runs():
-    with duel(False, default_action={"blue": 4}) as game:
+def test_agents_join_by_name_and_leave_while_it_runs(process):
+    with duel(False, process=process, default_action={"blue": 4}) as game:
         red = make_remote(game.game.url, agent="red")
         red.reset(seed=1)
         red.step(2)
@@ -77,8 +77,8 @@ def test_agents_join_by_name_and_leave_while_it_runs():
         blue.close()
 
 
-def test_a_reset_counts_once_the_other_agents_have_ended_or_sent_one_too():
-    with duel(False) as game:
+def test_a_reset_counts_once_the_other_agents_have_ended_or_sent_one_too(process):
+    with duel(False, process=process) as game:
         red, blue = (make_remote(game.game.url, agent=name, timeout=20) for name in SPACES)
         red.reset(seed=1)
         blue.reset()
@@ -95,16 +95,16 @@ def test_a_reset_counts_once_the_other_agents_have_ended_or_sent_one_too():
         blue.close()
 
 
-def test_an_agent_that_has_ended_gets_no_actions_until_the_round_is_over():
-    with duel(False, red=30, blue=10) as game:
+def test_an_agent_that_has_ended_gets_no_actions_until_the_round_is_over(process):
+    with duel(False, process=process, red=30, blue=10) as game:
         until(lambda: len(game.begun) > 1)
         assert {"red": 0} in game.taken
         assert {"red": 0, "blue": 0} in game.taken
 
 
 @pytest.mark.parametrize("wait", [False, True])
-def test_each_is_told_its_own_rewards_and_its_own_end(wait):
-    with duel(wait, red=8, blue=4, timeout=20) as game:
+def test_each_is_told_its_own_rewards_and_its_own_end(process, wait):
+    with duel(wait, process=process, red=8, blue=4, timeout=20) as game:
         red, blue = (make_remote(game.game.url, agent=name, timeout=20) for name in SPACES)
         sums = {}
 
@@ -131,8 +131,8 @@ def test_each_is_told_its_own_rewards_and_its_own_end(wait):
         blue.close()
 
 
-def test_a_policy_plays_whom_no_client_plays():
-    with duel(False, agents={"blue": lambda seen: 3}) as game:
+def test_a_policy_plays_whom_no_client_plays(process):
+    with duel(False, process=process, agents={"blue": lambda seen: 3}) as game:
         red = make_remote(game.game.url, agent="red")
         red.reset()
         red.step(1)

@@ -1,4 +1,4 @@
-"""PERLERT through the doors that a user knows: `make_remote`, `make_vec_remote`, `bridge serve --perlert`."""
+"""PERLERT through the doors that a user knows: `make_remote`, `make_vec_remote`, `gymnasium-bridge serve --perlert`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bridge lobby`: people in a terminal, and through a pipe."""
+"""`gymnasium-bridge lobby`: people in a terminal, and through a pipe."""
 
 import io
 import os
@@ -20,7 +20,7 @@ from tests.preloaded import Program, run
 
 
 def serve(*options):
-    """Start `bridge serve --perlert`; return the process and its URL."""
+    """Start `gymnasium-bridge serve --perlert`; return the process and its URL."""
     server = Program("-W", "error", "-m", "bridge", "serve", "CartPole-v1", "--perlert", "0", *options)
     return server, server.stdout.readline().split()[-1]
 

@@ -1,4 +1,4 @@
-"""`evaluate` and `bridge evaluate` against loops by hand: any number of slots, lanes, lost servers and policies."""
+"""`evaluate` and `gymnasium-bridge evaluate` against loops by hand: slots, lanes, lost servers and policies."""
 
 from __future__ import annotations
 
@@ -342,10 +342,10 @@ def test_progress_is_a_line_now_and_then_in_a_file_and_a_bar_at_a_terminal(monke
     progress.tell()  # as the thread does, which looks while no episode ends
     progress.tell()
     assert capsys.readouterr().err.splitlines() == [
-        "bridge: the first: 2 of 8 episodes in 10 s, some 30 s to go",
-        "bridge: the first: 5 of 8 episodes in 25 s, some 15 s to go",
-        "bridge: the second: 0 of 8 episodes in 12 s",
-        "bridge: the second: 0 of 8 episodes in 40 s",
+        "gymnasium-bridge: the first: 2 of 8 episodes in 10 s, some 30 s to go",
+        "gymnasium-bridge: the first: 5 of 8 episodes in 25 s, some 15 s to go",
+        "gymnasium-bridge: the second: 0 of 8 episodes in 12 s",
+        "gymnasium-bridge: the second: 0 of 8 episodes in 40 s",
     ]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     progress = EvaluationProgress([""], 8)
@@ -364,7 +364,7 @@ def test_progress_in_a_file_is_told_while_no_episode_ends(monkeypatch):
         period = 0.0
 
     with Soon([""], 7):
-        until(lambda: shown.getvalue().startswith("bridge: 0 of 7 episodes in "))
+        until(lambda: shown.getvalue().startswith("gymnasium-bridge: 0 of 7 episodes in "))
 
 
 def certificates(folder):

@@ -115,7 +115,7 @@ def test_a_lost_connection_is_made_again_and_the_question_asked_again():
 def test_nobody_there_is_told_with_what_to_start():
     with bytes_served(b"") as url:
         pass
-    with pytest.raises(ConnectError, match=r"no policy server: .* Start one: `bridge policy"):
+    with pytest.raises(ConnectError, match=r"no policy server: .* Start one: `gymnasium-bridge policy"):
         RemotePolicy(url, reconnect=0)(np.zeros(1))
 
 

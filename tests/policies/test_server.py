@@ -1,4 +1,4 @@
-"""`serve_policy`: one call for many requests, hostile clients, tokens, TLS, and the command `bridge policy`."""
+"""`serve_policy`: one call for many requests, hostile clients, tokens, TLS, and `gymnasium-bridge policy`."""
 
 from __future__ import annotations
 

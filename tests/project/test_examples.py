@@ -17,6 +17,7 @@ from tests.preloaded import run as run_program
 
 EXAMPLES = ROOT / "examples"
 ELSEWHERE = {
+    "tests/game/test_example.py": {"game_loop.py"},
     "tests/trainers/test_lost_servers.py": {"ppo.py"},
     "tests/trainers/test_examples.py": {
         "sb3_ppo.py",

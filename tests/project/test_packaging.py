@@ -467,7 +467,7 @@ def test_the_list_of_packages_is_that_of_the_folders():
         *(
             ".".join(path.parent.relative_to(ROOT).parts)
             for path in (ROOT / "bridge").rglob("*.py")
-            # `standalone` is data: what `bridge standalone` prints.
+            # `standalone` is data: what `gymnasium-bridge standalone` prints.
             if not {"__pycache__", "standalone"} & set(path.relative_to(ROOT).parts)
         ),
         *(

@@ -1,4 +1,4 @@
-"""`bridge runs`, `replay` and `export` as a user runs them, and episodes that are watched again."""
+"""`gymnasium-bridge runs`, `replay` and `export` as a user runs them, and episodes that are watched again."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Training goes on while servers are killed and come back: examples/ppo.py, and Stable-Baselines3 with a spare.
 
-The servers are `bridge serve` in processes of their own, killed by SIGKILL.
+The servers are `gymnasium-bridge serve` in processes of their own, killed by SIGKILL.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ DRAWN = "() => Number(document.getElementById('canvas').dataset.pictures ?? 0)"
 
 @contextmanager
 def bridge_serve(monkeypatch, *arguments, port=0):
-    """Run `bridge serve` in a process of its own; yield the process and its URL."""
+    """Run `gymnasium-bridge serve` in a process of its own; yield the process and its URL."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     options = ("tests.web_envs:Paddle", "--port", str(port), "--env-kwargs", "render_mode=rgb_array", *arguments)
     with server_process(BRIDGE, "serve", *options) as (process, line):

@@ -139,7 +139,7 @@ class Endpoint:
         """The environment, settings and agent of its URL; only endpoints of one kind replace each other."""
         return kind_of(parse_address(self.url, listed=True))
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """The key that tells it from other endpoints."""
         return self.name or self.url
@@ -265,6 +265,9 @@ class EndpointWatch:
         period: Seconds between two readings.
     """
 
+    pinned = False
+    """False: a slot may be at any of the endpoints."""
+
     def __init__(self, directory: Directory, period: float = _PERIOD) -> None:
         self.directory = directory
         self.endpoints: tuple[Endpoint, ...] = ()
@@ -288,6 +291,11 @@ class EndpointWatch:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         EndpointWatch.__init__(self, state["directory"], state["period"])
+
+    @property
+    def title(self) -> str:
+        """The directory, for errors."""
+        return repr(self.directory)
 
     @property
     def may_fill(self) -> bool:

@@ -177,7 +177,7 @@ class ServerAccess(Access):
         if self.tls is not None and tls.certificate is None:
             raise SettingError(
                 "a server speaks TLS with a certificate of its own, and none is given: expected "
-                "tls=TLS(certificate=…, key=…); `bridge cert` makes them"
+                "tls=TLS(certificate=…, key=…); `gymnasium-bridge cert` makes them"
             )
         security = Security(
             read_token(self.token, self.token_file),

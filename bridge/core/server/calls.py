@@ -220,8 +220,8 @@ class Calls:
         except RequestError as error:
             if not may_act or self._operators.full:
                 raise
-            # An operator's tools (`bridge top`) only read properties. A full server lets a few in: whoever could not
-            # see what it does would take it for dead.
+            # An operator's tools only read properties. A full server lets a few in: whoever could not see what it does
+            # would take it for dead.
             places, refusal = self._operators, error
             places.enter()
         session = self._open_session(self._hub, version, may_act)

@@ -1,7 +1,7 @@
 """Certificates for development: an authority of one's own, and a server's and a client's certificate of it.
 
-`bridge cert` is its command. What it makes encrypts and keeps strangers out; nobody but those who are given `ca.pem`
-trusts it.
+`gymnasium-bridge cert` is its command. What it makes encrypts and keeps strangers out; nobody but those who are given
+`ca.pem` trusts it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ FILES = ("ca.pem", "ca.key", "server.pem", "server.key", "client.pem", "client.k
 """The files that are made."""
 
 _EPILOG = """examples:
-  bridge cert --out certs --name gpu-box.lan --name 192.168.1.20
-  bridge serve CartPole-v1 --host 0.0.0.0 --port 50051 --token-file token \\
+  gymnasium-bridge cert --out certs --name gpu-box.lan --name 192.168.1.20
+  gymnasium-bridge serve CartPole-v1 --host 0.0.0.0 --port 50051 --token-file token \\
       --tls-certificate certs/server.pem --tls-key certs/server.key
-  bridge info grpcs://gpu-box.lan:50051 --token-file token --tls-ca certs/ca.pem
+  gymnasium-bridge info grpcs://gpu-box.lan:50051 --token-file token --tls-ca certs/ca.pem
 """
 
 # cryptography wants to be told of each.

@@ -63,7 +63,7 @@ class Token:
         if not 0 < len(value) <= _MAX_TOKEN or not all("!" <= character <= "~" for character in value):
             raise SettingError(
                 f"expected a token of 1 to {_MAX_TOKEN} visible ASCII characters without spaces, got {len(value)} "
-                "characters that are none; `bridge token` makes one"
+                "characters that are none; `gymnasium-bridge token` makes one"
             )
         self._value = value
 
@@ -179,7 +179,7 @@ def warn_of_readers(path: str | os.PathLike[str]) -> None:
     if os.name == "posix" and os.stat(path).st_mode & stat.S_IROTH:
         text = (
             f"other users of this machine can read the token in {os.fspath(path)}: run `chmod 600 {os.fspath(path)}`; "
-            "`bridge token --out FILE` makes a file that only you can read"
+            "`gymnasium-bridge token --out FILE` makes a file that only you can read"
         )
         warn(text)
 
@@ -188,7 +188,7 @@ def warn_of_readers(path: str | os.PathLike[str]) -> None:
 class TLS:
     """Certificates and keys: `tls=` of a server (`serve_gym`) and of a client (`make_remote`).
 
-    Each is a PEM file: its path, or its content as bytes. `bridge cert` makes a set of them.
+    Each is a PEM file: its path, or its content as bytes. `gymnasium-bridge cert` makes a set of them.
 
     Examples:
         >>> from bridge import TLS

@@ -64,7 +64,7 @@ _REMEDIES = {
     "wrong_version_number": _PLAIN,
     "packet length too long": _PLAIN,
     "record layer failure": _PLAIN,
-    "certificate has expired": "The server's certificate has expired: renew it (`bridge cert` makes one)",
+    "certificate has expired": "The server's certificate has expired: renew it (`gymnasium-bridge cert` makes one)",
     "hostname verification": _OTHER_NAME,
     "certificate is not valid for": _OTHER_NAME,
     "certificate_verify_failed": (

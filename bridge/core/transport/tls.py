@@ -111,7 +111,7 @@ def _check_dates(context: ssl.SSLContext, certificate: bytes) -> None:
         now = time.strftime("%b %d %H:%M:%S %Y GMT", time.gmtime())
         raise SettingError(
             f"tls=TLS(certificate=…) cannot be used: it is valid from {found['notBefore']} until {found['notAfter']}, "
-            f"and now it is {now}; make a new one (`bridge cert` does), or set this machine's clock"
+            f"and now it is {now}; make a new one (`gymnasium-bridge cert` does), or set this machine's clock"
         )
 
 

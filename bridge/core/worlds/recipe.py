@@ -209,8 +209,8 @@ class EnvRecipe:
             raise RequestError(
                 Code.FAILED_PRECONDITION,
                 f"{self.title} returned a {type(made).__name__}, where a gymnasium.Env or VectorEnv was expected; "
-                "PettingZoo environments are for serve_parallel, or for `bridge serve` with a function that says what "
-                "it returns: def make() -> pettingzoo.ParallelEnv",
+                "PettingZoo environments are for serve_parallel, or for `gymnasium-bridge serve` with a function that "
+                "says what it returns: def make() -> pettingzoo.ParallelEnv",
             )
         for adapter in self.adapters:
             env = adapter.wrap_lanes(env) if isinstance(env, VectorEnv) else adapter.wrap(env)

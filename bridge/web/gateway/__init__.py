@@ -1,4 +1,4 @@
-"""A gateway: one page, and one port, for the worlds of other servers (`bridge web`).
+"""A gateway: one page, and one port, for the worlds of other servers (`gymnasium-bridge web`).
 
 It is an ordinary server, with its tokens, limits, page and transports, whose sessions relay: a request is handed on to
 the server that has its world, by a call of its own to there, and the answer comes back as it is. Only the names of

@@ -1,5 +1,6 @@
 // One stream of dm_env_rpc over a WebSocket: requests are answered one by one, in order.
 
+import {pause} from "./dom.js";
 import {request, response, values} from "./wire.js";
 
 const PATH = "/dm_env_rpc.v1.Environment/Process";
@@ -12,6 +13,7 @@ export class Refused extends Error {
   }
 }
 
+const DEADLINE_EXCEEDED = 4;
 export const UNAUTHENTICATED = 16;
 export const UNAVAILABLE = 14;
 
@@ -67,6 +69,18 @@ export class Stream {
       this.#waiting.push({resolve, reject});
       if (this.#socket.readyState === WebSocket.OPEN) this.#socket.send(new Uint8Array(bytes)); // else its end answers
     });
+  }
+
+  // Ask again until the program behind the world goes on, where that stands still: a game may be in its menu.
+  async askUntilItGoesOn(bytes) {
+    for (;;) {
+      try {
+        return await this.ask(bytes);
+      } catch (error) {
+        if (error.code !== DEADLINE_EXCEEDED || !error.message.includes("stands still")) throw error;
+      }
+      await pause(300);
+    }
   }
 
   async property(key) {

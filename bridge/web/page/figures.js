@@ -52,15 +52,19 @@ export function figures() {
   seatReturns();
 }
 
-// A world in real time goes on by itself: where no picture comes, it stands still, or the connection does.
+// A world in real time goes on by itself: where no picture comes, it stands still, or the connection does. Of a program
+// with a loop of its own the server knows, also where it is none in real time.
 export function stall() {
   const world = worldOf(state.selected);
-  const runs = world?.fps && state.watching && !state.lost && !world.replay && !world.waiting && (world.match?.state ?? "running") === "running";
+  const looks = state.watching && !state.lost && !world?.waiting;
+  const still = Boolean(looks && world?.stands_still);
+  const runs = world?.fps && looks && !world.replay && (world.match?.state ?? "running") === "running";
   const last = state.frames.arrived.at(-1) ?? Infinity;
   const seconds = (performance.now() - last) / 1000;
-  const stalls = Boolean(runs) && seconds >= Math.max(1, 2 / world.fps);
+  const stalls = still || (Boolean(runs) && seconds >= Math.max(1, 2 / world.fps));
   // One sentence, of which screen readers leave out the seconds: they would read it again with each of them.
   $("stall").classList.toggle("on", stalls);
-  const parts = stalls ? ["No picture", ` for ${Math.floor(seconds)} s`, ": the world stands still, or the connection does"] : ["", "", ""];
+  const parts = still ? ["The game stands still: its program has paused, or hangs", "", ""]
+    : stalls ? ["No picture", ` for ${Math.floor(seconds)} s`, ": the world stands still, or the connection does"] : ["", "", ""];
   ["stall-text", "stall-seconds", "stall-why"].forEach((id, at) => write($(id), parts[at]));
 }

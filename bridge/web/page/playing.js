@@ -226,7 +226,7 @@ async function steps(play, joined, fps) {
     const changed = play.changed;
     play.changed = null;
     const sent = performance.now();
-    const answer = await play.stream.ask(request.step(running ? actions : [], wanted));
+    const answer = await play.stream.askUntilItGoesOn(request.step(running ? actions : [], wanted));
     if (state.playing !== play) return; // the page shows another world by now
     const now = performance.now();
     const read = (name) => values(answer.observations.get(uids[name]));

@@ -66,7 +66,7 @@ export async function watch(name) {
     const step = request.step([], [frame, figures]);
     const asked = [];
     const ask = () => {
-      asked.push(stream.ask(step));
+      asked.push(stream.askUntilItGoesOn(step));
       asked.at(-1).catch(() => {});
     };
     for (let i = 0; i < ahead; i++) ask();
@@ -94,7 +94,7 @@ async function observe(name, stream) {
     if (state.watching !== stream) return;
     const seen = new Observations(joined, $("canvas"), $("panel"));
     while (state.watching === stream) {
-      const answer = await stream.ask(request.step([], seen.uids));
+      const answer = await stream.askUntilItGoesOn(request.step([], seen.uids));
       if (state.watching !== stream) return;
       seen.show(answer);
       await pause(40);

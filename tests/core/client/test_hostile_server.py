@@ -189,7 +189,7 @@ def test_bridge_info_says_in_few_words_why_it_ends(name, capsys):
     with HOSTILE[name]() as server:
         assert main(["info", server.url, "--all", "--timeout", "1" if name in SLOW else "60"]) == 1
     said = capsys.readouterr()
-    assert said.err.startswith("bridge: ")
+    assert said.err.startswith("gymnasium-bridge: ")
     assert len(said.err) < 10_000
     assert len(said.out) < 10_000
     assert "\x1b" not in said.err + said.out

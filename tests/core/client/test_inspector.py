@@ -1,4 +1,4 @@
-"""Questions to a server one at a time, as `bridge info` asks them."""
+"""Questions to a server one at a time, as `gymnasium-bridge info` asks them."""
 
 import contextlib
 import signal

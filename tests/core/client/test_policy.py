@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 
 from bridge import Endpoint
 from bridge.core.client.slots.endpoint import Placement
+from bridge.core.client.slots.listed import ListedEndpoint, ListedEndpoints
 from bridge.core.client.slots.policy import (
     AddSpare,
     Begin,
@@ -40,7 +41,16 @@ from bridge.core.client.slots.policy import (
     SlotPolicy,
     TakeOver,
 )
-from bridge.core.client.slots.slot import STEPPED, EpisodeEvent, EpisodeState, LinkEvent, LinkState, Member, StandBy
+from bridge.core.client.slots.slot import (
+    STEPPED,
+    EpisodeEvent,
+    EpisodeState,
+    LinkEvent,
+    LinkState,
+    Member,
+    Reason,
+    StandBy,
+)
 from bridge.core.client.world.remote import RemoteRecord
 from bridge.errors import (
     Code,
@@ -78,7 +88,6 @@ class Remote:
 
     def __init__(self, server: Server, record: RemoteRecord) -> None:
         self.server, self.record = server, record
-        self.request = SimpleNamespace(kind="environment", address=SimpleNamespace(url=server.url))
         self.url, self.silent, self.connected = server.url, True, True
         self.realtime, self.allowance = None, 0.0
 
@@ -93,9 +102,15 @@ class Remote:
         """Do nothing: the fleet answers."""
 
 
-def request_for(url: str) -> Any:
-    """A request, as far as the policy and the fleet look at it."""
-    return SimpleNamespace(address=SimpleNamespace(url=url))
+def request_for(endpoint: Endpoint) -> Any:
+    """A request, as far as the fleet looks at it."""
+    return SimpleNamespace(address=SimpleNamespace(url=endpoint.url))
+
+
+def listed(server: Server) -> ListedEndpoint:
+    """The endpoint of a server that the user lists."""
+    address = SimpleNamespace(url=server.url)
+    return ListedEndpoint.of(SimpleNamespace(kind="environment", agent=None, address=address))  # type: ignore[arg-type]
 
 
 class Fleet:
@@ -106,31 +121,38 @@ class Fleet:
         slots: Their number.
         room: Worlds that each server takes.
         directory: Whether a directory lists the servers; else the user does, and each slot has a server of its own.
+        spares: The number of further servers whose worlds the user has stand by.
     """
 
-    def __init__(self, servers: int, slots: int, room: int, *, directory: bool = True) -> None:
+    def __init__(self, servers: int, slots: int, room: int, *, directory: bool = True, spares: int = 0) -> None:
         self.now = 0.0
-        self.servers = [Server(f"grpc://s{number}:1", room) for number in range(servers)]
+        self.servers = [Server(f"grpc://s{number}:1", room) for number in range(servers + spares)]
         self.attempts: Counter[str] = Counter()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._steps: Counter[Member] = Counter()
-        self.watch = SimpleNamespace(endpoints=(), draining=frozenset(), poll=lambda now, soon=False: None)
+        self.watch = SimpleNamespace(
+            endpoints=(), draining=frozenset(), pinned=False, poll=lambda now, soon=False: None
+        )
         self.list_servers()
         self.members: list[Member] = []
         self.spares: list[Member] = []
         self.directory = directory
-        self.policy = SlotPolicy(self.members, self.spares, TIMEOUT, CONNECT_TIMEOUT)
-        if directory:
-            self.policy.placement, self.policy.look_at = Placement(self.watch, request_for), 0.0  # type: ignore[arg-type]
+        watch: Any = self.watch if directory else ListedEndpoints([listed(server) for server in self.servers[:servers]])
+        self.policy = SlotPolicy(self.members, self.spares, Placement(watch, request_for), TIMEOUT, CONNECT_TIMEOUT)
+        if directory or spares:
+            self.policy.look_at = 0.0
         for number in range(slots):
             server = self.servers[number % servers]
             self.members.append(self.member(server, number))
+        for server in self.servers[servers:]:
+            self.spares.append(self.member(server, 0, StandBy(Reason.NAMED)))
 
     def member(self, server: Server, start: int, stands_by: StandBy | None = None) -> Member:
         remote: Any = Remote(server, RemoteRecord())
         remote.connected = False
-        return Member(remote, start, 1, server.url if self.directory else None, stands_by=stands_by)
+        home = None if self.directory else listed(server)
+        return Member(remote, home or Endpoint(server.url), start, 1, home, stands_by=stands_by)
 
     def list_servers(self) -> None:
         self.watch.endpoints = tuple(Endpoint(server.url) for server in self.servers if server.listed)
@@ -143,11 +165,11 @@ class Fleet:
 
     # What servers do
 
-    def connect(self, member: Member, request: Any = None) -> None:
+    def connect(self, member: Member, request: Any = None, endpoint: Endpoint | None = None) -> None:
         url = member.remote.url if request is None else request.address.url
         server = next(server for server in self.servers if server.url == url)
         member.remote = Remote(server, member.remote.record)  # type: ignore[assignment]
-        member.endpoint = url if self.directory else None
+        member.endpoint = endpoint or member.endpoint
         member.deadline, member.silent_until = self.now + TIMEOUT, self.now + CONNECT_TIMEOUT
         member.handle_link(LinkEvent.CONNECT)
         self.attempts[url] += 1
@@ -190,7 +212,8 @@ class Fleet:
 
     def begin(self, member: Member) -> None:
         remote = member.remote
-        self.execute(self.policy.before_episode(member, self.now))
+        if self.policy.moves or member.may_leave:
+            self.execute(self.policy.before_episode(member, self.now))
         if member.remote is not remote:
             return
         member.deadline = self.now + TIMEOUT
@@ -240,13 +263,14 @@ class Fleet:
 
     def execute_one(self, decision: Decision) -> None:
         match decision:
-            case Connect(member, request, _):
+            case Connect(member, request, endpoint):
                 if member.link is not LinkState.OFFLINE:
                     self._leave(member)
                     member.handle_link(LinkEvent.LOST)
                     member.refusal = None
-                self.connect(member, request)
-            case AddSpare(request, lanes, stands_by, _):
+                self.connect(member, request, endpoint)
+            case AddSpare(request, endpoint, lanes, stands_by):
+                assert endpoint.url == request.address.url
                 url = request.address.url
                 spare = self.member(next(server for server in self.servers if server.url == url), 0, stands_by)
                 assert lanes == 1
@@ -256,14 +280,22 @@ class Fleet:
                 self.spares.remove(spare)
                 self._leave(spare)
             case Disconnect(spare):
-                raise AssertionError(f"without spares of the user none comes back later: {spare}")
+                self._leave(spare)
+                spare.handle_link(LinkEvent.LOST)
             case TakeOver(member, spare):
+                lost = member.link is LinkState.OFFLINE
                 member.handle_link(LinkEvent.MOVE if spare.ready else LinkEvent.MOVE_AHEAD)
                 member.remote, spare.remote = spare.remote, member.remote
                 member.deadline, member.silent_until, member.refusal = spare.deadline, spare.silent_until, None
-                member.remote.record, member.endpoint, member.home = spare.remote.record, spare.endpoint, None
-                self.spares.remove(spare)
-                self._leave(spare)
+                member.endpoint, spare.endpoint = spare.endpoint, member.endpoint
+                if spare.is_named:
+                    member.home, spare.home = spare.home, member.home
+                    if lost:
+                        spare.handle_link(LinkEvent.LOST)
+                else:
+                    member.remote.record = spare.remote.record
+                    self.spares.remove(spare)
+                    self._leave(spare)
             case Begin(member):
                 self.begin(member)
             case GiveUp(member):
@@ -490,6 +522,85 @@ def test_slots_of_a_list_leave_a_server_that_always_raises_try_it_again_and_go_b
     assert [fleet.of(member).server.url for member in fleet.members] == [f"grpc://s{i % 3}:1" for i in range(6)]
     assert not fleet.spares
     assert sum(member.remote.record.losses for member in fleet.members) == 0
+
+
+def urls(fleet: Fleet) -> list[str]:
+    return [fleet.of(member).server.url for member in fleet.members]
+
+
+def test_a_slot_of_a_list_waits_for_its_own_server_while_others_have_room() -> None:
+    fleet = Fleet(3, 6, 12, directory=False)
+    fleet.advance(2.0)
+    before = urls(fleet)
+    fleet.stop(fleet.servers[1])
+    fleet.advance(CALM)
+    assert urls(fleet) == before
+    assert [member.link is LinkState.JOINED for member in fleet.members] == [True, False, True] * 2
+    fleet.servers[1].up = True
+    fleet.advance(CALM)
+    assert urls(fleet) == before
+    assert all(member.link is LinkState.JOINED for member in fleet.members)
+
+
+def test_a_slot_of_a_list_that_has_lost_the_server_that_stood_in_goes_back_to_its_own() -> None:
+    fleet = Fleet(2, 2, 12, directory=False)
+    fleet.advance(2.0)
+    before = urls(fleet)
+    fleet.servers[0].fails = True
+    fleet.advance(20.0)
+    assert urls(fleet) == [before[1]] * 2
+    fleet.stop(fleet.servers[1])
+    fleet.servers[0].fails = False
+    fleet.advance(CALM)
+    assert fleet.of(fleet.members[0]).server is fleet.servers[0]
+    assert fleet.members[0].link is LinkState.JOINED
+    fleet.servers[1].up = True
+    fleet.advance(CALM)
+    assert urls(fleet) == before
+    assert not fleet.spares
+
+
+def test_a_spare_that_the_user_named_and_a_lost_slot_swap_places_for_good() -> None:
+    fleet = Fleet(2, 2, 12, directory=False, spares=1)
+    fleet.advance(2.0)
+    before, third = urls(fleet), fleet.servers[2].url
+    fleet.stop(fleet.servers[0])
+    fleet.advance(5.0)
+    assert urls(fleet) == [third, before[1]]
+    (spare,) = fleet.spares
+    assert spare.endpoint.url == before[0]
+    fleet.servers[0].up = True
+    fleet.advance(CALM)
+    assert (spare.ready, spare.endpoint.url) == (True, before[0]), "the lost one stands by once it is back"
+    assert urls(fleet) == [third, before[1]], "no slot leaves a server that is well"
+    fleet.stop(fleet.servers[1])
+    fleet.advance(5.0)
+    assert urls(fleet) == [third, before[0]]
+
+
+def test_a_spare_that_the_user_named_takes_no_slots_of_an_environment_that_always_raises() -> None:
+    """It would swap places with it: a world that only fails would stand by."""
+    fleet = Fleet(2, 2, 12, directory=False, spares=1)
+    fleet.advance(2.0)
+    before, third = urls(fleet), fleet.servers[2].url
+    fleet.servers[0].fails = True
+    fleet.advance(20.0)
+    assert urls(fleet) == [before[1]] * 2
+    assert [spare.endpoint.url for spare in fleet.spares if spare.is_named] == [third]
+    fleet.servers[0].fails = False
+    fleet.advance(CALM)
+    assert urls(fleet) == before
+
+
+def test_a_slot_leaves_a_server_of_a_list_that_drains_for_a_spare_that_the_user_named_alone() -> None:
+    for spares in (0, 1):
+        fleet = Fleet(2, 2, 12, directory=False, spares=spares)
+        fleet.advance(2.0)
+        before = urls(fleet)
+        fleet.servers[0].draining = True
+        fleet.advance(20.0)
+        assert urls(fleet) == ([fleet.servers[2].url, before[1]] if spares else before)
+        assert sum(member.remote.record.losses for member in fleet.members) == 0
 
 
 def test_slots_of_a_list_go_to_no_server_whose_environment_fails_as_theirs_does() -> None:

@@ -10,6 +10,9 @@ from typing import Any, TypeAlias
 import pytest
 
 import bridge
+import bridge.wrappers
+from bridge import Endpoint
+from bridge.core.client.slots.listed import ListedEndpoint, ListedEndpoints
 from bridge.core.client.slots.slot import (
     ASKED,
     ENDINGS,
@@ -46,7 +49,7 @@ def member() -> Any:
     remote = SimpleNamespace(
         record=Record(), salvage=salvaged.append, send_step=lambda request: None, salvaged=salvaged
     )
-    return Member(remote, 0, 3)  # type: ignore[arg-type]
+    return Member(remote, Endpoint("grpc://a:1"), 0, 3)  # type: ignore[arg-type]
 
 
 def answer(*, ended: bool = False) -> Any:
@@ -233,25 +236,104 @@ def test_an_environment_that_raised_in_three_resets_in_a_row_fails_always() -> N
     assert not one.fails_every_reset
 
 
-def test_a_spare_serves_any_slot_unless_it_is_for_those_that_go_back_to_their_server() -> None:
-    at_home, away = member(), member()
-    away.home = SimpleNamespace(address=SimpleNamespace(url="grpc://own:1"))
-    in_a_directory = Member(at_home.remote, 0, 1, "crowded")
-    assert [each.place_left for each in (at_home, away, in_a_directory)] == [None, "grpc://own:1", "crowded"]
-    everybody = (at_home, away, in_a_directory)
-    for reason in (Reason.NAMED, Reason.LEAVE):
-        assert all(StandBy(reason).serves(each) for each in everybody), reason
-    assert all(StandBy(Reason.EVEN_OUT, "crowded").serves(each) for each in everybody)
-    assert [StandBy(Reason.GO_BACK, "grpc://own:1").serves(each) for each in everybody] == [False, True, False]
-    assert [reason for reason in Reason if StandBy(reason).named] == [Reason.NAMED]
+def at(endpoint: Endpoint, home: Any = None, stands_by: StandBy | None = None) -> Any:
+    """A member whose world at an endpoint is joined."""
+    one = Member(SimpleNamespace(url=endpoint.url), endpoint, 0, 1, home, stands_by=stands_by)  # type: ignore[arg-type]
+    one.handle_link(LinkEvent.CONNECT)
+    one.handle_link(LinkEvent.JOINED)
+    return one
 
 
-def test_a_spare_tells_by_its_title_and_its_place_what_it_is() -> None:
-    remote = SimpleNamespace(url="grpc://spare:1")
-    spare = Member(remote, 0, 1, stands_by=StandBy(Reason.GO_BACK, "grpc://own:1"))  # type: ignore[arg-type]
-    assert (spare.title, spare.relieves) == ("spare grpc://spare:1", "grpc://own:1")
-    slot = Member(remote, 4, 2)  # type: ignore[arg-type]
-    assert (slot.title, slot.relieves) == ("slots 4 to 5", None)
+def listed(url: str, kind: Any = "environment", agent: str | None = None) -> ListedEndpoint:
+    request: Any = SimpleNamespace(kind=kind, agent=agent, address=SimpleNamespace(url=url))
+    return ListedEndpoint.of(request)
+
+
+CROWDED, EMPTY, OTHER = (Endpoint(f"grpc://{url}") for url in ("crowded:1", "empty:1", "other:1/Other-v0"))
+OWN, SECOND, LEVEL = listed("grpc://own:1"), listed("grpc://second:1"), listed("grpc://level:1", "another level")
+
+
+def test_a_slot_of_a_directory_is_served_by_any_spare_of_its_kind() -> None:
+    slot = at(CROWDED)
+    for reason in (Reason.LEAVE, Reason.EVEN_OUT):
+        assert at(EMPTY, stands_by=StandBy(reason, "grpc://third:1")).suits(slot)
+        assert not at(OTHER, stands_by=StandBy(reason, CROWDED.key)).suits(slot)
+    assert at(EMPTY, stands_by=StandBy(Reason.EVEN_OUT, CROWDED.key)).betters(slot)
+    assert not at(EMPTY, stands_by=StandBy(Reason.EVEN_OUT, EMPTY.key)).betters(slot), "it is for those of another one"
+
+
+def test_a_pinned_slot_is_served_at_its_own_server_alone_or_by_a_spare_that_the_user_named() -> None:
+    at_home, away, wrong = at(OWN, OWN), at(SECOND, OWN), at(LEVEL, LEVEL)
+    assert [each.is_displaced for each in (at_home, away, wrong)] == [False, True, False]
+    assert [each.is_displaced_from(OWN) for each in (at_home, away, wrong)] == [False, True, False]
+    back = at(OWN, stands_by=StandBy(Reason.GO_BACK, OWN.key))
+    assert [back.suits(each) for each in (at_home, away, wrong)] == [True, True, False]
+    assert [back.betters(each) for each in (at_home, away, wrong)] == [False, True, False], "who is there stays"
+    elsewhere = at(SECOND, stands_by=StandBy(Reason.LEAVE, OWN.key))
+    assert not any(elsewhere.suits(each) for each in (at_home, away, wrong))
+    named = at(LEVEL, LEVEL, StandBy(Reason.NAMED))
+    assert all(named.suits(each) for each in (at_home, away, wrong))
+    assert not any(named.betters(each) for each in (at_home, away, wrong))
+    assert [spare.is_named for spare in (back, elsewhere, named)] == [False, False, True]
+
+
+def test_a_spare_suits_where_it_stands_ready_with_as_many_lanes_of_the_same_form() -> None:
+    slot, spare = at(CROWDED), at(EMPTY, stands_by=StandBy(Reason.LEAVE, CROWDED.key))
+    assert (spare.serves(slot), spare.suits(slot)) == (True, True)
+    spare.single = False
+    assert (spare.serves(slot), spare.suits(slot)) == (True, False), "a world of one lane begins episodes by itself"
+    spare.single = True
+    spare.handle_link(LinkEvent.LOST)
+    assert (spare.serves(slot), spare.suits(slot)) == (True, False)
+    spare.place(0, 2)
+    assert not spare.serves(slot)
+    assert not at(EMPTY).serves(slot), "it fills slots itself"
+
+
+def test_an_environment_that_fails_always_is_left_where_it_has_worked_before_or_by_a_slot_of_a_directory() -> None:
+    found = []
+    for home in (None, OWN):
+        one = at(OWN, home)
+        one.refusal, one.failures = EnvironmentFailedError("a:1", "ValueError", Code.INTERNAL), 3
+        found.append(one.may_leave)
+        one.last = answer()
+        found.append(one.may_leave)
+    assert found == [True, True, False, True]
+
+
+def test_only_listed_urls_of_one_kind_replace_each_other_and_a_world_that_exists_is_of_its_own() -> None:
+    assert OWN.kind == SECOND.kind != LEVEL.kind
+    worlds = [listed(f"grpc://{host}:1?world=arena", None) for host in ("a", "b")]
+    assert worlds[0].kind != worlds[1].kind
+    agents = [listed("grpc://a:1?world=arena", None, agent) for agent in ("red", "blue")]
+    assert agents[0].kind != agents[1].kind
+    assert len(ListedEndpoints([*worlds, *worlds, *agents]).endpoints) == 4, "each once"
+
+
+def test_a_spare_tells_by_its_title_what_it_is() -> None:
+    assert at(OWN, stands_by=StandBy(Reason.GO_BACK, OWN.key)).title == "spare grpc://own:1"
+    slot = at(OWN)
+    slot.place(4, 2)
+    assert slot.title == "slots 4 to 5"
+
+
+@pytest.mark.parametrize(
+    ("folders", "inside"),
+    [
+        (("core/client/slots", "core/client/envs", "wrappers"), r"remote\w*(\[\w+\])?\.session\b|\.world\.reader\b"),
+        (("core/client/envs", "wrappers"), r"slots\w*(\(\S+\))?\.(pool|stepper)\.|\.policy\."),
+    ],
+    ids=["session", "pool"],
+)
+def test_nobody_reaches_through_a_remote_or_the_slots(folders: tuple[str, ...], inside: str) -> None:
+    """Who holds a remote, or the slots, asks it by a method that says what is asked."""
+    root, wrappers = Path(bridge.__file__).parent, Path(bridge.wrappers.__file__).parent
+    files = [path for each in folders for path in (wrappers if each == "wrappers" else root / each).rglob("*.py")]
+    assert len(files) > 10
+    found = [line.strip() for path in files for line in path.read_text("utf-8").splitlines() if re.search(inside, line)]
+    # In each step of a single environment a call would be a twentieth of all.
+    assert [line for line in found if "a call less in each step" not in line] == []
+    assert len(found) <= 1
 
 
 def test_no_other_file_assigns_a_state() -> None:

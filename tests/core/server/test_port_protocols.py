@@ -490,9 +490,11 @@ def test_a_handler_that_fails_is_cut_and_nobody_else(
         def data_received(self, data: bytes) -> None:
             if method == "refuse":
                 raise RequestError(Code.INVALID_ARGUMENT, "refused")
-            self.request(self.open(None), b"")
+            session = self.open(None)
             if method == "finish":
                 self.close()
+            else:
+                self.request(session, b"")
 
     failing: Any = type("Failing", (Works,), {method: fail})
     protocols = [PortProtocol(name="failing", first_bytes=[b"fail"], handler=failing)]

@@ -1,8 +1,9 @@
 """Signals to real server processes: SIGTERM drains, SIGINT stops within 2 s, a second one ends at once.
 
-Each is tried with `bridge serve` and `Server.run()`, whose environments live in the process's main thread, and with
-`Server.wait()`, whose environments live in the serving thread. Those of the first test start as users start them; the
-others are forked, which is quicker. When a server ends, for each signal, grace and client: `test_shutdown.py`.
+Each is tried with `gymnasium-bridge serve` and `Server.run()`, whose environments live in the process's main thread,
+and with `Server.wait()`, whose environments live in the serving thread. Those of the first test start as users start
+them; the others are forked, which is quicker. `test_shutdown.py` has when a server ends, for each signal, grace and
+client.
 """
 
 from __future__ import annotations

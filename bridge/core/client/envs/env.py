@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import gymnasium
@@ -17,7 +17,7 @@ from bridge.core.client.options import EnvOptions
 from bridge.core.client.slots.resets import reset_settings
 from bridge.core.client.world.joined_world import JoinedWorld
 from bridge.core.client.world.remote import Remote
-from bridge.core.client.world.session_states import ONLINE, ClientState, StepAnswered
+from bridge.core.client.world.session_states import ClientState, StepAnswered
 from bridge.core.client.world.step_reader import Transition
 from bridge.core.client.world.world_request import WorldInfo
 from bridge.core.encoding.message_form import MessageForm
@@ -30,7 +30,6 @@ from bridge.errors import (
     BridgeError,
     Code,
     RefusedError,
-    RemoteTimeoutError,
     ResetNeededError,
     SettingError,
     shown_url,
@@ -40,13 +39,6 @@ if TYPE_CHECKING:
     from bridge.core.client.messages import MessageReply
 
 __all__ = ["RemoteEnv", "RolloutStep", "remote_metadata", "remote_spec"]
-
-_WHY_RESET: Mapping[ClientState, str] = {
-    ClientState.JOINED: "no episode has begun, or the last one was given up",
-    ClientState.OFFLINE: "it is a copy, or this process was forked, and has no connection yet",
-    ClientState.ENDED: "the episode has ended",
-    ClientState.LOST: "the connection was lost, or a call was interrupted",
-}
 
 
 class RolloutStep(NamedTuple):
@@ -179,11 +171,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         """Raise why `step` is not possible."""
         self._require_open()
         self._refuse_rollout()
-        session = self._remote.session
-        reason = _WHY_RESET.get(session.state, "the last reset was not answered")
-        if session.state is ClientState.LOST and isinstance(session.error, RemoteTimeoutError):
-            reason = "the last call timed out"
-        raise ResetNeededError(f"expected reset() before step(): {reason}")
+        raise ResetNeededError(f"expected reset() before step(): {self._remote.why_reset_is_needed()}")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode.
@@ -230,11 +218,10 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             self._conflicts.refuse()
         try:
             remote = self._remote
+            session = remote.session  # as `running_world`, a call less in each step
+            world = session.world
             # One condition for all that is unusual: `_refuse_step` finds out which it is.
-            if self._closed or self._rollout is not None or remote.session.state is not ClientState.RUNNING:
-                self._refuse_step()
-            world = remote.session.world
-            if world is None:
+            if self._closed or self._rollout is not None or world is None or session.state is not ClientState.RUNNING:
                 self._refuse_step()
             if world.answers is not None:
                 return self._step_ahead(world, action)
@@ -296,15 +283,15 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
                 with self._conflicts:
                     self._require_rollout(token)
                     # Before the answer: the Step that comes now begins an episode if none runs (D-9).
-                    first = self._remote.session.state is not ClientState.RUNNING
+                    first = self._remote.running_world is None
                     transition = self._await_step("to a step")
                 yield RolloutStep(sent.popleft(), *transition, first)
         finally:
             if self._rollout is token:
                 self._rollout = None
                 # Steps are on their way whose answers nobody wants: the next episode has to be asked for.
-                if sent and self._remote.session.state in ONLINE:
-                    self._remote.session.abandon_episode()
+                if sent:
+                    self._remote.abandon_episode()
 
     def _require_rollout(self, token: object) -> None:
         if self._rollout is not token:
@@ -324,7 +311,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
     def _asked(self) -> Remote:
         self._require_open()
         self._refuse_rollout()
-        if self._remote.session.state is ClientState.OFFLINE:  # a copy, or a forked process's
+        if not self._remote.was_opened:  # of a copy, or in a forked process
             self._connect()
         return self._require_connection(self._remote)
 
@@ -354,13 +341,13 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         target = MessageTarget(self.url, (0,), (0,))
         with self._conflicts:
             remote = self._asked()
-            sent = message_request(form, request, target, remote.world.reader.wanted)
+            sent = message_request(form, request, target, remote.wanted)
             reply = self._reply(remote, sent, f"to a message {form.name}")
             data, step = read_message(form, reply, remote.url)
             answers = [MessageAnswer(target, data, step is not None)]
             if step is None:
                 return MessageReply(answers)
-            message, reader, _ = remote.session.placed(step)
+            message, reader, _ = remote.placed(step)
             observation, _, _, _, info = reader.read(message, remote.now())
             return MessageReply(answers, (observation, info))
 

@@ -157,7 +157,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             raise
         self._state_space = self._read_state_space(first)
         # The others join the world that the first one has made, with nothing to make it of.
-        address = dataclasses.replace(self._world_request.address, world=first.session.world_name, settings=())
+        address = dataclasses.replace(self._world_request.address, world=first.world_name, settings=())
         place = dataclasses.replace(self._world_request, address=address, render_mode=None, env_kwargs={}, names=False)
         self._remotes = {
             agent: first
@@ -231,7 +231,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             realtime = self._remotes[first].known_info().fps is not None
             if settings and realtime:  # each has a stream of its own: nobody knows which Reset arrives first
                 settings["together"] = pack_tensor(secrets.randbits(62))
-            self._remotes[first].session.write_reset(settings)  # raises where it is too large to be sent
+            self._remotes[first].check_reset(settings)  # raises where it is too large to be sent
             self._started = False
             for name, remote in self._remotes.items():
                 # In lock step one Reset with the seed is enough: the environment is reset once for all agents.

@@ -156,7 +156,7 @@ class PoolOwner(RemoteAttributes):
 
     def _interrupted(self) -> None:
         """Disconnect if an answer is outstanding: it would be taken for the answer to another call."""
-        if any(remote.session.outstanding for remote in self._remotes.values()):
+        if any(remote.outstanding for remote in self._remotes.values()):
             self._disconnect(0.0)
 
     def _disconnect(self, timeout: float) -> None:

@@ -202,7 +202,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         """
         slots = self._slots
         seconds = slots.timeout if timeout is None else timeout
-        return slots.wait(pending, slots.stepper.wait_for_all, seconds, same_step=same_step, on_lost=on_lost)
+        return slots.wait_for_all(pending, seconds, same_step, on_lost)
 
     def cancel(self) -> None:
         """Let the next `reset` give up an asynchronous call that is pending, without a wait for it."""

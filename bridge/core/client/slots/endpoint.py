@@ -1,4 +1,6 @@
-"""The state of an endpoint of a directory, without input or output: one table, and when to try again; who goes where.
+"""The state of an endpoint, without input or output: one table, and when to try again; and who goes where.
+
+An endpoint is a server that a directory has, or a URL of a list, which slots are pinned to.
 
 An endpoint is *untried* until an attempt to join a world there has ended. It is *up* once one was joined, and stays so
 while its worlds answer. Four kinds of trouble are told apart, because each ends in another way:
@@ -29,7 +31,8 @@ from typing import Any
 
 from bridge.core.back_off import pause
 from bridge.core.client.endpoints import Endpoint, EndpointWatch, Kind
-from bridge.core.client.slots.slot import Member
+from bridge.core.client.slots.listed import ListedEndpoints
+from bridge.core.client.slots.slot import LinkState, Member
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.logs import LimitedLog
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, SettingError, shown_url
@@ -160,6 +163,9 @@ TRANSITIONS: Mapping[tuple[EndpointState, EndpointEvent], EndpointState] = {
 
 # Seconds until it is asked whether there is another server at the URL of one that drains.
 _DRAINING = 30.0
+# Pauses that are skipped until slots of a list try the server again that they have left: meanwhile they have another
+# one, and a try may cost a slot some resets that fail.
+_PAUSES_SKIPPED = 5
 _WELL = frozenset({_S.UNTRIED, _S.UP})
 _TROUBLE = frozenset({_E.NO_ROOM, _E.RAISED, _E.GONE, _E.REFUSES, _E.DRAINS})
 
@@ -203,7 +209,7 @@ class EndpointRecord:
         return self.state not in _WELL, -math.inf if self.state in _WELL else self.failed_at
 
     def tried(self, now: float, patience: float) -> None:
-        """Take note that a world is tried there, whose attempt ends within `patience` seconds."""
+        """Count a world as tried there, so that no other is until its attempt ends, within `patience` seconds."""
         # Where it is well, as many worlds as there is room for are tried at a time.
         if self.state not in _WELL:
             self.trial_until = now + patience
@@ -247,27 +253,35 @@ class Load:
         """The number of slots on each endpoint, by its key."""
         self.draining: set[str] = set()
         """The URLs of servers that have said that they take no further worlds."""
+        self.failing: set[str] = set()
+        """The keys of endpoints where a world is whose last reset failed."""
         for member in members:
-            if member.endpoint is not None:
-                self.slots[member.endpoint] += member.lanes
-                if member.remote.draining:
-                    self.draining.add(member.remote.url)
+            key = member.endpoint.key
+            self.slots[key] += member.lanes
+            if member.remote.draining:
+                self.draining.add(member.remote.url)
+            if member.failures and member.link is LinkState.JOINED:
+                self.failing.add(key)
 
 
 class Placement:
     """Chooses endpoints: of those that are well the one with the fewest slots, and the last to fail last.
 
     Args:
-        watch: Knows the endpoints.
-        request_for: Makes the request for a world at a URL.
+        watch: Knows the endpoints: those of a directory, or of a list.
+        request_for: Makes the request for a world at an endpoint.
     """
 
-    def __init__(self, watch: EndpointWatch, request_for: Callable[[str], WorldRequest]) -> None:
+    def __init__(self, watch: EndpointWatch | ListedEndpoints, request_for: Callable[[Endpoint], WorldRequest]) -> None:
         self.watch = watch
         self.request_for = request_for
         self._records: defaultdict[str, EndpointRecord] = defaultdict(EndpointRecord)
         # Of thousands of dead addresses nobody reads a line each.
         self._log = LimitedLog(__name__, burst=10, rate=1 / 30)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy it without what was seen of the endpoints, whose times are of this machine's clock."""
+        return type(self), (self.watch, self.request_for)
 
     def choose(
         self,
@@ -275,7 +289,7 @@ class Placement:
         lanes: int,
         now: float,
         patience: float,
-        kind: Kind | None,
+        kind: Kind,
         *,
         proven: bool = False,
         at_most: int | None = None,
@@ -287,7 +301,7 @@ class Placement:
             lanes: The slots that the world fills.
             now: Monotonic seconds.
             patience: Seconds within which the attempt ends.
-            kind: The kind of endpoint; None: any.
+            kind: The kind of endpoint.
             proven: Whether to prefer endpoints that are up to untried ones. So who has met a dead one of many asks a
                 living one next, however many further dead ones the directory lists.
             at_most: The most slots that are there already; their number then comes first, whatever state an endpoint is
@@ -318,16 +332,44 @@ class Placement:
             load.slots[endpoint.key] += 1
         return found[:count]
 
-    def is_well(self, key: str | None) -> bool:
-        """Tell whether nothing speaks against an endpoint."""
-        return key is not None and not self._records[key].rank[0]
+    def choose_well(self, load: Load, member: Member, now: float, *, up: bool = False) -> Endpoint | None:
+        """Return where a world may go at once that has a place already; None: nowhere.
 
-    def any_well(self, kind: Kind | None, but: str | None = None) -> bool:
-        """Tell whether there is an endpoint of a kind that nothing speaks against, besides that with the key `but`."""
+        Unlike `choose`, it returns no endpoint that something speaks against: the world could lose what it has.
+
+        Args:
+            load: Of the worlds that have a place.
+            member: The world.
+            now: Monotonic seconds.
+            up: Whether one that was not tried yet will not do.
+        """
+        well = [
+            endpoint
+            for endpoint in self._free(load, member.lanes, now, member.kind)
+            if self.is_well(endpoint.key) and endpoint.key not in load.failing and not member.is_at(endpoint)
+        ]
+        if up:
+            well = [endpoint for endpoint in well if self._records[endpoint.key].state is EndpointState.UP]
+        return min(well, key=lambda endpoint: load.slots.get(endpoint.key, 0), default=None)
+
+    def may_try(self, key: str, now: float, patience: float) -> bool:
+        """Tell whether a world may be tried at an endpoint now; then the attempt ends within `patience` seconds."""
+        record = self._records[key]
+        free = record.may_try(now)
+        if free:
+            record.tried(now, patience)
+        return free
+
+    def is_well(self, key: str) -> bool:
+        """Tell whether nothing speaks against an endpoint."""
+        return not self._records[key].rank[0]
+
+    def any_well(self, member: Member) -> bool:
+        """Tell whether nothing speaks against another endpoint of the kind of a world's own."""
         return any(
-            self.is_well(endpoint.key) and not endpoint.draining and kind in (None, endpoint.kind)
+            self.is_well(endpoint.key) and not endpoint.draining and endpoint.kind == member.kind
             for endpoint in self.watch.endpoints
-            if endpoint.key != but
+            if not member.is_at(endpoint)
         )
 
     def kinds(self, worlds: int) -> list[Kind]:
@@ -360,18 +402,33 @@ class Placement:
         if None not in slots and room < num_envs:
             raise SettingError(
                 f"expected endpoints with room for num_envs={num_envs} slots, got room for {room} on {len(slots)} of "
-                f"{self.watch.directory!r}; start more servers, or ask for fewer slots"
+                f"{self.watch.title}; start more servers, or ask for fewer slots"
             )
 
-    def saw(self, key: str, event: EndpointEvent, now: float, why: str) -> None:
-        """Feed an event to an endpoint's state machine; the log says a change of its state, and `why`."""
+    def saw(self, key: str, event: EndpointEvent, now: float, why: str) -> bool:
+        """Feed an event to an endpoint's state machine; the log says a change of its state, and `why`.
+
+        Returns:
+            Whether the endpoint is well again.
+        """
         record = self._records[key]
         before = record.state
-        # A line for each change, whatever the number of slots that saw it; the first success is none.
-        if record.handle(event, now, pause) and (before, record.state) != (EndpointState.UNTRIED, EndpointState.UP):
-            change = change_of(before, record.state)
-            # Good news needs no reason; the event behind it is our own word.
-            if record.state is EndpointState.UP:
-                self._log.warning("%s %s", shown_url(key), change)
-            else:
-                self._log.warning("%s %s: %s", shown_url(key), change, why)
+        # The first success is no change.
+        changed = record.handle(event, now, self._pause) and (before, record.state) != (_S.UNTRIED, _S.UP)
+        back = changed and record.state is EndpointState.UP
+        # Of a list, which never changes, each slot tells by itself what it lost, and where it goes.
+        if self.watch.pinned:
+            return back
+        # A server that was replaced may have another URL by now: the directory is read before its period is over.
+        if event in _TROUBLE:
+            self.watch.poll(now, soon=True)
+        # A line for each change, whatever the number of slots that saw it. Good news needs no reason; the event behind
+        # it is our own word.
+        if back:
+            self._log.warning("%s %s", shown_url(key), change_of(before, record.state))
+        elif changed:
+            self._log.warning("%s %s: %s", shown_url(key), change_of(before, record.state), why)
+        return back
+
+    def _pause(self, failures: int) -> float:
+        return pause(failures + (_PAUSES_SKIPPED if self.watch.pinned else 0))

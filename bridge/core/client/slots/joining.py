@@ -8,17 +8,19 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 
 from bridge.core.back_off import ServerWait
 from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, EndpointWatch, as_directory
 from bridge.core.client.options import VectorOptions, checked_urls
-from bridge.core.client.slots.endpoint import EndpointEvent, Load, Placement
+from bridge.core.client.slots.endpoint import Load, Placement
+from bridge.core.client.slots.listed import ListedEndpoint, ListedEndpoints
 from bridge.core.client.slots.slot import LinkState, Member, Reason, StandBy
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.join_sequence import choose_lanes
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.logs import LOOK, SafeLog, tell
-from bridge.errors import Code, ConnectError, RefusedError, RemoteError, RemoteTimeoutError, SettingError
+from bridge.errors import Code, ConnectError, RefusedError, RemoteError, RemoteTimeoutError, SettingError, shown_url
 
 __all__ = ["join"]
 
@@ -44,8 +46,7 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits
             there cannot be one world for all slots.
         RemoteError: What cannot be joined, and nothing stands in for it.
     """
-    pool, num_envs = VectorPool(options.timeout), options.num_envs
-    pool.policy.connect_timeout = options.connect_timeout
+    num_envs, watch = options.num_envs, None
     wait = ServerWait(options.wait_for_server)
     directory, requests = as_directory(urls), list[WorldRequest]()
     spares = [options.request(url) for url in options.spares]
@@ -61,30 +62,39 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits
             requests, spares = [of_all], [request.as_lanes(num_envs) for request in spares]
         elif num_envs is not None:
             requests, spares = requests[:num_envs], requests[num_envs:] + spares
+        placement = Placement(ListedEndpoints([ListedEndpoint.of(each) for each in requests]), attrgetter("request"))
     elif spares:
         raise SettingError(
             f"expected no spares with a directory, got {len(spares)}; add these URLs to the directory: its servers "
             "that are not needed stand by"
         )
+    else:
+        name = directory.server_name if isinstance(directory, DnsDirectory) else None
+        watch = EndpointWatch(directory)
+        placement = Placement(watch, partial(_request_at, options=options, server_name=name))
+    pool = VectorPool(options.timeout, placement, options.connect_timeout)
     # Before the first connection: it asks the server whether it drains only where slots can move.
     if directory is not None or spares:
         pool.enable_moves()
     try:
         # Else the keepalive thread would take the answers to the join, as it does between calls.
         with pool.turn:
-            if directory is None:
-                _join_urls(pool, requests, num_envs, wait, one_world=options.lanes is True)
+            if watch is None:
+                _join_list(pool, requests, num_envs, wait, one_world=options.lanes is True)
             else:
-                name = directory.server_name if isinstance(directory, DnsDirectory) else None
-                placement = Placement(EndpointWatch(directory), partial(options.request, server_name=name))
-                _join_directory(pool, placement, num_envs, wait)
+                _join_directory(pool, watch, num_envs, wait)
             for request in spares:
-                pool.connect(pool.members.add(request, stands_by=StandBy(Reason.NAMED)))
+                listed = ListedEndpoint.of(request)
+                pool.connect(pool.members.add(request, listed, stands_by=StandBy(Reason.NAMED)))
     # KeyboardInterrupt too: without an object there is nobody to close the connections.
     except BaseException:
         pool.close_all(0.5)
         raise
     return pool
+
+
+def _request_at(endpoint: Endpoint, *, options: VectorOptions, server_name: str | None) -> WorldRequest:
+    return options.request(endpoint.url, server_name=server_name)
 
 
 def _with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tuple[str, str | None]]:
@@ -97,7 +107,7 @@ def _with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tup
     return list(zip(urls, names, strict=True))
 
 
-def _join_urls(
+def _join_list(
     pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int | None, wait: ServerWait, *, one_world: bool
 ) -> None:
     """Join a world for each request, all at once, and further ones where `num_envs` asks for more slots.
@@ -115,7 +125,7 @@ def _join_urls(
     places = {(request.address.scheme, request.address.target) for request in requests}
     # Set before the first remote is made: it decides whether remotes open a socket each, or share one.
     pool.members.shared = len(places) < max(len(requests), num_envs or 0)
-    _Join(pool, requests, wait).run()
+    _Join(pool, wait).run(requests)
     if num_envs is None:
         return
     # How many lanes a world has is known only now, and with it how many worlds make up `num_envs`.
@@ -130,7 +140,7 @@ def _join_urls(
         )
     if have < num_envs and (num_envs - have) % have == 0:
         further = [dataclasses.replace(request, lanes_if_alike=None) for request in requests]  # it has answered
-        _Join(pool, further * ((num_envs - have) // have), wait).run()
+        _Join(pool, wait).run(further * ((num_envs - have) // have))
     elif have != num_envs:
         lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in pool.members.filling)
         raise SettingError(
@@ -139,29 +149,72 @@ def _join_urls(
         )
 
 
-class _Join:
-    """Joins a world for each request, and tells a person at a terminal, and more seldom the log, what is waited for.
+def _join_directory(pool: VectorPool, watch: EndpointWatch, num_envs: int | None, wait: ServerWait) -> None:
+    """Join worlds spread over the endpoints of a directory.
 
     Args:
         pool: Gets them.
-        requests: The worlds.
+        watch: Reads the directory.
+        num_envs: The number of slots; None: a world for each endpoint.
+        wait: Says how long servers are waited for that are not up, or not in the directory yet.
+
+    Raises:
+        SettingError: The endpoints have too little room, or `num_envs` is no multiple of a world's lanes.
+        RemoteError: No endpoint can be joined.
+    """
+    # The only reading that is waited for: it has to say which endpoints there are.
+    count = len(_first_endpoints(watch, pool.timeout, wait))
+    if num_envs is not None:
+        pool.placement.check_room(num_envs)
+        pool.members.shared = num_envs > count
+    _Join(pool, wait, _Search(pool, num_envs, count, wait)).run()
+
+
+def _first_endpoints(watch: EndpointWatch, timeout: float, wait: ServerWait) -> Sequence[Endpoint]:
+    """Return the endpoints of the first reading of a directory that has some."""
+    while True:
+        try:
+            return watch.wait(time.monotonic(), timeout)
+        except RemoteError as error:
+            pause = wait.pause_after(error)
+        except SettingError as error:
+            # A file that is not there, a name that nobody knows, or an empty list; not one that cannot be read.
+            if not (watch.may_fill and wait.lasts):
+                raise
+            pause = wait.pause_after(ConnectError(repr(watch.directory), str(error), unavailable=True))
+        time.sleep(pause)
+
+
+class _Join:
+    """Joins the first worlds, and tells a person at a terminal, and more seldom the log, what is waited for.
+
+    A world of a list is joined at its own server or, where that is silent or not up, where another one has joined.
+    A world of a directory is joined anywhere: what cannot be joined at one endpoint is dropped, and others are asked.
+
+    Args:
+        pool: Gets them.
         wait: Says how long servers are waited for that are not up.
+        search: Says which endpoints of a directory are asked; None: there is a list.
     """
 
-    def __init__(self, pool: VectorPool, requests: Sequence[WorldRequest], wait: ServerWait) -> None:
-        self._pool, self._wait = pool, wait
+    def __init__(self, pool: VectorPool, wait: ServerWait, search: _Search | None = None) -> None:
+        self._pool, self._wait, self._search = pool, wait, search
+        self._missing: dict[Member, None] = {}
+        """The members that are being connected."""
         self._later: dict[Member, float] = {}
         """The members whose servers are not up, each with the time of its next attempt; monotonic seconds."""
-        self._missing = dict.fromkeys([pool.connect(pool.members.add(request)) for request in requests])
-        """The members that are being connected."""
-        self._wanted = len(pool.members.filling)
-        """The number of worlds."""
-        self._asks = any(request.lanes_if_alike for request in requests)
-        """True if a server is asked which form of world to make."""
 
-    def run(self) -> None:
-        """Join them, and give them their slots."""
+    def run(self, requests: Sequence[WorldRequest] = ()) -> None:
+        """Join worlds, and give them their slots.
+
+        Args:
+            requests: Those of a list, in the order of their slots.
+        """
         pool, missing = self._pool, self._missing
+        for request in requests:
+            missing[pool.connect(pool.members.add(request, ListedEndpoint.of(request)))] = None
+        # True if a server is asked which form of world to make.
+        asks = any(request.lanes_if_alike for request in requests)
         now = time.monotonic()
         tell_at, log_at = now + LOOK, now + _LOG
         while self._begin_more(now):
@@ -169,14 +222,14 @@ class _Join:
             pool.poller.ready(min(LOOK, _LOOK))
             pool.drain()
             now = time.monotonic()
-            if self._asks:
+            if asks:
                 for member in list(missing):
                     if now > member.silent_until and member.remote.asking:
                         self._ask_nothing(member)
             # Each world has its own deadline: a server that stands in for a silent one has all of `timeout`, too.
             late = [member for member in missing if now > self._deadline(member)]
             for member in [member for member in missing if now > member.silent_until and member.remote.silent]:
-                if self._on_silent(member) and member in late:
+                if self._pass_over(member) and member in late:
                     late.remove(member)
             # A list, because the loop takes members out of `missing`.
             for member in [member for member in missing if member.link is not LinkState.CONNECTING]:
@@ -192,9 +245,10 @@ class _Join:
                 urls = ", ".join(dict.fromkeys(member.remote.url for member in late))
                 raise RemoteTimeoutError(urls, late[0].remote.late("to join a world", pool.timeout).reason)
             if missing and now >= tell_at:
-                joined = len(pool.members.filling) - len(missing)
+                have = len(pool.members.filling)
+                wanted = have if self._search is None else self._search.wanted
                 tell_at = now + LOOK
-                text = f"waiting for {next(iter(missing)).remote.url}; {joined} of {self._wanted} worlds joined"
+                text = f"waiting for {next(iter(missing)).remote.url}; {have - len(missing)} of {wanted} worlds joined"
                 tell(text)
                 if now >= log_at:
                     log_at = now + _LOG
@@ -210,15 +264,29 @@ class _Join:
             if not self._stand_in(member):
                 self._pool.connect(member)
             self._missing[member] = None
-        return bool(self._missing or self._later)
+        if self._search is None:
+            return bool(self._missing or self._later)
+        for request, endpoint in self._search.next_worlds(now):
+            member = self._pool.members.add(request, endpoint, lanes=self._search.lanes or 1)
+            self._missing[self._pool.connect(member)] = None
+        return self._search.goes_on(now, asking=bool(self._missing))
 
     def _on_joined(self, member: Member) -> None:
-        """Do what a joined world makes possible."""
+        """Count a world that was joined; with the first of a directory, drop those that are too many."""
         # It was not up before. Now it is well, and may stand in for others.
         member.failures = 0
+        if self._search is not None and self._search.joined(member):
+            # Others were asked while nobody knew that a world has several lanes: fewer worlds are enough.
+            for other in list(self._missing)[self._search.wanted - 1 :]:
+                del self._missing[other]
+                self._pool.members.drop(other)
 
     def _on_failed(self, member: Member, error: RemoteError) -> None:
         """Go on without a world, or raise why it cannot be joined."""
+        if self._search is not None:
+            self._search.failed(error)
+            self._pool.members.drop(member)
+            return
         # A server of another package may have ended the stream at the question. One that is not there has not, and one
         # that wants a token wants it without the question, too.
         unanswered = not isinstance(error, ConnectError) and member.remote.asking
@@ -237,163 +305,129 @@ class _Join:
         # Separate worlds are joined in two turns, the first and then all others: lanes get as much time.
         return member.deadline + (self._pool.timeout if member.remote.agreed_on_lanes else 0.0)
 
-    def _on_silent(self, member: Member) -> bool:
-        """Join a world of a server that answers in place of a silent one, where their URLs ask for the same.
-
-        Returns:
-            Whether the silent one was left.
-        """
+    def _pass_over(self, member: Member) -> bool:
+        """Leave a silent server, where others can take its slots; return whether it was left."""
+        # A directory has more endpoints, so nobody waits for `timeout`.
+        if self._search is not None:
+            self._pool.give_up(member)
+            return True
         # Who stands in does so once: of a list there is no end to the servers that might.
-        return member.home is None and self._stand_in(member)
+        return not member.is_displaced and self._stand_in(member)
 
     def _stand_in(self, member: Member) -> bool:
-        """Join a world of another server in a member's place, where one is well; return whether there is one."""
-        request = self._pool.policy.stand_in(member)
-        if request is not None:
-            # A black hole, such as a firewall that drops packets, gives no error: without this, the user waits
-            # `timeout` seconds for a training that the other servers could carry.
-            patience = min(self._pool.policy.connect_timeout, self._pool.timeout)
-            why = f"has not replied within {patience:g} s" if member.remote.connected else "does not answer"
-            _log.warning("%s %s: %s stands in for it", member.remote.url, why, request.address.url)
-            self._pool.policy.stood_in_for(member, EndpointEvent.GONE, time.monotonic())
-            self._pool.connect(member, request)
-        return request is not None
+        """Join a world in a member's place where another one of its kind has joined; return whether there is one."""
+        url, connected = member.remote.url, member.remote.connected
+        endpoint = self._pool.stand_in(member)
+        if endpoint is None:
+            return False
+        # A black hole, such as a firewall that drops packets, gives no error: without this, the user waits `timeout`
+        # seconds for a training that the other servers could carry.
+        why = f"has not replied within {self._pool.patience:g} s" if connected else "does not answer"
+        _log.warning("%s %s: %s stands in for it", url, why, shown_url(endpoint.url))
+        return True
 
 
-def _join_directory(pool: VectorPool, placement: Placement, num_envs: int | None, wait: ServerWait) -> None:
-    """Join worlds spread over the endpoints of a directory.
-
-    Args:
-        pool: Gets them.
-        placement: Chooses the endpoints.
-        num_envs: The number of slots; None: a world for each endpoint.
-        wait: Says how long servers are waited for that are not up, or not in the directory yet.
-
-    Raises:
-        SettingError: The endpoints have too little room, or `num_envs` is no multiple of a world's lanes.
-        RemoteError: No endpoint can be joined.
-    """
-    pool.policy.placement = placement
-    # The only reading that is waited for: it has to say which endpoints there are.
-    count = len(_first_endpoints(placement.watch, pool.timeout, wait))
-    if num_envs is not None:
-        placement.check_room(num_envs)
-        pool.members.shared = num_envs > count
-    _DirectoryJoin(pool, placement, num_envs, count, wait).run()
-
-
-def _first_endpoints(watch: EndpointWatch, timeout: float, wait: ServerWait) -> Sequence[Endpoint]:
-    """Return the endpoints of the first reading of a directory that has some."""
-    while True:
-        try:
-            return watch.wait(time.monotonic(), timeout)
-        except RemoteError as error:
-            pause = wait.pause_after(error)
-        except SettingError as error:
-            # A file that is not there, a name that nobody knows, or an empty list; not one that cannot be read.
-            if not (watch.may_fill and wait.lasts):
-                raise
-            pause = wait.pause_after(ConnectError(repr(watch.directory), str(error), unavailable=True))
-        time.sleep(pause)
-
-
-class _DirectoryJoin(_Join):
-    """Joins worlds of a directory until there are enough; in place of those that are dead, full or silent, others.
+class _Search:
+    """Says which endpoints of a directory are asked for worlds, until there are enough.
 
     Args:
-        pool: Gets them.
-        placement: Chooses the endpoints.
+        pool: Gets the worlds.
         num_envs: The number of slots; None: a world for each endpoint.
         count: The number of endpoints.
-        wait: As of `_Join`.
+        wait: Says how long servers are waited for that are not up.
     """
 
-    def __init__(
-        self, pool: VectorPool, placement: Placement, num_envs: int | None, count: int, wait: ServerWait
-    ) -> None:
-        super().__init__(pool, (), wait)
-        self._look_at = 0.0
-        """The time of the next look for endpoints that are up, while none is; monotonic seconds."""
-        self._wanted = num_envs or count
-        self._placement = placement
+    def __init__(self, pool: VectorPool, num_envs: int | None, count: int, wait: ServerWait) -> None:
+        self._pool, self._placement, self._wait = pool, pool.placement, wait
         self._num_envs, self._count = num_envs, count
-        self._lanes = 0  # of a world; 0: not known
+        self.wanted = num_envs or count
+        """The number of worlds."""
+        self.lanes = 0
+        """Those of each world; 0: not known."""
         self._error: RemoteError | None = None
+        """Why one could not be joined: what no waiting mends, if there is such an error, else the last."""
         self._failures = 0
         self._asked: set[str] = set()
         """The keys of the endpoints that were asked."""
         self._until = math.inf
         """The time until which endpoints that are silent are asked again; monotonic seconds."""
+        self._look_at = 0.0
+        """The time of the next look for endpoints that are up, while none is; monotonic seconds."""
 
-    def _begin_more(self, now: float) -> bool:
-        pool, placement, filling = self._pool, self._placement, self._pool.members.filling
-        if self._lanes and not self._missing and len(filling) >= self._wanted:
-            return False
+    def next_worlds(self, now: float) -> list[tuple[WorldRequest, Endpoint]]:
+        """Return the worlds that are asked for now, and where."""
+        placement, filling = self._placement, self._pool.members.filling
         # Until one was joined nobody knows how many lanes a world has. Who has met a dead endpoint asks twice as many
         # at a time, so that a list of thousands is gone through in moments.
-        most = self._wanted if self._lanes else min(2**self._failures, _AT_ONCE, self._count)
-        if len(filling) < most:
-            load, proven = Load(filling), self._failures > 0
-            if not self._lanes:  # one look for all of them
-                for untried in placement.choose_untried(load, most - len(filling), now):
-                    self._add(untried)
-            # A directory may list several environments: each gets its share of the worlds, whatever the others lack.
-            have, nowhere = Counter(member.kind for member in filling), set()
-            for kind in placement.kinds(self._wanted):
-                if have[kind] > 0:
-                    have[kind] -= 1
-                elif len(filling) < most and kind not in nowhere:
-                    patience = pool.policy.connect_timeout
-                    endpoint = placement.choose(load, self._lanes or 1, now, patience, kind, proven=proven)
-                    if endpoint is None:
-                        nowhere.add(kind)
-                    else:
-                        self._add(endpoint)
-        if not self._missing and self._error is not None and self._error.unavailable:
+        most = self.wanted if self.lanes else min(2**self._failures, _AT_ONCE, self._count)
+        if len(filling) >= most:
+            return []
+        load, proven = Load(filling), self._failures > 0
+        # While nothing is known of them, one look for all of them.
+        found = [] if self.lanes else placement.choose_untried(load, most - len(filling), now)
+        # A directory may list several environments: each gets its share of the worlds, whatever the others lack.
+        have, nowhere = Counter([*(member.kind for member in filling), *(endpoint.kind for endpoint in found)]), set()
+        for kind in placement.kinds(self.wanted):
+            if have[kind] > 0:
+                have[kind] -= 1
+            elif len(filling) + len(found) < most and kind not in nowhere:
+                endpoint = placement.choose(load, self.lanes or 1, now, self._pool.patience, kind, proven=proven)
+                if endpoint is None:
+                    nowhere.add(kind)
+                else:
+                    found.append(endpoint)
+        for endpoint in found:
+            # One that was not asked yet, or that answers, gets its own time, whatever the others took. Those that are
+            # silent are asked again for no longer than that: else a start with none but them would never end.
+            if endpoint.key not in self._asked or placement.is_well(endpoint.key):
+                self._asked.add(endpoint.key)
+                self._until = now + self._pool.timeout
+        return [(placement.request_for(endpoint), endpoint) for endpoint in found]
+
+    def goes_on(self, now: float, *, asking: bool) -> bool:
+        """Tell whether worlds are still to be joined.
+
+        Args:
+            now: Monotonic seconds.
+            asking: Whether endpoints are being asked.
+
+        Raises:
+            RemoteError: No endpoint can be joined.
+            SettingError: None has room for another world.
+        """
+        have, placement = len(self._pool.members.filling), self._placement
+        if self.lanes and not asking and have >= self.wanted:
+            return False
+        if not asking and self._error is not None and self._error.unavailable:
             # All are away: who comes is in the directory, or will be.
             placement.watch.poll(now, soon=True)
             self._asked.clear()
             if now >= self._look_at:
                 self._look_at = now + self._wait.pause_after(self._error)
-            return True
-        if not self._missing or (now > self._until and self._error is not None):
+        elif not asking or (now > self._until and self._error is not None):
             raise self._error or SettingError(
-                f"no endpoint of {placement.watch.directory!r} has room for another world, after {len(filling)} worlds"
+                f"no endpoint of {placement.watch.title} has room for another world, after {have} worlds"
             )
         return True
 
-    def _add(self, endpoint: Endpoint) -> None:
-        # One that was not asked yet, or that answers, gets its own time, whatever the others took. Those that are
-        # silent are asked again for no longer than that: else a start with none but them would never end.
-        if endpoint.key not in self._asked or self._placement.is_well(endpoint.key):
-            self._asked.add(endpoint.key)
-            self._until = time.monotonic() + self._pool.timeout
-        request = self._placement.request_for(endpoint.url)
-        member = self._pool.members.add(request, lanes=self._lanes or 1, endpoint=endpoint.key)
-        self._missing[self._pool.connect(member)] = None
+    def joined(self, member: Member) -> bool:
+        """Count a world that was joined; return whether it was the first, from which the number of lanes is known.
 
-    def _on_joined(self, member: Member) -> None:
+        Raises:
+            SettingError: `num_envs` is no multiple of its lanes.
+        """
         self._until = time.monotonic() + self._pool.timeout
-        if self._lanes:
-            return
-        lanes = self._lanes = member.remote.slots
+        if self.lanes:
+            return False
+        self.lanes = member.remote.slots
         if self._num_envs is not None:
-            self._wanted, rest = divmod(self._num_envs, lanes)
+            self.wanted, rest = divmod(self._num_envs, self.lanes)
             if rest:
-                raise SettingError(f"num_envs={self._num_envs} is no multiple of the {lanes} lanes of each world")
-        # They were asked while nobody knew that a world has several lanes: fewer worlds are enough.
-        for other in list(self._missing)[self._wanted - 1 :]:
-            del self._missing[other]
-            self._pool.members.drop(other)
-
-    def _on_silent(self, member: Member) -> bool:
-        # Another endpoint takes its place: a directory has more of them, so nobody waits for `timeout`.
-        self._pool.give_up(member)
+                raise SettingError(f"num_envs={self._num_envs} is no multiple of the {self.lanes} lanes of each world")
         return True
 
-    def _on_failed(self, member: Member, error: RemoteError) -> None:
-        # One is raised if no endpoint is left: that which no waiting mends, if there is one, or else the last.
+    def failed(self, error: RemoteError) -> None:
+        """Count a world that could not be joined, which is dropped."""
         if self._error is None or self._error.unavailable or not error.unavailable:
             self._error = error
         self._failures += 1
-        self._pool.members.drop(member)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bridge.core.client.endpoints import kind_of
+from bridge.core.client.endpoints import Endpoint
+from bridge.core.client.slots.listed import ListedEndpoint
 from bridge.core.client.slots.slot import Member, StandBy
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.remote import Delivery, Remote
@@ -39,27 +40,28 @@ class SlotMembers:
 
     def kept(self) -> tuple[Any, ...]:
         """Return what a copy begins with."""
-        # A slot that is away from its own server begins there again in the copy. Of the spares only those that the user
-        # named: the policy of the copy makes its own.
+        # Of the spares only those that the user named: the policy of the copy makes its own.
+        own = [member for member in self.filling + self.spares if member.stands_by is None or member.is_named]
         worlds = [
             (
-                member.home or member.remote.request,
+                # A slot that is away from the server that it is pinned to begins there again in the copy.
+                member.home.request if member.home is not None and member.is_displaced else member.remote.request,
                 member.remote.info,
+                member.home or member.endpoint,
                 member.start,
                 member.lanes,
-                member.endpoint,
+                member.home,
                 member.stands_by,
             )
-            for member in (*self.filling, *self.spares)
-            if member.stands_by is None or member.stands_by.named
+            for member in own
         ]
         return worlds, self.shared, self._waits_for_lanes
 
     def restore(self, kept: tuple[Any, ...]) -> None:
         """Take what `kept` of another one returned; the remotes connect anew."""
         worlds, self.shared, self._waits_for_lanes = kept
-        for request, info, start, lanes, endpoint, stands_by in worlds:
-            self._new_member(self._new_remote(request, info), start, lanes, endpoint, stands_by)
+        for request, info, endpoint, start, lanes, home, stands_by in worlds:
+            self._add(self._new_remote(request, info), endpoint, start, lanes, home, stands_by)
         self._number_slots()
 
     # Who is there
@@ -73,35 +75,41 @@ class SlotMembers:
             remote.wait_for_all()
         return remote
 
-    def _new_member(
-        self, remote: Remote, start: int, lanes: int, endpoint: str | None, stands_by: StandBy | None
+    def _add(
+        self,
+        remote: Remote,
+        endpoint: Endpoint,
+        start: int,
+        lanes: int,
+        home: ListedEndpoint | None,
+        stands_by: StandBy | None,
     ) -> Member:
         single = remote.info is None or remote.info.lanes is None
-        kind = None if endpoint is None else kind_of(remote.request.address)
-        member = self.of[remote] = Member(remote, start, lanes, endpoint, kind, single, stands_by=stands_by)
+        member = self.of[remote] = Member(remote, endpoint, start, lanes, home, single, stands_by=stands_by)
         (self.filling if stands_by is None else self.spares).append(member)
         return member
 
     def add(
         self,
         request: WorldRequest,
+        endpoint: Endpoint,
         *,
         lanes: int = 1,
-        endpoint: str | None = None,
         stands_by: StandBy | None = None,
     ) -> Member:
         """Return a further member, whose remote has no connection yet.
 
         Args:
             request: The world.
+            endpoint: Where. To one of a list it is pinned.
             lanes: The number of its slots, as far as is known.
-            endpoint: The key of its endpoint in a directory.
             stands_by: What it is for, as a spare; None: it fills slots, which `place` gives it.
         """
         # A slot may move to it before it is joined. Until then its world is taken to be like the others.
         like = self.filling[0].remote if self.at else None
         start = len(self.filling) if stands_by is None else 0
-        return self._new_member(self._new_remote(request, like=like), start, lanes, endpoint, stands_by)
+        home = endpoint if isinstance(endpoint, ListedEndpoint) else None
+        return self._add(self._new_remote(request, like=like), endpoint, start, lanes, home, stands_by)
 
     def drop(self, member: Member) -> None:
         """Leave a world that is not to fill slots after all, or that stood by, and forget it."""
@@ -111,15 +119,16 @@ class SlotMembers:
         member.remote.close(0.0)
 
     def replace_remote(self, member: Member, request: WorldRequest) -> None:
-        """Let a member have another remote; that which it had is forgotten, but what it counted goes along."""
+        """Give a member another remote, with the counters of the one that it had, which is forgotten."""
         before = self.of.pop(member.remote).remote
         member.remote = self._new_remote(request, like=before)
         member.remote.record = before.record
         self.of[member.remote] = member
 
-    def swap_remotes(self, member: Member, spare: Member) -> None:
-        """Let two members have each other's remote."""
+    def swap_worlds(self, member: Member, spare: Member) -> None:
+        """Give two members each other's remote, and the endpoint that it is at."""
         member.remote, spare.remote = spare.remote, member.remote
+        member.endpoint, spare.endpoint = spare.endpoint, member.endpoint
         self.of[member.remote], self.of[spare.remote] = member, spare
 
     # Their slots
@@ -156,7 +165,7 @@ class SlotMembers:
         return self.filling[0].remote.known_info()
 
     def wait_for_lanes(self) -> None:
-        """Have real-time worlds of lanes answer only when every lane has an observation."""
+        """Make real-time worlds of lanes answer only when every lane has an observation."""
         self._waits_for_lanes = True
         for remote in self.of:
             remote.wait_for_all()

@@ -192,7 +192,7 @@ class Results:
         return done
 
     def _leave(self, member: Member, rows: slice) -> None:
-        """Let a world of lanes that was stepped leave a server that drains, if a replacement stands ready.
+        """Move a world of lanes that was stepped off a server that drains, if a replacement stands ready.
 
         The lanes that were in an episode are truncated by it.
         """

@@ -30,10 +30,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from bridge.errors import EnvironmentFailedError, RemoteError
 
 if TYPE_CHECKING:
-    from bridge.core.client.endpoints import Kind
+    from bridge.core.client.endpoints import Endpoint, Kind
+    from bridge.core.client.slots.listed import ListedEndpoint
     from bridge.core.client.world.remote import Remote
     from bridge.core.client.world.session_states import StepAnswered
-    from bridge.core.client.world.world_request import WorldRequest
     from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = [
@@ -234,27 +234,17 @@ class Reason(enum.Enum):
     """Why a spare stands by."""
 
     NAMED = "the user named it, in case a slot loses its server"
-    LEAVE = "slots have to leave a server that drains, or where every reset fails"
-    EVEN_OUT = "an endpoint of a directory has more slots than others"
-    GO_BACK = "slots have left their own server of a list, which may be well again"
+    LEAVE = "the server drains, or every reset fails there"
+    EVEN_OUT = "the server has more slots than others"
+    GO_BACK = "slots of it are elsewhere, and it may be well again"
 
 
 class StandBy(NamedTuple):
-    """What a spare is for: it stands by for the slots of a place, because of a reason."""
+    """What a spare is for: it stands by for the slots of an endpoint, because of a reason."""
 
     reason: Reason
-    place: str | None = None
-    """As `Member.place_left`: slots of this place alone begin an episode there for its sake; None: any that need it."""
-
-    @property
-    def named(self) -> bool:
-        """True if the user named it: it stays when it is lost, and swaps places with slots that it takes over."""
-        return self.reason is Reason.NAMED
-
-    def serves(self, member: Member) -> bool:
-        """Tell whether it may take over the slots of a member that lost its server."""
-        # A server that slots of a list go back to may have another kind of world than other slots.
-        return self.reason is not Reason.GO_BACK or self.place == member.place_left
+    place: str = ""
+    """The key of the endpoint; empty: any."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -262,14 +252,14 @@ class Member:
     """One remote, the slots that it fills, and their state: `link` and `episode`, which only methods of it assign."""
 
     remote: Remote
+    endpoint: Endpoint
+    """Where its world is, or is connected next."""
     start: int
     """Its first slot; of a spare it says nothing."""
     lanes: int
     """The number of its slots."""
-    endpoint: str | None = None
-    """The key of its endpoint in a directory; None: there is none."""
-    kind: Kind | None = None
-    """The kind of its endpoints: it never goes to one of another; None: to any."""
+    home: ListedEndpoint | None = None
+    """The endpoint that it is pinned to, of a list; None: it may be at any of its kind, of a directory."""
     single: bool = True
     """True if it is a single environment rather than lanes, as far as is known."""
     link: LinkState = LinkState.OFFLINE
@@ -280,8 +270,6 @@ class Member:
     """Its slots in a batch."""
     stands_by: StandBy | None = None
     """What this spare is for; None: it fills slots."""
-    home: WorldRequest | None = None
-    """The world that the user listed, while this one at another server stands in for it; None: this is it."""
     deadline: float = 0.0
     """The time from which on an outstanding answer is late; monotonic seconds."""
     silent_until: float = 0.0
@@ -315,7 +303,7 @@ class Member:
         self.place(self.start, self.lanes)
 
     def place(self, start: int, lanes: int) -> None:
-        """Let it fill `lanes` slots from `start` on."""
+        """Fill `lanes` slots from `start` on."""
         self.start, self.lanes, self.slots = start, lanes, slice(start, start + lanes)
 
     def handle_link(self, event: LinkEvent) -> None:
@@ -398,15 +386,55 @@ class Member:
         return self.away_since is not None and self.episode not in SETTLED
 
     @property
-    def relieves(self) -> str | None:
-        """The place whose slots this spare stands by for; None: for any slots, or this is no spare."""
-        return None if self.stands_by is None else self.stands_by.place
+    def kind(self) -> Kind:
+        """The kind of its endpoint: it never goes to one of another."""
+        return self.endpoint.kind
 
     @property
-    def place_left(self) -> str | None:
-        """The place that spares for it stand by for: of a directory the key of its endpoint, which has too many slots;
-        of a list the URL of its own server, if it has left that. None: there is none."""
-        return self.endpoint if self.home is None else self.home.address.url
+    def is_displaced(self) -> bool:
+        """True if it is pinned to another endpoint than the one that it is at."""
+        return self.home is not None and not self.is_at(self.home)
+
+    def is_displaced_from(self, endpoint: Endpoint) -> bool:
+        """Tell whether it is pinned to an endpoint, and at another one."""
+        return self.home is not None and self.home.key == endpoint.key and self.is_displaced
+
+    @property
+    def may_leave(self) -> bool:
+        """True if its next episode may begin elsewhere, because every reset fails where it is."""
+        # Who lists a server that fails from the start is told so: of a list, only what has worked before moves.
+        return self.fails_every_reset and (self.home is None or self.last is not None)
+
+    @property
+    def is_named(self) -> bool:
+        """True for a spare that the user named: it stays when it is lost, and swaps places with what it takes over."""
+        return self.stands_by is not None and self.stands_by.reason is Reason.NAMED
+
+    def serves(self, member: Member) -> bool:
+        """Tell whether this spare, once it is joined, could take over the slots of a member."""
+        if self.stands_by is None or self.lanes != member.lanes:
+            return False
+        # Its spaces are compared when it is joined. What is alike beyond that, the user knows who named it.
+        if self.is_named:
+            return True
+        return self.kind == member.kind and (member.home is None or self.is_at(member.home))
+
+    def suits(self, member: Member) -> bool:
+        """Tell whether this spare stands ready to take over the slots of a member."""
+        # `single` counts, because a world of one lane, unlike an environment, begins its next episodes by itself.
+        return self.ready and self.single == member.single and self.serves(member)
+
+    def betters(self, member: Member) -> bool:
+        """Tell whether this spare suits a member that could stay where it is, and is better off here."""
+        if member.home is not None:
+            better = member.is_displaced and self.is_at(member.home)
+        else:
+            better = self.stands_by == StandBy(Reason.EVEN_OUT, member.endpoint.key)
+        return better and self.suits(member)
+
+    def is_at(self, endpoint: Endpoint) -> bool:
+        """Tell whether its world is at an endpoint."""
+        return self.endpoint.key == endpoint.key
 
     @property
     def title(self) -> str:

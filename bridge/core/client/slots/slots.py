@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bridge.core.client.attributes import missing_attributes
 from bridge.core.client.slots.pool import Question
-from bridge.core.client.slots.results import as_universe, flat_report, remote_reports, slot_states
+from bridge.core.client.slots.results import Results, as_universe, flat_report, remote_reports, slot_states
 from bridge.core.client.slots.slot import STEPPED, LinkState, Member
-from bridge.core.client.slots.stepper import Received, Stepper
+from bridge.core.client.slots.stepper import OnLost, Received, Stepper
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.extensions import (
     attribute_write,
@@ -158,7 +158,7 @@ class Slots:
             self.pool.close_all(0.0)
 
     def cancel(self) -> None:
-        """Let a `reset` give up what is pending, without a wait for it."""
+        """Allow the next `reset` to give up what is pending, without a wait for it."""
         self._timed_out = self.pending is not None
 
     # Resets and steps, each in its turn
@@ -202,6 +202,10 @@ class Slots:
         """Wait for the slots that were stepped, and return what has come."""
         return self.wait("step", lambda: as_universe(self.pool, self.stepper.finish_step()))
 
+    def wait_for_all(self, pending: str, seconds: float, same_step: bool, on_lost: OnLost) -> Results:
+        """Wait until every slot has an observation, as `Stepper.wait_for_all`, for an asynchronous call."""
+        return self.wait(pending, self.stepper.wait_for_all, seconds, same_step=same_step, on_lost=on_lost)
+
     def send(self, actions: Any, slots: Any) -> None:
         """Do what `RemoteVectorEnv.send` says."""
         with self.conflicts:
@@ -226,7 +230,7 @@ class Slots:
         self.stepper.pacer = pacer
 
     def wait_for_lanes(self) -> None:
-        """Have real-time worlds of lanes answer only when every lane has an observation."""
+        """Make real-time worlds of lanes answer only when every lane has an observation."""
         self.pool.members.wait_for_lanes()
 
     def limit_steps(self, seconds: float) -> None:
@@ -234,7 +238,7 @@ class Slots:
         self.pool.step_timeout = seconds
 
     def begin_in_step(self) -> None:
-        """Have lanes that the next step ends begin their next episodes in the same request, if their server can."""
+        """Begin the next episodes of lanes that the next step ends in the same request, if their server can."""
         self.stepper.begins_in_step = True
 
     # Where the slots are
@@ -370,7 +374,7 @@ class Slots:
             return MessageTarget(member.remote.url, tuple(member.start + lane for lane in lanes), tuple(lanes))
 
         def make(member: Member, lanes: list[int]) -> pb.EnvironmentRequest:
-            return message_request(form, write, target_of(member, lanes), member.remote.world.reader.wanted)
+            return message_request(form, write, target_of(member, lanes), member.remote.wanted)
 
         self._ask(f"message {form.name}", make, slots)
         question = self._wait_for_answers()
@@ -412,7 +416,7 @@ class Slots:
         # All are checked before one is asked: else some environments would be called, and the caller would not know.
         requests: list[tuple[Member, bytes]] = []
         for member, chosen in lanes.items():
-            if not member.remote.connected or member.link is LinkState.CONNECTING:
+            if member.link is not LinkState.JOINED:
                 raise ConnectionLostError(
                     member.remote.url, f"no {purpose} while it is {member.state.name.lower()}: {member.error}"
                 )

@@ -257,7 +257,7 @@ class Stepper:
         requests: list[bytes] = []
         for (member, position), request in zip(running, written, strict=True):
             if request is None:
-                world = member.remote.session.world or member.remote.world  # as the property, a call less
+                world = member.remote.world
                 acted = self.pacer is not None and world.realtime is not None
                 # `_act` has sent the action: the Step asks what came of it, and has none.
                 request = world.first_step if acted else world.write_columns(columns, position)
@@ -284,14 +284,13 @@ class Stepper:
 
     def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> list[bytes | None]:
         """Write the Steps of single environments, those of the same form at once; None: one to be written by itself."""
-        # Not `remote.world`: a call less for each slot in each step.
-        worlds = [member.remote.session.world for member, _ in plan]
-        forms = [None if world is None else world.form for world in worlds]
+        worlds = [member.remote.world for member, _ in plan]
+        forms = [world.form for world in worlds]
         found: list[bytes | None] = [None] * len(plan)
         for form in set(forms) - {None}:
             places = [place for place, other in enumerate(forms) if other == form]
             if len(places) > 1:
-                requests = plan[places[0]][0].remote.world.write_steps(columns, [plan[place][1] for place in places])
+                requests = worlds[places[0]].write_steps(columns, [plan[place][1] for place in places])
                 for place, request in zip(places, requests or (), strict=False):
                     found[place] = request
         return found

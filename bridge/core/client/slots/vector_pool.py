@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from bridge.core.client.endpoints import Endpoint
 from bridge.core.client.slots import policy
-from bridge.core.client.slots.endpoint import EndpointEvent
+from bridge.core.client.slots.endpoint import EndpointEvent, Placement
 from bridge.core.client.slots.members import SlotMembers
 from bridge.core.client.slots.pool import Pool, Question
 from bridge.core.client.slots.resets import further_seeds, reset_settings
@@ -44,13 +45,15 @@ class VectorPool(Pool):
 
     Args:
         timeout: Seconds to wait for any answer.
+        placement: Knows where worlds may be.
+        connect_timeout: Seconds within which a server has to say anything, where others may take its slots.
     """
 
-    def __init__(self, timeout: float) -> None:
+    def __init__(self, timeout: float, placement: Placement, connect_timeout: float) -> None:
         super().__init__(timeout)
         self.members = SlotMembers(self.poller)
         """Who fills which slots, and who stands by."""
-        self.policy = policy.SlotPolicy(self.members.filling, self.members.spares, timeout)
+        self.policy = policy.SlotPolicy(self.members.filling, self.members.spares, placement, timeout, connect_timeout)
         """Decides where worlds are, and when what failed is tried again."""
         self.has_errors = False
         """True if a member may have an error."""
@@ -75,15 +78,14 @@ class VectorPool(Pool):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy: its remotes connect anew."""
-        places = self.policy.placement, self.policy.connect_timeout, self.policy.moves
+        own = self.timeout, self.placement, self.policy.connect_timeout
         kept = {"step_timeout": self.step_timeout, "closed": self.closed}
-        return {"timeout": self.timeout, "kept": kept, "policy": places, "members": self.members.kept()}
+        return {"own": own, "kept": kept, "moves": self.poller.watches_health, "members": self.members.kept()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["timeout"])  # type: ignore[misc]
+        self.__init__(*state["own"])  # type: ignore[misc]
         self.__dict__.update(state["kept"])
-        self.policy.placement, self.policy.connect_timeout, moves = state["policy"]
-        if moves:
+        if state["moves"]:
             self.enable_moves()
         self.members.restore(state["members"])
 
@@ -102,13 +104,13 @@ class VectorPool(Pool):
 
     # Connecting
 
-    def connect(self, member: Member, request: WorldRequest | None = None, endpoint: str | None = None) -> Member:
+    def connect(self, member: Member, request: WorldRequest | None = None, endpoint: Endpoint | None = None) -> Member:
         """Start to connect a member, without waiting for it; return it.
 
         Args:
             member: Who; a connection that it has, or is making, is given up.
             request: The world to connect to instead of its own; None: the same again.
-            endpoint: The key of that world's endpoint in a directory.
+            endpoint: Where that world is; None: at the same endpoint.
         """
         if member.link is not LinkState.OFFLINE:
             self._leave(member)
@@ -116,13 +118,12 @@ class VectorPool(Pool):
             member.handle_link(LinkEvent.LOST)
         if request is not None:
             self.members.replace_remote(member, request)
-            member.endpoint = endpoint
+        member.endpoint = endpoint or member.endpoint
         # Here and not in `__init__`: a copy, and a forked process, have connections only from now on.
         keepalive.add(self)
         now = time.monotonic()
-        # With a short `timeout`, who is silent until then is passed over as well: others may have room.
         member.deadline = now + self.timeout
-        member.silent_until = now + min(self.policy.connect_timeout, self.timeout)
+        member.silent_until = now + self.patience
         member.handle_link(LinkEvent.CONNECT)
         try:
             member.remote.open()
@@ -130,6 +131,24 @@ class VectorPool(Pool):
             self.lose_interrupted(member, "it connected")
             raise
         return member
+
+    def stand_in(self, member: Member) -> Endpoint | None:
+        """Start to connect a member whose server is not there where others have joined; return where, None: nowhere."""
+        endpoint = self.policy.stand_in(member, time.monotonic())
+        if endpoint is not None:
+            self.connect(member, self.placement.request_for(endpoint), endpoint)
+        return endpoint
+
+    @property
+    def placement(self) -> Placement:
+        """Knows where worlds may be."""
+        return self.policy.placement
+
+    @property
+    def patience(self) -> float:
+        """Seconds within which a server has to say anything, where others may take its slots."""
+        # With a short `timeout`, who is silent until then is passed over as well: others may have room.
+        return min(self.policy.connect_timeout, self.timeout)
 
     # Decisions of the policy
 
@@ -157,7 +176,7 @@ class VectorPool(Pool):
         return self.policy.lanes_leave
 
     def move_lanes(self, member: Member) -> None:
-        """Let a world of lanes that was stepped leave a server that drains, if a replacement stands ready."""
+        """Move a world of lanes that was stepped off a server that drains, if a replacement stands ready."""
         self.execute(self.policy.after_step(member, time.monotonic()))
 
     def execute(self, decisions: Iterable[policy.Decision]) -> None:
@@ -166,8 +185,8 @@ class VectorPool(Pool):
             match decision:
                 case policy.Connect(member, request, endpoint):
                     self.connect(member, request, endpoint)
-                case policy.AddSpare(request, lanes, stands_by, endpoint):
-                    self.connect(self.members.add(request, lanes=lanes, endpoint=endpoint, stands_by=stands_by))
+                case policy.AddSpare(request, endpoint, lanes, stands_by):
+                    self.connect(self.members.add(request, endpoint, lanes=lanes, stands_by=stands_by))
                 case policy.DropSpare(spare):
                     self.members.drop(spare)
                 # It is not dropped: the user named it, and it is connected again later.
@@ -182,23 +201,26 @@ class VectorPool(Pool):
                     self.give_up(member)
 
     def _take_over(self, member: Member, spare: Member) -> None:
-        """Swap the remotes of a member and a spare; the one that was left goes, unless it stands by from then on."""
+        """Swap the worlds of a member and a spare; the one that was left goes, unless it stands by from then on."""
         self._leave(member)
+        lost = member.link is LinkState.OFFLINE
         member.handle_link(LinkEvent.MOVE if spare.ready else LinkEvent.MOVE_AHEAD)
-        self.members.swap_remotes(member, spare)
+        self.members.swap_worlds(member, spare)
         member.deadline = spare.deadline
         member.reseeds = True
         # What the policy gave is left for good. A spare that the user named and the slots swap places: the lost remote
         # stands by once it is back, as `spares=` says.
-        if spare.stands_by is None or not spare.stands_by.named:
-            member.remote.record, member.endpoint, member.home = spare.remote.record, spare.endpoint, None
+        if not spare.is_named:
+            member.remote.record = spare.remote.record
             self.members.drop(spare)
-        # A remote that drains still has its connection: `Disconnect` follows, and ends it.
-        elif not spare.remote.connected:
+            return
+        member.home, spare.home = spare.home, member.home
+        # One that drains still has its connection: `Disconnect` follows, and ends it.
+        if lost:
             spare.handle_link(LinkEvent.LOST)
 
     def _leave(self, member: Member) -> None:
-        """Forget what was refused, and what was asked, where a member leaves."""
+        """Clear the last refusal, and fail a pending call, before a member leaves its world."""
         member.refusal = None
         if self.question is not None:
             error = ConnectionLostError(member.remote.url, f"its {member.title} moved to another server; call again")
@@ -210,7 +232,7 @@ class VectorPool(Pool):
         if member.link is LinkState.CONNECTING:
             purpose = "join a world"
             if member.remote.silent:
-                waited = min(waited, self.policy.connect_timeout)
+                waited = self.patience
         elif member.episode is EpisodeState.STEPPING:
             purpose, waited = "a step", min(waited, self.step_timeout or waited)
         self.lose(member, member.remote.give_up(member.remote.late(f"to {purpose}", waited)))
@@ -228,7 +250,7 @@ class VectorPool(Pool):
             if member.ready:
                 settings = {key: value for key, value in settings.items() if key != "reset_mask"}
         member.settings = settings
-        if self.policy.moves:
+        if self.policy.moves or member.may_leave:
             self.execute(self.policy.before_episode(member, now))
             # It has moved. The episode has begun there, or begins once that world is joined.
             if member.remote is not remote:
@@ -303,7 +325,7 @@ class VectorPool(Pool):
         self.lose(member, member.remote.give_up(error))
 
     def handle(self, event: Event, member: Member) -> None:
-        """Let an event change the member that it came for."""
+        """Change a member by an event of its remote."""
         now = time.monotonic()
         if isinstance(event, StepAnswered):
             member.take(event)
@@ -327,7 +349,7 @@ class VectorPool(Pool):
             self.lose(member, event)
 
     def _begun(self, member: Member, now: float) -> None:
-        """Take note of the first observation of an episode."""
+        """Clear what failed before the first observation of an episode, and log that a lost slot is back."""
         member.failures, member.settings, member.refusal = 0, None, None
         # Lanes begin their further episodes by themselves, without a Reset that could hold a seed.
         member.reseeds = member.reseeds and member.single
@@ -338,13 +360,13 @@ class VectorPool(Pool):
             member.away_since = None
 
     def _joined(self, member: Member, now: float) -> None:
-        """Take note that a world was joined: a spare stands ready, a slot asks for its next episode."""
+        """Mark a world as joined: a spare stands ready, a slot asks for its next episode."""
         self.policy.saw(member, EndpointEvent.JOINED, now)
         member.handle_link(LinkEvent.JOINED)
         member.single, member.refusal = member.remote.known_info().lanes is None, None
         if member.stands_by is not None:
             # What the user named says itself how many slots it can fill. Any other one was made for certain slots.
-            if member.stands_by.named:
+            if member.is_named:
                 member.place(member.start, member.remote.slots)
             if self._fits(member, "it is no spare"):
                 member.failures = 0
@@ -367,7 +389,7 @@ class VectorPool(Pool):
         except SettingError as error:
             text = f"{complaint}: {error}"
             # Of a directory the change of the endpoint's state is told.
-            if member.endpoint is None and text != member.complaint:
+            if member.home is not None and text != member.complaint:
                 member.complaint = text
                 _log.warning("%s: %s", member.title, text)
             # No loss: it counts as an attempt that failed, and does not open the circuit breaker.
@@ -377,15 +399,14 @@ class VectorPool(Pool):
         return True
 
     def lose(self, member: Member, event: Lost) -> None:
-        """Take note that a member's stream was lost; `check_deadlines` connects it again after a pause."""
+        """Mark a member as lost; `check_deadlines` connects it again after a pause."""
         self.has_errors = True
         if self.question is not None:
             self.question.take(member, event)
         now = time.monotonic()
         member.refusal = None
-        if (
-            member.episode is not EpisodeState.CUT
-        ):  # else an episode's end is still to be told, with what it was lost by
+        # Else an episode's end is still to be told, with what that was lost by.
+        if member.episode is not EpisodeState.CUT:
             member.error = event.error
         member.handle_link(LinkEvent.LOST)
         # A slot that moves is not away: it has left one server by itself, and the next did not answer.

@@ -151,7 +151,7 @@ class ClientConnection:
             self.protocol.cancel(call)
             if self._calls:
                 self.flush()
-        if not self._calls:
+        if not (self._calls or self.ended):
             self._abort()
 
     # Connecting
@@ -390,7 +390,7 @@ class ClientConnection:
             call.ended = True
             if not call.finished:
                 call.deliver(ending)
-        if not self._calls:
+        if not (self._calls or self.ended):
             self._abort()
 
     def _move(self, call: ClientCall) -> None:
@@ -416,7 +416,7 @@ class ClientConnection:
         if not self.ended:
             self.poller.unregister(self)
         self.ended = True
-        if self._dialer is not None:
+        if sock is None and self._dialer is not None:  # one that has connected is done
             self._dialer.cancel()
         if sock is not None:
             outgoing, tls = self.protocol.outgoing, self._tls

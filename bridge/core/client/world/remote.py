@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bridge.core.client.wire.call import Deliver
@@ -109,7 +109,7 @@ class RemoteRecord:
     _recent: deque[float] = dataclasses.field(default_factory=deque)
 
     def lost(self, now: float, pause: float, reason: str, *, established: bool) -> float:
-        """Take note that the remote went, or that an attempt to connect failed.
+        """Count a loss of the remote, or an attempt to connect that failed.
 
         Args:
             now: The time.
@@ -139,7 +139,7 @@ class RemoteRecord:
         return max(now + pause, self.rests_until)
 
     def back(self, now: float) -> None:
-        """Take note that it answers."""
+        """End the absence, if there is one: the remote answers."""
         if self.away_since is not None:
             self._past += now - self.away_since
             self.away_since = None
@@ -161,6 +161,12 @@ Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError, float
 """An event in a poller: for whom, the number of the connection, the data, and when it came."""
 # In place of a connection's number: something is due by the clock.
 _DUE = 0
+_WHY_RESET: Mapping[ClientState, str] = {
+    ClientState.JOINED: "no episode has begun, or the last one was given up",
+    ClientState.OFFLINE: "it is a copy, or this process was forked, and has no connection yet",
+    ClientState.ENDED: "the episode has ended",
+    ClientState.LOST: "the connection was lost, or a call was interrupted",
+}
 _SILENT = "nothing has come from there at all: are host and port right, and does a firewall stand between?"
 
 
@@ -219,6 +225,39 @@ class Remote:
         if world is None:
             raise PeerError(self.url, "there is no connection")
         return world
+
+    @property
+    def running_world(self) -> JoinedWorld | None:
+        """The world, if a Step would go on with an episode there; None: it would begin one, or is not possible."""
+        session = self.session
+        return session.world if session.state is ClientState.RUNNING else None
+
+    @property
+    def wanted(self) -> Sequence[int]:
+        """The UIDs of the observations that its Steps ask for."""
+        return self.world.reader.wanted
+
+    @property
+    def was_opened(self) -> bool:
+        """True if it has, or had, a connection; False for that of a copy, or of a forked process."""
+        return self.session.state is not ClientState.OFFLINE
+
+    @property
+    def outstanding(self) -> bool:
+        """True if an answer is still to come."""
+        return self.session.outstanding
+
+    @property
+    def world_name(self) -> str | None:
+        """The name of the world that it is in; empty for the server's default world; None: it is in none yet."""
+        return self.session.world_name
+
+    def why_reset_is_needed(self) -> str:
+        """Say why no Step is possible, or none that goes on with an episode."""
+        session = self.session
+        if session.state is ClientState.LOST and isinstance(session.error, RemoteTimeoutError):
+            return "the last call timed out"
+        return _WHY_RESET.get(session.state, "the last reset was not answered")
 
     @property
     def names(self) -> KnownNames | None:
@@ -285,7 +324,7 @@ class Remote:
         self.session.know(other.session)
 
     def wait_for_all(self) -> None:
-        """Have answers wait until every lane has an observation, in a real-time world of lanes."""
+        """Make answers wait until every lane has an observation, in a real-time world of lanes."""
         self.session.wait_for_all()
 
     # Requests
@@ -410,8 +449,9 @@ class Remote:
         self.session.abandon_questions()
 
     def abandon_episode(self) -> None:
-        """Drop the answers to the Steps that are on their way; the next episode begins by `begin`."""
-        self.session.abandon_episode()
+        """Drop the answers to the Steps that are on their way, if any are; the next episode begins by `begin`."""
+        if self.session.state in ONLINE:
+            self.session.abandon_episode()
 
     def placed(self, step: pb.StepResponse) -> StepAnswered:
         """Enter a sequence that a message has begun, in another situation; return its first answer."""

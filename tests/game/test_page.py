@@ -1,0 +1,66 @@
+"""What people see of a game on the page, in headless Chromium."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from bridge import make_remote, serve_game
+from bridge.errors import ClosedError
+from tests.browser import in_browser, launched, opened_in, says, shows
+from tests.game.loops import ACTION, OBSERVATION, in_thread
+
+
+@in_browser
+@pytest.mark.parametrize("frame", [np.full((40, 60, 3), 90, np.uint8), None], ids=["pictures", "no_pictures"])
+def test_who_watches_a_game_that_stands_still_reads_so_until_it_goes_on(frame):
+    goes, over = threading.Event(), threading.Event()
+    goes.set()
+
+    def loop(game):
+        try:
+            while not over.is_set():
+                game.exchange(np.zeros(2, np.float32), frame=frame)
+                assert game.begins in (True, False), "read, so that rounds begin"
+                goes.wait(60)
+                over.wait(0.02)
+        except ClosedError:
+            pass
+
+    with (
+        serve_game(OBSERVATION, ACTION, name="Dots", web=True, standstill=0.3) as game,
+        in_thread(lambda: loop(game)),
+        launched() as chromium,
+        opened_in(chromium) as opened,
+    ):
+        try:
+            env = make_remote(game.url)
+            env.reset()
+            page = opened(game.web_url)
+            says(page, "#badge", "watching")
+            assert page.text_content("#stall") == ""
+            goes.clear()
+            says(page, "#stall", "The game stands still: its program has paused, or hangs")
+            assert page.is_visible("#stall")
+            goes.set()
+            shows(page, "() => document.getElementById('stall').textContent === ''")
+            assert page.is_hidden("#problem")
+            if frame is not None:  # its pictures come again
+                before = page.evaluate("() => Number(document.getElementById('canvas').dataset.pictures)")
+                shows(page, f"() => document.getElementById('canvas').dataset.pictures > {before + 3}")
+            env.close()
+            # Who plays keeps the place meanwhile.
+            says(page, "#play", "Play")
+            page.click("#play")
+            says(page, "#badge", "playing")
+            goes.clear()
+            says(page, "#stall", "The game stands still")
+            goes.set()
+            shows(page, "() => document.getElementById('stall').textContent === ''")
+            says(page, "#badge", "playing")
+            assert page.is_hidden("#problem")
+        finally:
+            over.set()
+            goes.set()
