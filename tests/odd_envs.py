@@ -283,6 +283,50 @@ class HoldsClass(Walk):
         self.x = self.x + self.kind.count
 
 
+class NumpyByName(Walk):
+    def noise(self) -> float:
+        return float(getattr(np, "random").rand()) if self.t == LATE else 0.0  # noqa: B009 - which is what is tested
+
+
+class SystemByName(Walk):
+    def noise(self) -> float:
+        return getattr(os, "urandom")(1)[0] / 256 if self.t == LATE else 0.0  # noqa: B009 - as above
+
+
+class HoldsNumpy(Walk):
+    def make(self) -> None:
+        self.arrays: Any = np
+
+    def noise(self) -> float:
+        return float(self.arrays.random.rand()) if self.t == LATE else 0.0
+
+
+class SeedsByNone(Walk):
+    def noise(self) -> float:
+        return float(np.random.default_rng(None).normal()) if self.t == LATE else 0.0
+
+
+class SeedsByName(Walk):
+    def noise(self) -> float:
+        return random.Random(None).random() if self.t == LATE else 0.0
+
+
+class SeedsByGymnasium(Walk):
+    def noise(self) -> float:
+        return float(gymnasium.utils.seeding.np_random()[0].normal()) if self.t == LATE else 0.0
+
+
+class SamplesLate(Walk):
+    """A space of its own gets its generator when it is first asked to sample."""
+
+    def make(self) -> None:
+        self.goals = gymnasium.spaces.Box(0.0, 1.0, (3,), np.float64)
+
+    def act(self, action: int) -> None:
+        if self.t >= LATE:
+            self.x = self.x + self.goals.sample()
+
+
 # Functions and methods that no attribute names
 
 
@@ -641,7 +685,8 @@ ODD = [
     *(takes_counting, takes_lambda, takes_partial, takes_marked, CallsObject, SubscriptsObject, SetsProperty),
     *(ByMadeName, ByCaller, ByClassDict, of_row, Dispatches, NamesGenerator, TakesGenerated, SharesQueue),
     *(SharesWeakly, SharesSpace, SharesFunctions, SharesOwnDeque, SharesOwnArray, SharesLocal, SharesCell),
+    *(NumpyByName, SystemByName, HoldsNumpy, SeedsByNone, SeedsByName, SeedsByGymnasium, SamplesLate),
     *(SharesView, SharesEnvironment, CountsAgents, Precision, Folder, ByHash, DrawsBeside, DrawsWithin),
 ]
-RIGHT = [SetGrown, SetOfCells, SetChurned, Spec, PartialWithFields, BehindProxy]
+RIGHT = [SamplesLate, SetGrown, SetOfCells, SetChurned, Spec, PartialWithFields, BehindProxy]
 """Those of them that are copied."""

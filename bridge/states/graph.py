@@ -50,6 +50,7 @@ __all__ = [
     "copied",
     "has_cells",
     "layers_of",
+    "make_generators",
     "put_fields",
     "restore",
     "take",
@@ -140,6 +141,13 @@ def layers_of(env: Any) -> list[Any]:
     return found
 
 
+def make_generators(layers: Iterable[Any]) -> None:
+    """Have environments make their generators, which they do at the first use, by chance: so the chance is known."""
+    for layer in layers:
+        if getattr(layer, "_np_random", layer) is None and not isinstance(layer, gymnasium.Wrapper):
+            _ = layer.np_random
+
+
 def take(env: Any, *more: Any) -> tuple[EnvSnapshot, tuple[Any, ...]]:
     """Copy all that an environment is.
 
@@ -151,9 +159,13 @@ def take(env: Any, *more: Any) -> tuple[EnvSnapshot, tuple[Any, ...]]:
         CannotCopyError: It holds something that cannot be copied.
     """
     layers = layers_of(env)
+    make_generators(layers)
     fields, copied, copier = _copies(layers, more, {})
     common, objects, digest = _common(layers, copier.code, copier.by_address)
-    if copier.met(objects):
+    unseeded = copier.unseeded if common.samples else []
+    for space in unseeded:
+        _ = space.np_random
+    if unseeded or copier.met(objects):
         # What a class or a module holds too stays what it is: a copy would no longer be the object that they hold.
         fields, copied, copier = _copies(layers, more, objects)
     kinds = [type(layer) for layer in layers]
@@ -402,6 +414,8 @@ class _Copier:
         self.ways: set[str] = set()
         self.code: set[Any] = set()
         """The classes of what was copied, and the functions and modules in it."""
+        self.unseeded: list[gymnasium.Space[Any]] = []
+        """Spaces that have no generator yet."""
         self.by_address = ""
         """The title of a class, an object of which was copied, whose hash is its address."""
 
@@ -509,6 +523,8 @@ class _Copier:
         if why is not None:
             raise CannotCopyError(f"{_place(path)} is {why}")
         made = self._keep(value, object.__new__(kind))
+        if isinstance(value, gymnasium.Space) and dict_of(value).get("_np_random", value) is None:
+            self.unseeded.append(value)
         if kind.__hash__ is object.__hash__ and not is_trusted(module_of(kind)):
             self.by_address = kind.__qualname__
         self.size += sys.getsizeof(value)

@@ -25,7 +25,7 @@ import numpy as np
 from bridge.pb import bridge_pb2
 from bridge.states.digest import digest_of
 from bridge.states.fields import fields_of, held_by, is_pure, module_of
-from bridge.states.graph import CannotCopyError, Fields, has_cells, layers_of, take_fields
+from bridge.states.graph import CannotCopyError, Fields, has_cells, layers_of, make_generators, take_fields
 from bridge.states.kinds import draws
 
 __all__ = ["Event", "History", "Ledger", "Track", "foreign_in", "told"]
@@ -193,10 +193,7 @@ class History:
         fresh, self._fresh = self._fresh, False
         kept: Any = None
         try:
-            for layer in layers_of(self.env):
-                # Gymnasium makes a generator at its first use, by chance: so that the chance is known, before.
-                if getattr(layer, "_np_random", self) is None and not isinstance(layer, gymnasium.Wrapper):
-                    _ = layer.np_random
+            make_generators(layers_of(self.env))
             kept, before, foreign = copy.deepcopy(given), take_fields(self.env), foreign_in(self.env)
         except Exception as error:  # whatever the objects of a user raise
             self.stop(str(error))

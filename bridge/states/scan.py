@@ -30,6 +30,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils import seeding
 
 from bridge.states.digest import digest_of
 from bridge.states.fields import fields_of, held_by, is_trusted, module_of
@@ -42,7 +43,7 @@ _GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "
 _CELLS = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
 _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"))
 _NOTHING = frozenset(("PRECALL", "CACHE", "PUSH_NULL", "EXTENDED_ARG", "NOP", "RESUME", "KW_NAMES"))
-_CALLS = frozenset(("CALL", "CALL_FUNCTION", "CALL_METHOD", "PRECALL"))
+_CALLS = frozenset(("CALL", "CALL_FUNCTION", "CALL_METHOD", "CALL_KW", "CALL_FUNCTION_KW", "PRECALL"))
 _STORES = frozenset(("STORE_GLOBAL", "DELETE_GLOBAL"))
 _IMPORTS = (("IMPORT_NAME", "random"), ("IMPORT_NAME", "numpy.random"), ("IMPORT_FROM", "random"))
 _READS = frozenset(
@@ -74,7 +75,14 @@ _OF_SYSTEM = {
     for name in names
     if hasattr(module, name)
 }
-_SEEDED = (np.random.default_rng, np.random.SeedSequence, *_GENERATORS[1:], np.random.PCG64, np.random.MT19937)
+_SEEDED = (
+    seeding.np_random,
+    np.random.default_rng,
+    np.random.SeedSequence,
+    *_GENERATORS[1:],
+    np.random.PCG64,
+    np.random.MT19937,
+)
 """What draws its seed from the system where it gets none."""
 _BUILTINS = ("globals", "exec", "eval", "id", "__import__")
 _BY_NAME = (operator.methodcaller, operator.attrgetter)
@@ -244,6 +252,10 @@ class _Scan:
         self._by_name = False
         """True if methods are called by names that code makes: any may be."""
         self._drawn: set[str] = set()
+        self._chains: set[tuple[Any, str]] = set()
+        """Attributes of attributes."""
+        self._trusted: dict[types.ModuleType, None] = {}
+        """Modules that are values, and are not looked into."""
         self._hashes = False
         self._readings: dict[Callable[[], str], None] = {}
         self._looked: dict[int, Any] = {}
@@ -282,7 +294,10 @@ class _Scan:
 
     def _add_module(self, module: types.ModuleType) -> None:
         """Look at all that is in a module that is used as a value."""
-        if module in self._modules or is_trusted(module.__name__):
+        if is_trusted(module.__name__):
+            self._trusted[module] = None
+            return
+        if module in self._modules:
             return
         self._modules[module] = None
         for name, value in vars(module).items():
@@ -337,6 +352,7 @@ class _Scan:
                 continue
             self._functions[function] = None
             reason = self._of_function(function) or self._of_classes()
+        reason = reason or self._of_trusted()
         if reason:
             return Shared(reason)
         return Shared(
@@ -349,6 +365,19 @@ class _Scan:
             hashes=self._hashes,
             readings=tuple(self._readings),
         )
+
+    def _of_trusted(self) -> str:
+        """Return what is used of modules that are values, by names that lead to it."""
+        for module in self._trusted:
+            where = f"code that holds the module {module.__name__}"
+            for name in sorted(self._used):
+                if reason := _reason(getattr(module, name, None), where):
+                    return reason
+            for outer, inner in self._chains:
+                part = getattr(module, str(outer), None)
+                if isinstance(part, types.ModuleType) and (reason := _reason(getattr(part, inner, None), where)):
+                    return reason
+        return ""
 
     def _of_classes(self) -> str:
         for owner in self._own:
@@ -400,6 +429,9 @@ class _Scan:
                     continue
                 if what == "hash":
                     self._hashes = True
+                    continue
+                if what == "chain":
+                    self._chains.add(value)
                     continue
                 if what == "by name":
                     self._use_all()
@@ -455,6 +487,10 @@ def _reason(value: Any, where: str) -> str:
 
 
 _HOLDERS = (dict, list, tuple, set, frozenset, deque, types.SimpleNamespace, types.MappingProxyType, functools.partial)
+
+
+def _is_none(step: dis.Instruction) -> bool:
+    return step.opname == "LOAD_CONST" and step.argval is None
 
 
 def _title_of(item: Any) -> str:
@@ -573,13 +609,15 @@ class _Uses:
                 else:
                     module = None
                     yield "method", name
+                    if number and self._steps[number - 1].opname in _ATTRIBUTES:
+                        yield "chain", (self._steps[number - 1].argval, name)
                     if name == "__dict__":
                         yield "by name", None
                 # An attribute of a variable is another value: what was held before lies below it.
                 held = name if name in self._of_class else ("" if after.startswith("LOAD_FAST") else held)
                 after = step.opname
                 continue
-            if step.opname in _CALLS and step.argval == 0 and called is not None and called in _SEEDED:
+            if step.opname in _CALLS and any(called is one for one in _SEEDED) and self._gives_none(number):
                 yield "refused", f"{called.__name__}() without a seed, which draws one from the system"
             if (step.opname, step.argval) in _IMPORTS:
                 yield "value", random
@@ -615,7 +653,9 @@ class _Uses:
                 yield "changes", held
             if step.opname not in _READS and step.opname not in _GLOBALS and step.opname not in _CELLS:
                 held = ""
-            module = called = None
+            module = None
+            if not _is_none(step):
+                called = None
             local = step.argval[-1] if isinstance(step.argval, tuple) and step.argval else step.argval
             if step.opname in _GLOBALS or (step.opname in _CELLS and step.argval in closure):
                 known = names if step.opname in _GLOBALS else closure
@@ -641,8 +681,32 @@ class _Uses:
         elif name == "vars":
             yield "by name", None
         elif name == "getattr":
-            fixed = self._fixed_name(number)
-            yield ("by name", None) if fixed is None else ("method", fixed)
+            fixed, of = self._fixed_name(number), self._module_at(number + 1)
+            if of is None:
+                yield ("by name", None) if fixed is None else ("method", fixed)
+            elif fixed is None:
+                yield "refused", f"getattr() of the module {of.__name__}, by a name that its code makes"
+            elif isinstance(getattr(of, fixed, None), types.ModuleType):
+                part = getattr(of, fixed)
+                yield ("value", random) if part is np.random else ("module", part)
+            else:
+                yield "attribute", (of, fixed)
+
+    def _module_at(self, number: int) -> Any:
+        """Return the module that is loaded by an instruction; None: it loads none, or goes on to what is in it."""
+        if number + 1 >= len(self._steps) or self._steps[number + 1].opname in _ATTRIBUTES:
+            return None
+        step = self._steps[number]
+        known = self._names if step.opname in _GLOBALS else self._modules
+        found = known.get(step.argval) if isinstance(step.argval, str) else None
+        return found if isinstance(found, types.ModuleType) else None
+
+    def _gives_none(self, number: int) -> bool:
+        """True if a call gives no argument, or None alone."""
+        if self._steps[number].argval == 0:
+            return True
+        before = [step for step in self._steps[max(0, number - 2) : number] if not isinstance(step.argval, tuple)]
+        return self._steps[number].argval == 1 and bool(before) and _is_none(before[-1])
 
     def _fixed_name(self, number: int) -> str | None:
         """Return the name that `getattr` is called with; None: the code makes it."""
