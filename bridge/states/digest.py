@@ -99,8 +99,9 @@ def digest_of(
                 made.update(name.encode())
                 add(item, depth + 1)
         elif isinstance(value, (list, tuple, dict, set, frozenset, deque)):
-            is_dict = isinstance(value, dict)
-            items = [part for pair in dict.items(value) for part in pair] if is_dict else list(value)
+            items: list[Any] = list(value)
+            if isinstance(value, dict):
+                items = [part for pair in dict.items(value) for part in pair]
             if isinstance(value, (set, frozenset)):
                 # Their order comes of their hashes.
                 items = sorted(items, key=repr)

@@ -30,7 +30,8 @@ def is_trusted(module: Any) -> bool:
 
 def dict_of(value: Any) -> Any:
     """Return the `__dict__` of an object, whatever its class answers who asks for it; None: it has none."""
-    getter = _dict_getter(type(value))
+    kind: Any = type(value)
+    getter = _dict_getter(kind)
     return None if getter is None else getter.__get__(value)
 
 
@@ -54,9 +55,13 @@ def fields_of(value: Any) -> list[tuple[str, Any]]:
     return found
 
 
-@functools.lru_cache(4096)
-def slots_of(kind: type) -> tuple[str, ...]:
+def slots_of(kind: Any) -> tuple[str, ...]:
     """Return the names of the `__slots__` of a class, as attributes have them."""
+    return _slots_of(kind)
+
+
+@functools.lru_cache(4096)
+def _slots_of(kind: type) -> tuple[str, ...]:
     found = []
     for owner in kind.__mro__:
         slots = owner.__dict__.get("__slots__", ())

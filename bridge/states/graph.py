@@ -525,7 +525,7 @@ class _Copier:
         made = self._keep(value, object.__new__(kind))
         if isinstance(value, gymnasium.Space) and dict_of(value).get("_np_random", value) is None:
             self.unseeded.append(value)
-        if kind.__hash__ is object.__hash__ and not is_trusted(module_of(kind)):
+        if getattr(kind, "__hash__", None) is object.__hash__ and not is_trusted(module_of(kind)):
             self.by_address = kind.__qualname__
         self.size += sys.getsizeof(value)
         return self._with_fields(value, made, path)

@@ -57,7 +57,8 @@ _DRAWING_MODULES = (
 
 def draws(value: Any) -> bool:
     """True if an object draws, such as a surface, a window or a renderer: it decides nothing that comes next."""
-    return _draws(type(value))
+    kind: Any = type(value)
+    return _draws(kind)
 
 
 @functools.lru_cache(4096)

@@ -396,8 +396,8 @@ class _Scan:
         closure = {name: cell.cell_contents for name, cell in cells if _has_contents(cell)}
         if function in self._held:
             # What else it holds is of one environment, and compared there.
-            code = types.FunctionType, types.ModuleType, type
-            closure = {name: value for name, value in closure.items() if isinstance(value, code)}
+            followed = types.FunctionType, types.ModuleType, type
+            closure = {name: value for name, value in closure.items() if isinstance(value, followed)}
         for value in held_by(function):
             if value is random or (isinstance(value, _GENERATORS) and function not in self._held):
                 return f"{where} holds a generator that all environments share"
