@@ -70,6 +70,7 @@ class _Stream:
         self.duplex: Duplex[bytes] = Duplex(net.conditions, net.generator)
         self.session = direct_session(net.registry, "test").wrapped
         self.requests: deque[bytes] = deque()
+        self.arrived: dict[int, Callable[[], Any]] = {}
         self.most_waiting = 0
         self.busy = self.closed = False
 
@@ -94,8 +95,15 @@ class _Stream:
     def carry(self) -> None:
         """Bring what has arrived at either end."""
         now = self._net.clock.now()
-        self.requests += self.duplex.b.receive(now)
-        self.most_waiting = max(self.most_waiting, len(self.requests))
+        for request in self.duplex.b.receive(now):
+            # As `Calls` does with those that have to wait.
+            request = bytes(bytearray(request))
+            if self.busy or self.requests:
+                begun = self.session.arrive(request, len(self.arrived) == len(self.requests))
+                self.arrived.update({} if begun is None else {id(request): begun})
+            self.requests.append(request)
+            self.most_waiting = max(self.most_waiting, len(self.requests))
+            self._serve()
         self._serve()
         for answer in self.duplex.a.receive(now):
             if not self.closed:
@@ -105,7 +113,9 @@ class _Stream:
         while self.requests and not self.busy and not self.closed:
             self.busy = True
             scheduler = self._net.runtime.scheduler
-            scheduler.start(self.session.handle(self.requests.popleft()), self._answered)
+            request = self.requests.popleft()
+            begun = self.arrived.pop(id(request), None)
+            scheduler.start(self.session.handle(request) if begun is None else begun(), self._answered)
             while scheduler.ready:
                 scheduler.run()
 

@@ -227,6 +227,12 @@ class _ProgramPacer(FramePacer):
         await self._catch_up()
         return await super().step(agent, action)
 
+    async def report(self, agent: EnvAgent) -> int:
+        """Tell what happened since an agent's last Step; raises where the program stands still."""
+        self._refuse_standstill()
+        await self._catch_up()
+        return await super().report(agent)
+
     async def _catch_up(self) -> None:
         """Wait until the news are told that the program has left already: so a Step tells the newest observation."""
         for _ in range(_TURNS):

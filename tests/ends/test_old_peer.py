@@ -6,6 +6,7 @@ tests fail.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import bridge
+from bridge.testing import Proxy
 from tests.old_peer.interpreter import Interpreter
 from tests.places import ROOT
 from tests.support import assert_identical, sampled
@@ -271,6 +273,43 @@ envs.close()
     for rows in seen:
         assert rows == sorted(rows)
         assert all(0 <= step <= 20 for _, step in rows)
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_far_away_in_real_time_actions_are_applied_and_rewards_add_up(
+    client: Any, server: Any, url: Any, lanes: int
+) -> None:
+    """The older client acts by a stream of its own; at the older server, today's waits for each answer."""
+    served = url("serve_gym(lambda: Recorder(), num_envs=lanes, fps=50)", lanes=lanes)
+    with contextlib.closing(Proxy(int(served.partition("#")[0].rpartition(":")[2]))) as proxy:
+        proxy.delay = 0.03
+        applied, returns = client.run(
+            """
+envs = bridge.make_vec_remote(url)
+envs.reset(seed=1)
+sums = np.zeros(envs.num_envs)
+told = [[] for _ in range(envs.num_envs)]
+count = 0
+def step():
+    global count, sums
+    count += 1
+    rows, rewards, terminations, _, infos = envs.step(np.full(envs.num_envs, count % 50))
+    sums += rewards
+    for lane in np.flatnonzero(terminations):
+        ends = {record["episode"]: record["return"] for record in infos["episodes"][lane] or ()}
+        told[lane].append((float(sums[lane]), float(rows[lane][2]), ends))
+        sums[lane] = 0
+    return rows
+seen = until(step, lambda _: all(len(ends) >= 3 for ends in told))
+result = [[float(row[1]) for row in rows if row is not None] for rows in seen], told
+envs.close()
+""",
+            url=f"grpc://127.0.0.1:{proxy.port}",
+        )
+    assert len({action for rows in applied for action in rows}) > 10
+    for ends in returns:
+        for total, episode, records in ends:
+            assert total == records[int(episode)] == 30
 
 
 def test_several_agents_play_in_real_time(client: Any, url: Any) -> None:

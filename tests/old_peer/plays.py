@@ -44,6 +44,23 @@ def counting(length: int = LONG) -> Callable[[], gymnasium.Env[Any, Any]]:
     return lambda: CountingEnv(length)
 
 
+class Recorder(gymnasium.Env[Any, Any]):
+    """Observations are the frame, the action that was applied, and the episode; each frame of 30 has the reward 1."""
+
+    observation_space = gymnasium.spaces.Box(-1e9, 1e9, (3,), np.float64)
+    action_space = gymnasium.spaces.Discrete(50)
+    episode = frame = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.episode, self.frame = self.episode + 1, 0
+        return np.array([0.0, 0.0, self.episode]), {}
+
+    def step(self, action: Any) -> Any:
+        self.frame += 1
+        return np.array([self.frame, float(action), self.episode]), 1.0, self.frame == 30, False, {}
+
+
 def play(env: Any, steps: int = 8, seed: int = 3) -> list[Any]:
     """Everything that one environment gives, over some episodes of seeded actions."""
     env.action_space.seed(seed)

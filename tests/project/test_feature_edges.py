@@ -83,13 +83,10 @@ EXCEPTED = {
     ("client/wire/connection.py", "web"): "the extra that brings WebSocket",
     ("image_files.py", "web"): "the extra that brings Pillow",
     (
-        "client/world/join_sequence.py",
+        "worlds/realtime/acting_stream.py",
         "seat",
-    ): "the property `world.seat` on the wire: a key of an agent's second stream",
-    ("client/world/joined_world.py", "seat"): "the same",
-    ("client/world/remote.py", "seat"): "the same, and the setting of JoinWorld",
-    ("worlds/realtime/acting_stream.py", "seat"): "the same, and the setting of JoinWorld",
-    ("worlds/realtime/frame_pacer.py", "seat"): "the same, and the setting of JoinWorld",
+    ): "on the wire, the property `world.seat`, a key of an agent's second stream, and the setting of JoinWorld",
+    ("worlds/realtime/frame_pacer.py", "seat"): "the same",
     ("server/metrics.py", "spectators"): "as the wire's role",
     ("encoding/infos.py", "takeover"): "`takeover_fps`, a key of an info on the wire, which clients keep to",
 }

@@ -16,8 +16,9 @@ from dm_env_rpc.v1 import dm_env_rpc_pb2 as public_pb
 from google.protobuf import any_pb2
 from gymnasium import spaces
 
-from bridge import Auth, Endpoint, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
+from bridge import Auth, Endpoint, RealTime, errors, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.cli import main
+from bridge.core.encoding import values
 from bridge.core.encoding.names import CALL_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.core.transport.credentials import TOKEN_VARIABLE, ClientCredentials, Token
@@ -25,7 +26,7 @@ from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.perlert import serve_perlert
-from bridge.testing import CountingEnv, Inspector
+from bridge.testing import CountingEnv, Inspector, VirtualClock
 from bridge.web.gateway import GatewayScheme, serve_gateway
 from bridge.wrappers import BlockingReset
 from tests.peers import HELLO, METHOD, SERVICE, Stream
@@ -90,6 +91,31 @@ def test_a_remote_environment_through_a_gateway_equals_the_local_one(scheme):
                 assert_identical(remote.step(action), local.step(action))
             remote.close()
             local.close()
+
+
+def test_an_action_in_real_time_is_handed_on_while_the_steps_before_it_are_held():
+    clock = VirtualClock(10.0)
+    with gateway_to(serve_gym(Paddle, fps=10, realtime=RealTime(clock=clock))) as gateway:
+        world = f"{overview(gateway)['servers'][0]['name']}/"
+        player, watcher = Stream(gateway).join(world, wait="new_frame"), Stream(gateway).join(world, role="spectator")
+        assert player.read_property("world.episode_uid") == 2
+        wanted = [player.uids["frames"]]
+        player.ask(step=pb.StepRequest(requested_observations=wanted))
+        player.send(step=pb.StepRequest(requested_observations=wanted))  # is held: there is no new frame
+        for _ in range(2):
+            player.send(step=pb.StepRequest(actions={1: pack_tensor(1)}, requested_observations=wanted))
+        until(lambda: values.decode(watcher.read_property("world.realtime").tobytes())["actions_replaced"] == 1)
+        clock.advance(0.1)
+        assert unpack_tensor(player.take().step.observations[wanted[0]]) == 1
+        player.close()
+        watcher.close()
+
+
+def test_steps_that_are_sent_ahead_come_back_in_their_order_through_a_gateway():
+    with gateway_to(serve_gym(lambda: CountingEnv(100))) as gateway, closing(make_remote(gateway.url)) as env:
+        env.reset(seed=1)
+        assert [int(step.observation[1]) for step in env.rollout([0] * 40, window=16)] == list(range(1, 41))
+        assert env.reset()[0].tolist() == [2, 0]
 
 
 def test_lanes_and_many_slots_go_through_a_gateway():

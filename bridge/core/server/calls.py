@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from google.protobuf.message import DecodeError
 
@@ -25,10 +25,14 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 if TYPE_CHECKING:
     from bridge.core.server.metrics import Metrics
 
-__all__ = ["Call", "Calls", "Client", "Request", "ServedSession"]
+__all__ = ["Answering", "Arrive", "Call", "Calls", "Client", "Request", "ServedSession"]
 
 _log = SafeLog(__name__)
 Request = bytes | bytearray
+Answering: TypeAlias = Coroutine[Any, Any, list[bytes | memoryview]]
+"""Ends with an answer, in parts."""
+Arrive: TypeAlias = Callable[[Request, bool], Callable[[], Answering] | None]
+"""`Session.arrive`."""
 # Answers of a connection that are sent together, where that many requests came together, and the seconds for which the
 # first of them waits. A `send` may wake the client's process, which takes longer than a step of CartPole.
 _TOGETHER = 16
@@ -123,6 +127,8 @@ class Call:
         self.session = session
         self.handle = session.handle
         """Answers a request; another protocol's messages are translated in its place."""
+        self.arrive: Arrive | None = getattr(session, "arrive", None)
+        """Tells the session of a request that has to wait, as `Session.arrive`; None: it need not know."""
         self.refuse = error_response
         """Makes the answer to a request that was refused before, or at which the server failed."""
         self.name = name
@@ -130,6 +136,8 @@ class Call:
         """The number or object by which the client's protocol knows it."""
         self.requests: deque[Request | None] = deque()
         """Those that wait for an earlier one, or for the client to take answers; None: no more follow."""
+        self.arrived: dict[int, Callable[[], Answering]] = {}
+        """Of waiting requests that the session has begun with: what answers each in its turn, by its `id`."""
         self.released = False
         """True if one that waited is to be served next."""
         self.busy = False
@@ -377,6 +385,7 @@ class Calls:
         else:
             if type(request) is not bytes:
                 client.drop(request)  # it counts as one that is served from now on
+            begun = call.arrived.pop(id(request), None) if call.arrived else None
             try:
                 if isinstance(request, RefusedMessage):
                     raise request.error
@@ -391,7 +400,7 @@ class Calls:
             admission.requests += 1
             admission.bytes += size
             admitted = size, time.perf_counter()
-            coroutine = call.handle(request)
+            coroutine = call.handle(request) if begun is None else begun()
             # Before `send`: while that is in an environment's call, the deputy may receive more requests.
             call.busy = True
             try:
@@ -416,6 +425,8 @@ class Calls:
             text = f"{_MAX_WAITING} requests of this call wait already; take the answers before you send more"
             self.abandon(call, RequestError(Code.RESOURCE_EXHAUSTED, text))
             return
+        if request is not None and call.arrive is not None and not isinstance(request, RefusedMessage):
+            self._arrive(call, call.arrive, request, first=first)
         if first:
             # It has waited before, and goes back in front of those behind it.
             call.requests.appendleft(request)
@@ -428,6 +439,14 @@ class Calls:
         if not call.busy:
             # It waits for the client alone, so `unblock` is to be called once that takes its answers.
             call.client.blocked_calls.add(call)
+
+    def _arrive(self, call: Call, arrive: Arrive, request: Request, *, first: bool) -> None:
+        """Tell the session of a request that has to wait."""
+        # A request stays the same object while it waits, so its `id` is no other one's.
+        if id(request) not in call.arrived:
+            begun = arrive(request, first or len(call.arrived) == len(call.requests))
+            if begun is not None:
+                call.arrived[id(request)] = begun
 
     def _go_on_later(self, call: Call, admitted: tuple[int, float], coroutine: Any, pending: Any) -> None:
         """Finish a request that waits for a result once the result is there."""

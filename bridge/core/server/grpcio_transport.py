@@ -15,6 +15,7 @@ from bridge.core.server.auth import Gate, Security
 from bridge.core.server.calls import Call, Calls, Client
 from bridge.core.server.limits import CoreLimits
 from bridge.core.server.serving import HelperThread
+from bridge.core.server.session import Session
 from bridge.core.transport.service import HELLO, METHOD, ROOM, SERVICE
 from bridge.core.transport.sockets import listen_unix
 from bridge.core.worlds.scheduling import Scheduler
@@ -170,6 +171,8 @@ class GrpcioTransport:
         except RequestError as error:
             opened.set_exception(error)
         else:
+            if isinstance(call.session, Session):
+                call.session.reads_ahead = False
             self.all.add(client)
             opened.set_result(call)
 

@@ -327,7 +327,7 @@ class HttpProtocol(ConnectionHandler):
             # Without parts the answer ends the session.
             return [] if found is None and not self._over_http else [self._packed(found or b"")]
 
-        call.handle, call.refuse = handle, refuse
+        call.handle, call.refuse, call.arrive = handle, refuse, None
 
     def _packed(self, answer: bytes | HttpAnswer) -> bytes:
         """Return an answer as it is sent, over HTTP or as a message of a WebSocket."""

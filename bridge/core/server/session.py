@@ -8,9 +8,10 @@ present state is refused with FAILED_PRECONDITION; a request that fails for any 
 from __future__ import annotations
 
 import enum
+import functools
 import re
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from bridge.core.encoding.names import (
     PROPERTY_REQUEST_URL,
     PROPERTY_RESPONSE_URL,
 )
-from bridge.core.encoding.properties import TEXT, Property, PropertyTree, encoded
+from bridge.core.encoding.properties import NUMBER, TEXT, Property, PropertyTree, encoded
 from bridge.core.encoding.step_codec import StepCodec
 from bridge.core.encoding.tensors import Array
 from bridge.core.encoding.values import check_count
@@ -169,6 +170,7 @@ _STEP_EVENTS: Mapping[int, SessionEvent] = {
 # Requests of a connection whose actions are remembered: a space may have any number of actions.
 _ANNOUNCED = re.compile(r"[\w.-]+( [\w.-]+){0,99}")
 _MOST_KNOWN = 256
+_EPISODE_UID = "with wait=new_frame the UID of a further action: the number of the episode that a Step's action is for"
 
 
 class Session:
@@ -188,6 +190,8 @@ class Session:
         """The same for all sessions of one connection."""
         self.charge: Callable[[float], None] = lambda seconds: None
         """Counts processor time, in seconds, that this client has used beyond what requests may; set by `Calls`."""
+        self.reads_ahead = True
+        """False if the server's transport reads no request before the last one is answered; set by that."""
         self.client_key = ""
         self._state = SessionState.UNJOINED
         self._world: World | None = None
@@ -196,6 +200,8 @@ class Session:
         self._wanted: tuple[int, ...] | None = None
         self._known: dict[bytes, Any] = {}
         self._gone = False
+        self._stays_first = False  # a request is served that no action overtakes
+        self._received: float | None = None  # when the Step at hand came, whose actions were applied then
         self._untold = 0  # the state of an end that no answer has told; 0: there is none
         self._waits_for: ResetOrder | None = None
         self.last_step: tuple[World, Agent, int] | None = None
@@ -277,6 +283,50 @@ class Session:
         )
         return [message.SerializeToString()]
 
+    def arrive(
+        self, data: bytes | bytearray, overtakes: bool
+    ) -> Callable[[], Coroutine[Any, Any, list[bytes | memoryview]]] | None:
+        """Apply the actions of a Step that waits for the answers to those before it, where its world does so.
+
+        In a real-time world these may be held until there are new frames, and an action behind them would come late.
+
+        Args:
+            data: A request that has to wait.
+            overtakes: True if those that wait before it are Steps that were begun with by this.
+
+        Returns:
+            What answers the Step in its turn; None: nothing was done, `handle` is to be called in its turn.
+        """
+        agent, world = self._agent, self._world
+        if agent is None or world is None or not agent.acts_on_arrival:
+            return None
+        try:
+            request = pb.EnvironmentRequest.FromString(bytes(data))
+            if request.WhichOneof("payload") != "step":
+                return None
+            # Else the Step begins a sequence, or belongs to another one than that which runs now, unless it says itself
+            # what its actions are for.
+            runs = self._state is SessionState.RUNNING and not world.resets.is_due(agent)
+            applies = (runs or _names_episode(agent, request.step)) and overtakes and not self._stays_first
+            # Of a Step without actions it is only noted when it came.
+            if request.step.actions and not applies:
+                return None
+            self._check_wanted(agent, request.step.requested_observations)
+            received = agent.act(self._read_actions(agent, request.step.actions))
+        # It is refused in its turn, with the same error, and has changed nothing (D-2).
+        except (DecodeError, ValueError, RequestError, TensorError):
+            return None
+        request.step.ClearField("actions")
+        return functools.partial(self._answer_arrived, request, received)
+
+    async def _answer_arrived(self, request: pb.EnvironmentRequest, received: float) -> list[bytes | memoryview]:
+        """Answer a Step whose actions were applied when it came."""
+        self._received = received
+        try:
+            return [(await self.answer(request)).SerializeToString()]
+        finally:
+            self._received = None
+
     async def _handle_message(self, data: bytes | bytearray) -> list[bytes | memoryview]:
         """Answer a request that protobuf reads."""
         self.last_step = None
@@ -354,10 +404,13 @@ class Session:
             # The fast path of `handle` needs no such check: who may only watch may Step.
             if not self._may_act:
                 self._refuse_acting(kind, request)
+            self._stays_first = kind != "step"
             await self._SERVE[kind](self, request, response)
         # D-1: whatever went wrong, this request is answered, and with the cause; also the sys.exit() of an observer.
         except (Exception, KeyboardInterrupt, SystemExit) as error:
             return self._refused(str(kind), error)
+        finally:
+            self._stays_first = False
         return response
 
     def _refuse_acting(self, kind: str, request: pb.EnvironmentRequest) -> None:
@@ -521,27 +574,46 @@ class Session:
         # Both learn it before anything is refused: else the fast path would answer the next Step, for what the codec
         # knows, from an agent that is prepared for this one (D-2).
         agent.prepare(wanted)
-        if self._wanted != tuple(wanted):
+        if agent.acts_on_arrival:
+            agent.unwrapped.received = self._received
+            # Its Steps ask for this and that in turn, and hardly ever have the form that the fast path knows.
+            self._codec = self._wanted = None
+        elif self._wanted != tuple(wanted):
             self._remember(agent, tuple(wanted))
-        if self._untold:
+        if self._untold and agent.reports:
             # Its action was for the sequence that has ended; the next Step begins another.
             state, self._untold = self._untold, 0
             self.last_step = world, agent, state
         elif self._state is SessionState.RUNNING:
-            action = agent.decode(self._read_actions(agent, step.actions))
-            state = pb.INTERRUPTED if self._is_cut_off(agent, world) else await agent.apply(action)
+            if agent.acts_on_arrival:
+                state = await self._report(agent, world, step)
+            else:
+                action = agent.decode(self._read_actions(agent, step.actions))
+                state = pb.INTERRUPTED if self._is_cut_off(agent, world) else await agent.apply(action)
             self.last_step = world, agent, state
             if state != pb.RUNNING:
                 self._end_sequence(agent, world, state)
         else:
+            # One that was sent before the end was seen is counted as too late.
+            if self._received is None and _names_episode(agent, step):
+                agent.act(self._read_actions(agent, step.actions))
             state = await self._begin_sequence(agent, world)  # D-9: whatever actions it came with
         response.step.state = state  # type: ignore[assignment]
         fill_observations(response.step, agent.observe(wanted))
 
+    async def _report(self, agent: Agent, world: World, step: pb.StepRequest) -> int:
+        """Answer a Step whose actions are applied as it comes; return the state of the sequence."""
+        # A Step that is told nothing would take the end of the sequence from the one that is.
+        if agent.reports and self._is_cut_off(agent, world):
+            return pb.INTERRUPTED
+        if self._received is None:  # it has come just now
+            agent.act(self._read_actions(agent, step.actions))
+        return await agent.report()
+
     def _read_actions(self, agent: Agent, actions: Mapping[int, pb.Tensor]) -> dict[int, Array]:
         read: dict[int, Array] = {}
         for uid, tensor in actions.items():
-            if (spec := agent.actions.get(uid)) is None:
+            if (spec := agent.actions.get(uid) or agent.unlisted_actions.get(uid)) is None:
                 known = ", ".join(f"{number} ({spec.name})" for number, spec in agent.actions.items()) or "none"
                 raise RequestError(Code.INVALID_ARGUMENT, f"unknown action UID {uid}; there are {known}")  # D-11
             array = spec.read(tensor)
@@ -625,6 +697,8 @@ class Session:
         tree = self._hub.properties().merged(PropertyTree([own, key]))
         if (agent := self._agent) is not None:
             tree = tree.merged(agent.properties())
+            if (uid := agent.unwrapped.episode_uid) and self.reads_ahead:
+                tree = tree.merged(PropertyTree([Property("world.episode_uid", NUMBER, _EPISODE_UID, lambda: uid)]))
             if (name := attribute_in(request, tree)) is not None:
                 return (await self._answer_attribute(agent, name, request)).SerializeToString()
             # All other properties are answered here, also while the environment is in a long call.
@@ -752,6 +826,11 @@ class Session:
         "destroy_world": _destroy_world,
         "extension": _extension,
     }
+
+
+def _names_episode(agent: Agent, step: pb.StepRequest) -> bool:
+    """True if a Step says which episode its actions are for, and so can have them applied in no other one."""
+    return agent.acts_on_arrival and agent.unwrapped.episode_uid in step.actions
 
 
 def error_response(error: RequestError) -> bytes:

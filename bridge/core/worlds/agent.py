@@ -52,6 +52,12 @@ class AgentPacer(Protocol):
     async def step(self, agent: EnvAgent, action: object) -> int:
         """Take an action; return the state that follows."""
 
+    def act_on_arrival(self, agent: EnvAgent, action: object, actions: Mapping[int, Array]) -> float:
+        """Apply the action of a Step when it comes; return when that was."""
+
+    async def report(self, agent: EnvAgent) -> int:
+        """Return the state of an agent's sequence, once there is what its Step is to be told."""
+
     def interrupt(self, agent: EnvAgent) -> None:
         """End a sequence because of a ResetWorld."""
 
@@ -215,6 +221,15 @@ class EnvAgent(Agent):
             raise RequestError(Code.INVALID_ARGUMENT, text) from None
         except TensorError as error:
             raise RequestError(Code.INVALID_ARGUMENT, f"bad action: {error}") from error
+
+    def act(self, actions: Mapping[int, Array]) -> float:
+        """Apply the actions of a Step when it comes; return when that was."""
+        listed = {uid: array for uid, array in actions.items() if uid in self.actions}
+        return self._pacer.act_on_arrival(self, self.decode(listed), actions)
+
+    async def report(self) -> int:
+        """Return the state of the sequence, once there is what the Step at hand is to be told."""
+        return await self._pacer.report(self)
 
     async def apply(self, action: object) -> int:
         """Step the environment, or hand in an action; truncation alone interrupts, termination terminates (D-13)."""

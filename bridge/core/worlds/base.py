@@ -10,6 +10,7 @@ import dataclasses
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import gymnasium
@@ -143,6 +144,31 @@ class Agent(abc.ABC):
     def unwrapped(self) -> Agent:
         """The agent that the world knows; another one where this one adds to it."""
         return self
+
+    # The same in two parts, where actions count when they come, and a Step may be answered later.
+
+    acts_on_arrival = False
+    """True if `act` is called when a Step comes, also while others before it are to be answered, and `report` then."""
+    received: float | None = None
+    """With that, when the Step at hand came, as `act` has returned it; None: just now."""
+    reports = True
+    """False if the Step for which `prepare` was called is told nothing, and so not of an end of the sequence either."""
+    episode_uid = 0
+    """In real time, the UID of the action of `unlisted_actions` that says which episode a Step's actions are for."""
+    unlisted_actions: Mapping[int, Spec] = MappingProxyType({})
+    """Actions that a Step may have beside those of the specs, by UID."""
+
+    def act(self, actions: Mapping[int, Array]) -> float:
+        """Apply the actions of a Step, already checked against their specs; return when it came.
+
+        Raises:
+            RequestError: They are none of this world; nothing was applied.
+        """
+        raise NotImplementedError
+
+    async def report(self) -> int:
+        """Return the state of the sequence, once there is what the Step at hand is to be told."""
+        raise NotImplementedError
 
     # The same in the parts that pay where the same few requests come again and again.
 

@@ -132,6 +132,26 @@ class Pacer(abc.ABC):
     async def step(self, agent: EnvAgent, action: object) -> int:
         """Take an agent's action, and have it told what happened; return the state of its sequence."""
 
+    def act_on_arrival(self, agent: EnvAgent, action: object, actions: Mapping[int, Array]) -> float:
+        """Apply the action of a Step when it comes, of an agent whose `acts_on_arrival` is True.
+
+        Args:
+            agent: The agent.
+            action: Its action; None: the last one goes on.
+            actions: All that the Step has, also the agent's `unlisted_actions`.
+
+        Returns:
+            When it came.
+
+        Raises:
+            RequestError: The world is over.
+        """
+        raise NotImplementedError
+
+    async def report(self, agent: EnvAgent) -> int:
+        """Wait for what an agent's Step is to be told; return the state of its sequence."""
+        raise NotImplementedError
+
     @abc.abstractmethod
     def interrupt(self, agent: EnvAgent) -> None:
         """End an agent's sequence because of a ResetWorld; it is told its last observations once more."""

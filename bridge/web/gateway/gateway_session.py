@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -12,7 +14,7 @@ from bridge.core.encoding.properties import TEXT, Property, PropertyTree
 from bridge.core.encoding.tensors import unpack_tensor
 from bridge.core.encoding.values import check_count
 from bridge.core.server.auth import as_look, refuse_acting, refuse_method
-from bridge.core.server.calls import Request, ServedSession
+from bridge.core.server.calls import Answering, Arrive, Request, ServedSession
 from bridge.core.server.session import error_response
 from bridge.core.worlds.base import Agent, World
 from bridge.errors import Code, RequestError, TensorError
@@ -28,7 +30,7 @@ _NAMED = ("join_world", "reset_world", "destroy_world")
 # Properties below `world` that no code of an environment is run for: spectators may read them, as at the server itself.
 _KNOWN = (
     *WORLD_PROPERTIES,
-    *("name", "agent", "agents", "missing_agent", "players", "role", "seat", "wait", "ready", "match"),
+    *("name", "agent", "agents", "missing_agent", "players", "role", "seat", "episode_uid", "wait", "ready", "match"),
     *("fps", "realtime", "timing", "wrappers", "recording", "replay"),
 )
 
@@ -72,6 +74,7 @@ class GatewaySession:
         self._server: PublishedServer | None = None
         self._inner: ServedSession | None = None
         self._gone = False
+        self._steps = False  # the last request was a Step of the server's world
         self.last_step: tuple[World, Agent, int] | None = None
         """Nothing: steps are counted where they are made."""
         self.last_error = 0
@@ -95,6 +98,34 @@ class GatewaySession:
             self.last_error = int(error.code)
             return [error_response(error)]
 
+    def arrive(self, data: Request, overtakes: bool) -> Callable[[], Answering] | None:
+        """Hand on a Step while those before it are to be answered, as `Session.arrive`.
+
+        What it does when it comes is for the server that has the world to say. That answers in order.
+        """
+        arrive: Arrive | None = getattr(self._inner, "arrive", None)
+        if arrive is None or not self._steps or not overtakes:
+            return None
+        try:
+            request = pb.EnvironmentRequest.FromString(bytes(data))
+            request.DiscardUnknownFields()
+        except (DecodeError, ValueError):
+            return None
+        # As `_route` does with a Step.
+        if request.WhichOneof("payload") != "step" or request.ByteSize() != len(data):
+            return None
+        begun = arrive(data, overtakes)
+        return None if begun is None else partial(self._answer_begun, begun)
+
+    async def _answer_begun(self, begun: Callable[[], Answering]) -> list[bytes | memoryview]:
+        """Answer a Step that was handed on when it came."""
+        self.last_error = 0
+        try:
+            return await begun()
+        except RequestError as error:
+            self.last_error = int(error.code)
+            return [error_response(error)]
+
     async def _route(self, data: Request) -> list[bytes | memoryview]:
         """Send a request to the server that it is for; return the answer.
 
@@ -109,7 +140,9 @@ class GatewaySession:
             kind = request.WhichOneof("payload")
             if kind == "step" and self._inner is not None and request.ByteSize() == len(data):
                 # As it came, with nothing else in it: servers read their own clients' form of a Step without protobuf.
+                self._steps = True
                 return await self._inner.handle(data)
+            self._steps = False  # none overtakes what follows
             if kind is None:
                 return await self._own.handle(request.SerializeToString())
             changing = kind in _CHANGING

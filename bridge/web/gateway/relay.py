@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
 from bridge.core.client.wire.call import ClientCall
 from bridge.core.client.wire.connection import ClientConnection
 from bridge.core.client.world.extensions import property_request
-from bridge.core.server.calls import Request
+from bridge.core.server.calls import Answering, Request
 from bridge.core.transport.address import Address
 from bridge.core.worlds.base import Agent, World
 from bridge.core.worlds.scheduling import PendingResult
@@ -37,7 +41,7 @@ class Relay:
         self._max_message_bytes = max_message_bytes
         self._may_act = may_act
         self._call: ClientCall | None = None
-        self._pending: PendingResult[bytes] | None = None
+        self._pending: deque[PendingResult[bytes]] = deque()  # the answers that are to come, in their order
         self._error: RequestError | None = None
         self.last_step: tuple[World, Agent, int] | None = None
         self.last_error = 0
@@ -65,29 +69,48 @@ class Relay:
 
     async def ask(self, data: Request) -> bytes:
         """Return the answer to a request; raises as `handle`."""
+        return await self._send(data)
+
+    def arrive(self, data: Request, overtakes: bool) -> Callable[[], Answering] | None:
+        """Send a Step at once, while those before it are to be answered; return what gives its answer in its turn."""
+        if not overtakes:
+            return None
+        try:
+            pending = self._send(data)
+        except RequestError:
+            return None  # as `handle` will say in its turn
+        return partial(self._answer_to, pending)
+
+    async def _answer_to(self, pending: PendingResult[bytes]) -> list[bytes | memoryview]:
+        return [await pending]
+
+    def _send(self, data: Request) -> PendingResult[bytes]:
+        """Send a request; return its answer. Raises as `handle`."""
         if self._error is not None:
             raise self._error
-        pending = self._pending = PendingResult()
+        pending: PendingResult[bytes] = PendingResult()
+        self._pending.append(pending)
         try:
             if self._call is None:
                 connection = ClientConnection(self._address, self._poller, self._max_message_bytes)
                 self._call = ClientCall(connection, self._address.url, self._deliver)
             self._call.send(bytes(data))
         except (SettingError, RemoteError) as error:
+            self._pending.remove(pending)
             raise RequestError(Code.FAILED_PRECONDITION, f"{self._name}: {error}") from error
-        try:
-            return await pending
-        finally:
-            self._pending = None
+        return pending
 
     def _deliver(self, what: bytes | bytearray | RemoteError) -> None:
         """Take an answer, or how the call ended."""
         if isinstance(what, RemoteError):
             self._error = self._said(what)
-            if self._pending is not None:
-                self._pending.set_error(self._error)
-        elif self._pending is not None:
-            self._pending.set_result(bytes(what))
+            self._fail(self._error)
+        elif self._pending:
+            self._pending.popleft().set_result(bytes(what))
+
+    def _fail(self, error: RequestError) -> None:
+        while self._pending:
+            self._pending.popleft().set_error(error)
 
     def _said(self, error: RemoteError) -> RequestError:
         """Return the error for the client whose connection to the server was refused or lost."""
@@ -110,8 +133,7 @@ class Relay:
         error = RequestError(Code.CANCELLED, "the client hung up while it waited")
         # The first reason stays: what the other server said tells more than that the call was closed then.
         self._error = self._error or error
-        if self._pending is not None:
-            self._pending.set_error(error)
+        self._fail(error)
         self.close()
 
     def close(self) -> None:

@@ -224,6 +224,31 @@ class WatchingAgent(Agent):
         await self._look()
         return state
 
+    @property
+    def acts_on_arrival(self) -> bool:  # type: ignore[override]
+        """True if its actions count when they come."""
+        return self._inner.acts_on_arrival
+
+    @property
+    def reports(self) -> bool:  # type: ignore[override]
+        """False if the Step at hand is told nothing."""
+        return self._inner.reports
+
+    @property
+    def unlisted_actions(self) -> Mapping[int, Spec]:  # type: ignore[override]
+        """Actions that a Step may have beside those of the specs."""
+        return self._inner.unlisted_actions
+
+    def act(self, actions: Mapping[int, Array]) -> float:
+        """Hand on the actions of a Step when it comes."""
+        return self._inner.act(actions)
+
+    async def report(self) -> int:
+        """Wait for what the Step is to be told, and for a picture where one is asked for."""
+        state = await self._inner.report()
+        await self._look()
+        return state
+
     def interrupt(self) -> None:
         """End the sequence because of a ResetWorld."""
         self._inner.interrupt()

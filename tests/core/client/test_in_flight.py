@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bridge.core.encoding.tensors import unpack_tensor
+from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.pb import properties_pb2
 from tests.far_network import ROUGH, STEADY, FarNetwork, Telling
 from tests.support import sampled
 
@@ -157,7 +160,7 @@ def test_a_client_that_takes_nothing_is_sent_no_more_than_it_asked_for(network: 
     asked = answers.in_flight
     net.taking = False
     net.run_for(5.0)
-    assert len([number for _, number, *_ in net.poller.items if number > 0]) == asked
+    assert len([number for _, number, *_ in net.poller.items if number > 0]) == asked + 1, "and the action's"
     assert asked <= 10
 
 
@@ -167,8 +170,8 @@ def test_the_last_action_goes_on_while_the_network_stalls(network: Make) -> None
     net.begin(remote)
     for _ in range(60):
         net.step(remote, 7)
-    for link in net.streams[-1].duplex.a.outgoing, net.streams[0].duplex.a.outgoing:
-        link.conditions = type(link.conditions)(delay=1.0)
+    link = net.streams[0].duplex.a.outgoing
+    link.conditions = type(link.conditions)(delay=1.0)
     frames = len(env_of(net).applied)
     steps = 0
     while net.clock.now() < 105.0 and len(env_of(net).applied) < frames + 50:
@@ -186,7 +189,8 @@ def test_of_many_actions_on_a_stalled_stream_the_newest_counts(network: Make) ->
     outgoing.conditions = type(outgoing.conditions)(delay=2.0)
     for number in range(1, 151):
         net.step(remote, number)
-    assert outgoing.in_flight <= 64
+    assert remote.answers is not None
+    assert outgoing.in_flight <= 64 + remote.answers.in_flight
     net.run_for(5.0)
     assert env_of(net).applied[-1][1] == 150
 
@@ -248,39 +252,39 @@ def test_a_reset_ends_the_episode_and_nothing_of_it_is_told_after(network: Make)
     assert 0 <= behind <= 30, "those on their way"
 
 
-def test_the_actions_go_on_when_their_stream_is_lost(network: Make) -> None:
+def test_all_goes_over_one_stream(network: Make) -> None:
     net = network()
-    remote = net.remote()
-    net.begin(remote)
-    for number in range(1, 31):
-        net.step(remote, number)
-    net.streams[-1].cut()
-    for number in range(31, 400):
-        net.step(remote, number)
-    net.run_for(0.3)
-    applied = [action for _, action, _ in env_of(net).applied]
-    assert applied[-1] == 399
-    assert len({action for action in applied if 31 <= action < 90}) >= 30
-    assert len(net.streams) == 3, "it was opened again"
-
-
-def test_a_stream_for_actions_that_cannot_name_episodes_is_given_up(network: Make) -> None:
-    def without_episode(answer: bytes) -> bytes:
-        message = pb.EnvironmentResponse.FromString(answer)
-        for uid, spec in list(message.join_world.specs.actions.items()):
-            if spec.name == "episode":
-                del message.join_world.specs.actions[uid]
-        return message.SerializeToString()
-
-    net = network()
-    net.rewrite = without_episode
     remote = net.remote()
     net.begin(remote)
     for number in range(1, 100):
         net.step(remote, number)
     net.run_for(0.3)
-    assert env_of(net).applied[-1][1] == 99, "behind the Steps in flight"
-    assert len(net.streams) == 2, "it was not opened again"
+    assert env_of(net).applied[-1][1] == 99
+    assert len(net.streams) == 1
+
+
+def test_at_a_server_that_applies_actions_in_their_turn_each_step_waits_for_its_answer(network: Make) -> None:
+    """Older servers of this package have no `world.episode_uid`."""
+
+    def without(answer: bytes) -> bytes:
+        message = pb.EnvironmentResponse.FromString(answer)
+        body = properties_pb2.PropertyResponse.FromString(message.extension.value)
+        value = unpack_tensor(body.read_property.value) if body.HasField("read_property") else np.zeros(())
+        if value.shape == () and value.dtype == np.int64 and value == 2:
+            message.error.code = int(Code.NOT_FOUND)
+        return message.SerializeToString()
+
+    net = network()
+    net.rewrite = without
+    remote = net.remote()
+    assert remote.answers is None
+    net.rewrite = bytes
+    net.begin(remote)
+    for number in range(1, 11):
+        observation, _, _, _, info = net.step(remote, number)
+        assert observation[2] == number - 1, "the frames while the action was on its way"
+        assert info["latency"]["round_trip"] == pytest.approx(0.08, abs=0.001)
+    assert len(net.streams) == 1
 
 
 @pytest.mark.parametrize("wait", ["now", "next_frame"])

@@ -348,8 +348,8 @@ def test_the_last_actions_of_all_lanes_go_on_while_the_network_stalls(network: M
     net.reset(remote)
     for _ in range(30):
         net.act(remote, [7, 8, 9])
-    for link in net.streams[-1].duplex.a.outgoing, net.streams[0].duplex.a.outgoing:
-        link.conditions = type(link.conditions)(delay=1.0)
+    link = net.streams[0].duplex.a.outgoing
+    link.conditions = type(link.conditions)(delay=1.0)
     frames = len(net.stepped[0].applied)
     steps = 0
     while len(net.stepped[0].applied) < frames + 50:
@@ -358,20 +358,6 @@ def test_the_last_actions_of_all_lanes_go_on_while_the_network_stalls(network: M
     for lane, env in enumerate(net.stepped):
         assert {action for _, action, _ in env.applied[frames:]} == {7 + lane}
     assert steps >= 45, "step does not wait for the network"
-
-
-def test_the_actions_of_lanes_go_on_when_their_stream_is_lost(network: Make) -> None:
-    net = network(10**6)
-    remote = net.join()
-    net.reset(remote)
-    for number in range(1, 31):
-        net.act(remote, [number] * LANES)
-    net.streams[-1].cut()
-    for number in range(31, 200):
-        net.act(remote, [number, 1000 + number, 2000 + number])
-    net.run_for(0.3)
-    assert [env.applied[-1][1] for env in net.stepped] == [199, 1199, 2199]
-    assert len(net.streams) == 3, "it was opened again"
 
 
 def test_an_action_is_applied_in_the_episode_of_its_lane_alone(network: Make) -> None:

@@ -96,7 +96,7 @@ class AnswerBuffer:
 
     # What is to be in flight
 
-    def note_round_trip(self, seconds: float) -> None:
+    def _note_round_trip(self, seconds: float) -> None:
         """Learn how long a request and its answer take now; the longest ones of the last seconds count."""
         self._round_trip = max(seconds, _FADING * self._round_trip)
 
@@ -145,8 +145,9 @@ class AnswerBuffer:
         timing = self._read(message, "timing").reshape(-1, len(TIMING))
         parts = self._parts(message, timing)
         received, answered = timing[0, :2].tolist()
-        # The clocks alone: the server held the Step for a frame. Round trips are measured on the stream for actions.
-        self.latency.offset.sample(sent, received, answered, arrived)
+        self.latency.answered(sent, received, answered, arrived)
+        # The server held the Step for a frame, which is no time of the network's.
+        self._note_round_trip(arrived - sent - (answered - received))
         self._heard = arrived
         # After a Reset of some lanes, answers of before it still come, for the lanes that it left alone.
         if number >= self._number:

@@ -50,6 +50,8 @@ ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
 # Resets in a row that may give the specs other UIDs, before a Step has been answered. UIDs are stable until a Reset
 # (D-7): a server that numbers them anew each time would be reset for ever.
 _MAX_RENUMBERED = 3
+# Steps that act alone on their way: more of them wait only where the network stalls.
+_MOST_ACTS = 64
 
 
 class RequestKind(enum.Enum):
@@ -112,6 +114,8 @@ class ClientSession:
         self._waits_for_all = False
         self._settings: Mapping[str, pb.Tensor] = {}
         self._renumbered = 0
+        self._acts = 0  # Steps that act alone, whose answers have not come
+        self._newest_act: pb.EnvironmentRequest | None = None  # that waits for one of these answers
 
     def _move(self, trigger: Trigger) -> None:
         try:
@@ -172,6 +176,7 @@ class ClientSession:
         # What was asked on the stream before gets no answer on this one.
         self._pending.clear()
         self.out.clear()
+        self._acts, self._newest_act = 0, None
         self.error = None
         self._joining = JoinSequence(self.request)
         self._go_on(self._joining.first(), now)
@@ -217,6 +222,7 @@ class ClientSession:
             return
         # From here on, answers to earlier requests are stale: they have a lower number.
         self._episode += 1
+        self._newest_act = None
         self._settings = settings or {}
         # The Step follows without a wait for the answer to the Reset: that saves a round trip (D-25).
         if reset:
@@ -252,9 +258,28 @@ class ClientSession:
         self.out.append(request)
 
     def act(self, request: bytes, now: float) -> None:
-        """Leave actions in a real-time world; a later Step asks what came of them."""
-        self._require_world()
-        self._send(RequestKind.ACT, request, now)
+        """Leave the actions of a Step in a real-time world; a later Step asks what came of them.
+
+        On a stream that stalls, the actions that wait would be applied late, one after the other: only the newest is
+        kept.
+        """
+        act = self._require_world().as_act(request)
+        if self._acts < _MOST_ACTS:
+            self._acts += 1
+            self._send(RequestKind.ACT, act, now)
+        else:
+            self._newest_act = act
+
+    def step_ahead(self, request: bytes, now: float) -> None:
+        """Act by a Step that `JoinedWorld` wrote, and ask for what Steps in flight bring."""
+        # The server refuses Steps in flight after the end of an episode until a Reset comes, which `begin` sends.
+        if self.state is ClientState.ENDED:
+            self.begin(None, now, reset=False)
+            return
+        self.ask_ahead(now)
+        # Without an action there is nothing to apply: the last one stays in force.
+        if self.world is not None and request != self.world.first_step:
+            self.act(request, now)
 
     def ask(self, request: pb.EnvironmentRequest | bytes, now: float) -> None:
         """Ask for a property or a method call; `Replied` says what was answered."""
@@ -520,8 +545,14 @@ class ClientSession:
         return None
 
     def _on_act(self, answer: Answer) -> Event | None:
-        # What an action has brought is told by a later Step: here only its refusal counts.
-        if answer.error is None or answer.request.number != self._episode:
+        self._acts -= 1
+        if self._newest_act is not None:
+            request, self._newest_act = self._newest_act, None
+            self._acts += 1
+            self._send(RequestKind.ACT, request, answer.now)
+        # What an action has brought is told by a later Step: here only its refusal counts. With Steps in flight not
+        # even that: it came after an episode's end, or the Steps in flight are refused as well.
+        if self.answers is not None or answer.error is None or answer.request.number != self._episode:
             return None
         self._move(Trigger.REFUSED)
         return Refused(answer.error)

@@ -39,7 +39,7 @@ WORLD_PROPERTIES = (
 # Those that are of the values codec.
 _ENCODED = ("metadata", "spec", "fps")
 # Of a world whose Steps are to be in flight.
-_FAR = ("seat", "wait")
+_FAR = ("episode_uid", "wait")
 _NAMES = NAMES.removeprefix("world.")
 
 _Next: TypeAlias = tuple[Trigger, pb.EnvironmentRequest]
@@ -202,7 +202,8 @@ class JoinSequence:
         # The shortest: a longer one may be the work of a busy server, which Steps in flight would not hide.
         self._round_trip = min(took, self._round_trip)
         if error is not None:
-            # Older servers of ours lack the properties of Steps in flight: the world works without.
+            # Older servers of ours lack the first property of Steps in flight: they apply an action when it is its
+            # turn, behind Steps that they hold. There each Step waits for its own answer.
             if key in _FAR:
                 self._unread.clear()
             # They lack the names of attributes too, which viewers are not told.

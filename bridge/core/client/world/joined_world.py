@@ -108,8 +108,7 @@ class JoinedWorld:
         """A key that is equal for worlds whose Steps `write_steps` may write together; None: it may not."""
         self.reads_columns = bool(properties.get("reads_columns"))
         """Whether the server takes long lists of what is alike as columns."""
-        self.seat: str | None = properties.get("seat")
-        """The key of a stream for its actions; None: there is none."""
+        self._episode_uid = int(properties.get("episode_uid", 0))
         self.begins_in_step = False
         """Whether the server was asked to begin the next episodes of lanes that ended in the same Step."""
         self._known: dict[Any, bytes] = {}
@@ -207,9 +206,12 @@ class JoinedWorld:
         return found
 
     def as_act(self, request: bytes) -> pb.EnvironmentRequest:
-        """Return a Step with actions that asks for nothing but times."""
+        """Return a Step with actions that asks for nothing but times, which its server applies when it comes."""
         message = pb.EnvironmentRequest.FromString(request)
         message.step.requested_observations[:] = [self._uids["timing"]]
+        # U-5: with Steps in flight the next episode may have begun by then, of which nothing was told yet here.
+        if self.answers is not None:
+            fill_tensor(message.step.actions[self._episode_uid], self.answers.episodes)
         return message
 
 

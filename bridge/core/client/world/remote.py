@@ -27,13 +27,11 @@ from bridge.core.client.world.session_states import (
 from bridge.core.client.world.step_reader import StepMessage
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.names import KnownNames
-from bridge.core.encoding.tensors import pack_tensor
 from bridge.core.ownership import leak
 from bridge.errors import ClosedError, ConnectionLostError, PeerError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 if TYPE_CHECKING:
-    from bridge.core.client.realtime.acting import ActingStream
     from bridge.core.client.realtime.answer_buffer import AnswerBuffer
     from bridge.core.client.realtime.reader import RealtimeReader
 
@@ -190,7 +188,7 @@ class Remote:
     """Its failures, and what they cost."""
     _call: AnyCall | None = None
     _number: int = 0
-    _acting: ActingStream | None = None
+    _ahead: bool = False  # Steps are in flight
 
     def __post_init__(self, known: WorldInfo | None) -> None:
         self.url = self.request.address.url
@@ -331,10 +329,11 @@ class Remote:
 
     def open(self) -> None:
         """Start to connect; `receive` returns `Joined` when the world is joined."""
-        # Deliveries wait in the poller: by the number, those of an earlier connection are told from this one's. The
-        # stream for actions has the negative number.
+        # Deliveries wait in the poller: by the number, those of an earlier connection are told from this one's.
         self._number += 1
-        self._call = self._connect(self._deliver(self._number), shared=self.shared, together=self.together)
+        address, most, transport = self.request.address, self.request.max_message_bytes, self.request.transport
+        deliver, shared, together = self._deliver(self._number), self.shared, self.together
+        self._call = connect(address, self.poller, deliver, most, transport, shared=shared, together=together)
         # Before anything has come: the transport sends the requests as soon as it has a connection.
         self.session.connect(self.now())
         self._flush()
@@ -344,10 +343,6 @@ class Remote:
         # The time is taken on arrival: a loop that computes takes the delivery later, which is no latency.
         now, put = self.now, self.poller.items.append
         return lambda what: put((self, number, what, now()))
-
-    def _connect(self, deliver: Deliver, *, shared: bool = False, together: bool = False) -> AnyCall:
-        address, most, transport = self.request.address, self.request.max_message_bytes, self.request.transport
-        return connect(address, self.poller, deliver, most, transport, shared=shared, together=together)
 
     def _flush(self) -> None:
         """Send what the session has to send."""
@@ -373,10 +368,12 @@ class Remote:
 
     def send_step(self, request: bytes) -> None:
         """Ask for a Step that `JoinedWorld` wrote."""
-        if self._acting is not None:
-            self._step_ahead(request)
-            return
         session = self.session
+        if self._ahead:
+            session.step_ahead(request, self.now())
+            self._flush()
+            self._expect()
+            return
         session.step(request, self.now())
         out = session.out
         while out:  # as `_flush`, in each step two calls less
@@ -396,29 +393,9 @@ class Remote:
         return event
 
     def act(self, request: bytes) -> None:
-        """Leave the actions of a Step in a real-time world; what comes of them is asked for by a later Step.
-
-        They have a stream of their own; where there is none, they are sent behind the Steps in flight.
-        """
-        message = self.world.as_act(request)
-        # A stream of its own, because one stream is answered in order: behind Steps that the server holds, an action
-        # would wait for frames.
-        if self._acting is None or not self._acting.act(message.step):
-            self.session.act(message.SerializeToString(), self.now())
-            self._flush()
-
-    def _step_ahead(self, request: bytes) -> None:
-        """Act, and ask for what Steps in flight bring."""
-        # The server refuses Steps in flight after the end of an episode until a Reset comes, which `begin` sends.
-        if self.session.state is ClientState.ENDED:
-            self.begin(reset=False)
-            return
-        self.session.ask_ahead(self.now())
-        # Without an action there is nothing to apply: the last one stays in force.
-        if request != self.world.first_step:
-            self.act(request)
+        """Leave the actions of a Step in a real-time world; what comes of them is asked for by a later Step."""
+        self.session.act(request, self.now())
         self._flush()
-        self._expect()
 
     def _expect(self) -> None:
         """Have `receive` called when a call has something to return, whatever arrives. For Steps in flight."""
@@ -473,7 +450,7 @@ class Remote:
         """Take what was delivered; return what it means, or None where it means nothing any more."""
         call = self._call
         if number != self._number or call is None:
-            return self._receive_other(number, what, arrived)
+            return self._take_due(number)
         if isinstance(what, RemoteError):
             lost = self.session.connection_lost(what)
             # The stream has ended: nothing more would come.
@@ -484,21 +461,22 @@ class Remote:
             self.session.server_version = call.server_version
         event = self.session.receive(what, arrived)
         # As in nearly every step: then the session has nothing to send.
-        if isinstance(event, StepAnswered) and self._acting is None:
+        if isinstance(event, StepAnswered) and not self._ahead:
             return event
         self._flush()
         if isinstance(event, Joined):
             self.request = self.session.request
-            self._open_acting()
+            if self.answers is not None:
+                self._ahead = True
+                # Between calls too, the session sends a Step for each answer: else the frames of a long pause would
+                # not arrive.
+                self.poller.look_every(self.answers.frame / 2)
         if isinstance(event, Lost):
             self.finish(0.0)
         return event
 
-    def _receive_other(self, number: int, what: bytes | bytearray | RemoteError, arrived: float) -> Event | None:
-        """Take what came of another connection than the stream's."""
-        if number == -self._number and self._acting is not None:
-            self._acting.receive(what, arrived)
-            return None
+    def _take_due(self, number: int) -> Event | None:
+        """Return what is due by the clock; None: nothing, or it was delivered by an earlier connection."""
         if number != _DUE or self._call is None or self.answers is None or self.session.state not in ONLINE:
             return None
         event = self.session.due(self.now())
@@ -507,27 +485,6 @@ class Remote:
         elif self.answers.asked:
             self._expect()
         return event
-
-    def _open_acting(self) -> None:
-        """Open the stream for actions, where Steps are to be in flight."""
-        world, answers = self.world, self.answers
-        # Where each Step waits for its own answer, it carries its action itself.
-        if answers is None or world.seat is None or self.session.world_name is None:
-            return
-        settings = {"seat": pack_tensor(world.seat)}
-        join = pb.JoinWorldRequest(world_name=self.session.world_name, settings=settings)
-        from bridge.core.client.realtime.acting import ActingStream  # few clients need it
-
-        self._acting = ActingStream(
-            self._connect,
-            pb.EnvironmentRequest(join_world=join).SerializeToString(),
-            self._deliver(-self._number),
-            self.now,
-            answers,
-        )
-        self._acting.open()
-        # Between calls too, the session sends a Step for each answer: else the frames of a long pause would not arrive.
-        self.poller.look_every(answers.frame / 2)
 
     # The end
 
@@ -547,9 +504,6 @@ class Remote:
             leak(self._call)
             leak(self.poller)
         self._call = None
-        if self._acting is not None:
-            self._acting.disown()
-            self._acting = None
 
     def leave(self) -> None:
         """Leave the world, destroy it where it was made for this remote, and send no more; `finish` then waits."""
@@ -569,9 +523,7 @@ class Remote:
         """End the connection, if there is one, within `timeout` seconds."""
         # Before it is closed: what is delivered meanwhile finds no connection, and is dropped.
         call, self._call = self._call, None
-        acting, self._acting = self._acting, None
-        if acting is not None:
-            acting.close()
+        self._ahead = False
         if self.session.state not in (ClientState.OFFLINE, ClientState.LOST):
             self.session.connection_lost(ConnectionLostError(self.url, "the connection was closed"))
         if call is not None:

@@ -1,7 +1,8 @@
-"""A second stream of an agent of a real-time world, which carries its actions.
+"""A second stream of an agent of a real-time world, which carries its actions: for older clients of this package.
 
-The Steps of the first stream may be held until a frame has passed, and a stream answers its requests in their order:
-an action behind them would come late. So a client with requests in flight sends its actions on a stream of their own.
+They expect an action behind Steps that are held until a frame has passed to come late, as it did at older servers. So
+while they have requests in flight they send their actions on a stream of their own. Today's need only one: see
+`bridge.core.server.session.Session.arrive`.
 """
 
 from __future__ import annotations

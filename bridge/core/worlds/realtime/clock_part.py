@@ -67,8 +67,6 @@ class ClockPart:
         """The ends of episodes that its Step tells, each with its lane."""
         self.partial = False
         """True if its Steps are answered while lanes reset, of which `resetting` tells."""
-        self.acts_only = False
-        """True if its Steps hand in actions alone, and leave the news to a later one."""
         self.ended = False
         """True if its episode has ended, or a ResetWorld ended it, and no Reset came since."""
         self.absent_from = 0

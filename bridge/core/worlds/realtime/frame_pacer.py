@@ -19,7 +19,7 @@ from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.core.clock import Clock
 from bridge.core.encoding.properties import ENCODED, TEXT, Property, PropertyTree
-from bridge.core.encoding.tensors import Array
+from bridge.core.encoding.tensors import Array, Spec
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import Agent, PacedWorld, WorldCounts, answer_to
@@ -122,8 +122,19 @@ class FramePacer(Pacer):
         facts, spaces = self.world.env.facts, self.group.spaces[name]
         part = ClockPart(loop_agent, wait, facts, spaces)
         agent = EnvAgent(self, name, spaces, part, part.specs)
+        agent.episode_uid = max(agent.actions, default=0) + 1
+        self._set_wait(agent, wait)
         self.inside[agent] = agent
         return agent
+
+    def _set_wait(self, agent: EnvAgent, wait: str) -> None:
+        """Have an agent's Steps wait for an event of `WAITS` from now on."""
+        agent.part.wait, agent.received = wait, None
+        # With `new_frame` a client has more Steps under way than there are frames yet, so an action that waited for
+        # its turn would come late. With `next_frame` each action is to have a frame of its own, in its turn.
+        agent.acts_on_arrival = wait == "new_frame"
+        number = Spec.number("episode", () if agent.lanes is None else (agent.lanes,), np.int64)
+        agent.unlisted_actions = {agent.episode_uid: number} if agent.acts_on_arrival else {}
 
     @abc.abstractmethod
     def _let_in(self, settings: Settings, player: bool) -> tuple[str, LoopAgent]:
@@ -179,12 +190,12 @@ class FramePacer(Pacer):
         part: ClockPart = agent.part
         role = "spectator" if agent.watches else "player"
         waits = f"what a Step waits for: {', '.join(WAITS)}"
-        seat = "the JoinWorld setting seat of a stream for its actions"
+        seat = "the JoinWorld setting seat of a stream for its actions, of older clients"
 
         def set_wait(wait: object) -> None:
             if wait not in WAITS:
                 raise wrong("world.wait", f"one of {', '.join(WAITS)}", wait)
-            part.wait = str(wait)
+            self._set_wait(agent, str(wait))
 
         own = [
             Property("world.role", TEXT, "player or spectator", lambda: role),
@@ -208,7 +219,7 @@ class FramePacer(Pacer):
         A Step that requests only `timing` hands in its action and leaves the buffers for a later Step.
         """
         agent.part.partial = RESETTING in wanted
-        agent.part.acts_only = list(wanted) == [TIMES]
+        agent.reports = list(wanted) != [TIMES]
 
     def reset(self, agent: EnvAgent, settings: Settings, running: bool) -> None:
         """Reset the lanes, and return at once (U-2, U-9). A spectator's Reset does not affect the lanes."""
@@ -227,7 +238,7 @@ class FramePacer(Pacer):
 
     async def begin(self, agent: EnvAgent) -> int:
         """Wait until an episode runs, and enter it; with `new_frame` after a Reset alone, not by Steps sent ahead."""
-        part, received = agent.part, self.now()
+        part, received = agent.part, self._received(agent)
         # Steps that were in flight when the episode ended would enter the next one before the client has asked for it.
         if part.ended and part.wait == "new_frame" and agent.lanes is None:  # lanes begin by themselves
             text = "the episode has ended; with wait=new_frame send Reset before the first Step of the next one"
@@ -238,6 +249,10 @@ class FramePacer(Pacer):
         self._collect(agent, self._take(agent, repeats=True), received)
         agent.tell_names()
         return pb.RUNNING
+
+    def _received(self, agent: EnvAgent) -> float:
+        """Return when the Step at hand came, seconds of the clock."""
+        return self.now() if agent.received is None else agent.received
 
     def _take(self, agent: EnvAgent, *, repeats: bool = False, enters: bool = True) -> list[Taken | None]:
         """Give out what the agent is to be told of each lane; unless it `enters`, of those alone that it is in."""
@@ -272,16 +287,29 @@ class FramePacer(Pacer):
 
     async def step(self, agent: EnvAgent, action: object) -> int:
         """Leave the action for the next frames, and tell what happened since the last Step."""
-        part, received = agent.part, self.now()
-        buffers = part.loop_agent.buffers
         # Before any wait: the frame that this Step waits for is to use its action.
-        self.act(agent, action, received, [buffer.reading for buffer in buffers])
+        self.act_on_arrival(agent, action, {})
+        return await self.report(agent)
+
+    def act_on_arrival(self, agent: EnvAgent, action: object, actions: Mapping[int, Array]) -> float:
+        """Leave an action for the next frames of the episode that it names, else of that which its agent was told."""
+        received, buffers = self.now(), agent.part.loop_agent.buffers
+        # U-5: lanes begin their next episodes by themselves, so the one that an agent was told last by now may not be
+        # the one that it had seen when it chose its action.
+        named = actions.get(agent.episode_uid)
+        reading = [buffer.reading for buffer in buffers]
+        self.act(agent, action, received, reading if named is None else np.atleast_1d(named).tolist())
+        return received
+
+    async def report(self, agent: EnvAgent) -> int:
+        """Tell what happened since the last Step, once it is what the Step at hand waits for."""
+        part, received = agent.part, self._received(agent)
         # `Throttle` sends its action at once and asks for the observation at the frame's end: what passes between is
         # for that Step to tell.
-        if part.acts_only:
+        if not agent.reports:
             part.timing[..., :2] = received, self.now()
             return pb.RUNNING
-        buffer = buffers[0]
+        buffer = part.loop_agent.buffers[0]
         # The last Step was refused, as below: this one is the first of the next episode.
         if agent.lanes is None and not buffer.reading:
             return await self.begin(agent)
