@@ -45,7 +45,7 @@ def settings() -> str:
         [
             "JoinWorld",
             "`player`; `agent` in a world of several agents; `role`, `wait` and `seat` in real time; for pictures "
-            "`frame` and `lanes`; to take over `name` and `lane`",
+            "`frame` and `lanes`; to take over `name` and `lane`; `messages` and `gymnasium`",
         ],
         ["Reset, ResetWorld", f"{reset}; in a world of lanes also `reset_mask`, in real time `restart`"],
     ]

@@ -27,10 +27,12 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from bridge.states.graph import CannotCopyError, EnvSnapshot, restore, take
-from bridge.states.history import History, Ledger
+from bridge.states.digest import digest_of, objects_in
+from bridge.states.fields import fields_of
+from bridge.states.graph import CannotCopyError, layers_of, restore, take
+from bridge.states.history import History, Ledger, foreign_in
 from bridge.states.replay import StateReplay, replayed
-from bridge.states.scan import Shared, shared_by
+from bridge.states.scan import Shared
 
 __all__ = ["CHECK_SECONDS", "Verdict", "examine", "examine_replay", "judge", "run_check", "run_child", "single"]
 
@@ -154,6 +156,10 @@ def examine_replay(make: Callable[[], Any]) -> str:
     history = History(env, Ledger(_MOST_STEPS, _MOST_BYTES), fresh=True)
     began = time.monotonic()
     try:
+        other = _one(make())
+        if other is not env:
+            with contextlib.closing(other):
+                _refuse_foreign(env, other)
         for number, moment in enumerate(_MOMENTS):
             if number and time.monotonic() - began > _ENOUGH:
                 break
@@ -174,7 +180,7 @@ def _try_replay(history: History, env: Any, make: Callable[[], Any], moment: int
     watched.reset(seed if seed % 2 else None)
     watched.advance(moment, space)
     state = replayed(history)
-    watched.shared = shared_by(state.after.classes)
+    watched.shared = state.after.common
     actions = [space.sample() for _ in range(_STEPS)]
     wanted = watched.run(actions)
     for in_place in (False, True) if state.track.clean else (False,):
@@ -201,6 +207,8 @@ def examine(make: Callable[[], Any]) -> str:
     other = _one(make())
     began = time.monotonic()
     try:
+        if other is not env:
+            _refuse_moving(env, other)
         for number, moment in enumerate(_MOMENTS):
             if number and time.monotonic() - began > _ENOUGH:
                 break
@@ -214,6 +222,30 @@ def examine(make: Callable[[], Any]) -> str:
             with contextlib.suppress(Exception):
                 each.close()
     return ""
+
+
+def _refuse_moving(env: Any, other: Any) -> None:
+    """Refuse an environment whose steps change an object that another one has too, as one that makes them holds."""
+    for each in (env, other):
+        _Watched(each).reset(0)
+    mine, theirs = (
+        objects_in(value for layer in layers_of(each) for _, value in fields_of(layer)) for each in (env, other)
+    )
+    common = [value for key, value in mine.items() if key in theirs]
+    before = digest_of(common, samples=False)
+    env.action_space.seed(0)
+    _Watched(env).advance(_STEPS, env.action_space)
+    if digest_of(common, samples=False) != before:
+        raise _DiffersError("it changes an object that other environments of its kind have too")
+
+
+def _refuse_foreign(env: Any, other: Any) -> None:
+    """Refuse an environment that has an object of C which another one has too: a replay there would move it here."""
+    known = {id(value) for value in foreign_in(other)}
+    for value in foreign_in(env):
+        if id(value) in known and not callable(value):
+            title = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise CannotCopyError(f"other environments of its kind have its {title} too")
 
 
 class _Watched:
@@ -271,21 +303,17 @@ class _Watched:
         return found
 
 
-def _look(snapshot: EnvSnapshot) -> Shared:
-    return shared_by(snapshot.classes)
-
-
 def _try_out(env: Any, other: Any, moment: int, seed: int) -> None:
     watched, space = _Watched(env), env.action_space
     space.seed(seed)
     snapshot, _ = take(env)
-    watched.shared = _look(snapshot)
+    watched.shared = snapshot.common
     watched.reset(seed)
     watched.advance(moment, space)
     actions = [space.sample() for _ in range(_STEPS)]
     # The space's own generator is a part of the state, and was moved by what this function has drawn.
     snapshot, _ = take(env)
-    watched.shared = _look(snapshot)
+    watched.shared = snapshot.common
     held = watched.shared.digest()
     wanted = watched.run(actions)
     restore(snapshot, env)

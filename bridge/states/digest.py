@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextvars
 import functools
 import hashlib
+import logging
 import os
 import pickle
 import random
-import sys
+import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,59 +23,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-__all__ = ["digest_of", "fields_of", "held_by", "is_trusted", "module_of", "objects_in", "slots_of"]
+from bridge.states.fields import fields_of, held_by, is_pure, is_trusted, module_of
 
-_TRUSTED = frozenset(("numpy", "gymnasium", "ale_py", "mujoco", "pygame", "builtins", "google", "bridge"))
-"""Packages whose environments and objects draw from their own generators alone."""
+__all__ = ["digest_of", "objects_in"]
+
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_INERT = (type(threading.Lock()), type(threading.RLock()), logging.Handler, logging.Logger)
 _MOST_DEEP = 100
-
-
-def module_of(kind: type) -> str:
-    """Return the name of the module of a class; "": a class of C may have none."""
-    module = getattr(kind, "__module__", None)
-    return module if isinstance(module, str) else ""
-
-
-def is_trusted(module: Any) -> bool:
-    """True if the code of a module shares no state between environments."""
-    top = str(module).partition(".")[0]
-    return top in _TRUSTED or (top in sys.stdlib_module_names and top != "__main__")
-
-
-def fields_of(value: Any) -> list[tuple[str, Any]]:
-    """Return the attributes of an object, those of `__slots__` too."""
-    found = list(getattr(value, "__dict__", {}).items())
-    for name in slots_of(type(value)):
-        try:
-            found.append((name, object.__getattribute__(value, name)))
-        except AttributeError:  # it has none yet
-            continue
-    return found
-
-
-def slots_of(kind: type) -> list[str]:
-    """Return the names of the `__slots__` of a class, as attributes have them."""
-    found = []
-    for owner in kind.__mro__:
-        slots = owner.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else tuple(slots):
-            if name not in ("__dict__", "__weakref__"):
-                # Private names of slots are mangled, as those of attributes are in code.
-                mangled = name.startswith("__") and not name.endswith("__")
-                found.append(f"_{owner.__name__.lstrip('_')}{name}" if mangled else name)
-    return found
-
-
-def held_by(function: types.FunctionType) -> list[Any]:
-    """Return what a function holds beside its code: closure, defaults and attributes."""
-    found = []
-    for cell in function.__closure__ or ():
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:  # it is empty yet
-            continue
-    return [*found, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *vars(function).values()]
 
 
 def objects_in(values: Iterable[Any]) -> dict[int, Any]:
@@ -96,17 +52,29 @@ def objects_in(values: Iterable[Any]) -> dict[int, Any]:
     return found
 
 
-def digest_of(values: Iterable[Any], *, samples: bool = True, layers: Mapping[int, int] | None = None) -> str:
+def digest_of(
+    values: Iterable[Any],
+    *,
+    samples: bool = True,
+    layers: Mapping[int, int] | None = None,
+    unseen: list[Any] | None = None,
+) -> str:
     """Return a digest of what values hold now.
 
     Args:
         values: The values.
         samples: False: what a space would draw next does not count.
         layers: The numbers of environments that are told apart by these, by their ids.
+        unseen: Gets what cannot be looked at, and may change.
     """
     made = hashlib.blake2b(digest_size=16)
     seen: dict[int, int] = {}
     alive: list[Any] = []  # whose ids are in `seen`
+
+    def add_by_identity(value: Any) -> None:
+        made.update(str(id(value)).encode())
+        if unseen is not None and not _is_inert(value):
+            unseen.append(value)
 
     def add(value: Any, depth: int) -> None:
         kind = type(value)
@@ -124,18 +92,22 @@ def digest_of(values: Iterable[Any], *, samples: bool = True, layers: Mapping[in
         title = f"{module_of(kind)}.{kind.__qualname__}"
         made.update(f"{title}(".encode())
         if depth > _MOST_DEEP:
-            made.update(str(id(value)).encode())
+            add_by_identity(value)
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             made.update(f"{value.dtype.str} {value.shape} ".encode() + value.tobytes())
-        elif isinstance(value, (list, tuple, dict)) or kind in (set, frozenset):
-            is_dict = isinstance(value, dict)
-            items = [part for pair in dict.items(value) for part in pair] if is_dict else list(value)
-            if kind in (set, frozenset):
+            for name, item in fields_of(value):
+                made.update(name.encode())
+                add(item, depth + 1)
+        elif isinstance(value, (list, tuple, dict, set, frozenset, deque)):
+            items: list[Any] = list(value)
+            if isinstance(value, dict):
+                items = [part for pair in dict.items(value) for part in pair]
+            if isinstance(value, (set, frozenset)):
                 # Their order comes of their hashes.
                 items = sorted(items, key=repr)
             for item in items:
                 add(item, depth + 1)
-            if kind not in (list, tuple, dict, set, frozenset):
+            if kind not in (list, tuple, dict, set, frozenset, deque):
                 for name, item in fields_of(value):
                     made.update(name.encode())
                     add(item, depth + 1)
@@ -149,8 +121,14 @@ def digest_of(values: Iterable[Any], *, samples: bool = True, layers: Mapping[in
             add(value.__func__, depth + 1)
             add(value.__self__, depth + 1)
         elif isinstance(value, functools.partial):
-            for item in (value.func, value.args, value.keywords):
+            for item in (value.func, value.args, value.keywords, vars(value)):
                 add(item, depth + 1)
+        elif isinstance(value, types.SimpleNamespace):
+            add(vars(value), depth + 1)
+        elif isinstance(value, types.MappingProxyType):
+            add(dict(value), depth + 1)
+        elif isinstance(value, weakref.ref):
+            add(value(), depth + 1)
         elif value is os.environ:
             add(dict(os.environ), depth + 1)
         elif isinstance(value, contextvars.ContextVar):
@@ -159,12 +137,12 @@ def digest_of(values: Iterable[Any], *, samples: bool = True, layers: Mapping[in
             made.update(repr(value).encode())
         elif isinstance(value, gymnasium.Env):
             # An environment that a class or a module knows is in a state of its own.
-            made.update(str(id(value)).encode())
-        elif is_trusted(module_of(kind)) or not (kind.__flags__ & (1 << 9)) or isinstance(value, random.Random):
+            add_by_identity(value)
+        elif is_trusted(module_of(kind)) or not is_pure(kind) or isinstance(value, random.Random):
             try:
                 made.update(pickle.dumps(value))
             except Exception:  # whatever refuses to be pickled: at least it is the same
-                made.update(str(id(value)).encode())
+                add_by_identity(value)
         else:
             for name, item in fields_of(value):
                 made.update(name.encode())
@@ -174,3 +152,12 @@ def digest_of(values: Iterable[Any], *, samples: bool = True, layers: Mapping[in
     for value in values:
         add(value, 0)
     return made.hexdigest()
+
+
+def _is_inert(value: Any) -> bool:
+    """True if an object can be told by its identity alone: it holds nothing that decides what comes next."""
+    kind = type(value)
+    if isinstance(value, _INERT) or module_of(kind).partition(".")[0] == "pygame":
+        return True
+    # Such as a function that was compiled; those that belong to an object of C may change that.
+    return callable(value) and getattr(value, "__self__", None) is None and not isinstance(value, functools.partial)

@@ -17,7 +17,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from bridge.states.digest import fields_of, held_by, is_trusted, module_of
+from bridge.states.fields import fields_of, held_by, is_trusted, module_of
 
 __all__ = ["bits_of_reset", "seed_generators", "seed_sequence"]
 

@@ -21,6 +21,7 @@ import enum
 import fractions
 import functools
 import hashlib
+import logging
 import pathlib
 import random
 import re
@@ -28,17 +29,19 @@ import sys
 import types
 import uuid
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
-from bridge.states.digest import digest_of, fields_of, held_by, is_trusted, module_of, objects_in, slots_of
+from bridge.states.digest import digest_of, objects_in
+from bridge.states.fields import dict_of, fields_of, held_by, impure, is_pure, is_trusted, module_of, slots_of
 from bridge.states.generators import bits_of_reset, seed_sequence
 from bridge.states.kinds import OwnWay, draws, own_way
-from bridge.states.scan import shared_by
+from bridge.states.scan import Shared, code_in, shared_by
+from bridge.states.sets import copied_set
 
 __all__ = [
     "CannotCopyError",
@@ -46,8 +49,8 @@ __all__ = [
     "Fields",
     "copied",
     "has_cells",
-    "is_pure",
     "layers_of",
+    "make_generators",
     "put_fields",
     "restore",
     "take",
@@ -58,13 +61,13 @@ _ATOMS = (
     type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented), range, slice,
     np.dtype, np.generic, enum.Enum, decimal.Decimal, fractions.Fraction, datetime.date, datetime.time,
     datetime.timedelta, datetime.tzinfo, pathlib.PurePath, uuid.UUID, re.Pattern, EnvSpec, property,
-    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.CodeType,
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.CodeType, logging.Logger,
 )  # fmt: skip
-"""Types whose objects nothing changes; those of functions are looked at before."""
+"""Types whose objects nothing changes, or that all share; those of functions are looked at before."""
+_BUILT_IN = frozenset((list, dict, tuple, set, frozenset, deque, OrderedDict, defaultdict))
+"""Containers that are what they are."""
 _MOST_DEEP = 200
 """How deep objects may lie in each other: deeper, Python's own stack would end."""
-_PURE: dict[type, str | None] = {}
-"""Why objects of a class cannot be copied field by field; None: they can."""
 
 
 class CannotCopyError(Exception):
@@ -106,7 +109,7 @@ class EnvSnapshot:
         fields: The fields of each.
         size: About how many bytes of memory it takes.
         how: The ways by which its parts were saved: `copy`, and the environment's own.
-        classes: The classes of the layers, and of all that was copied by its fields.
+        common: What the code that they run shares with other environments.
         shared: What classes and modules hold too, by its id: it is in the state as it is.
         digest: Of all that they hold.
     """
@@ -117,12 +120,12 @@ class EnvSnapshot:
         fields: list[dict[str, Any]],
         size: int,
         how: tuple[str, ...],
-        classes: frozenset[type] = frozenset(),
-        shared: Mapping[int, Any] = types.MappingProxyType({}),
-        digest: str = "",
+        common: Shared,
+        shared: Mapping[int, Any],
+        digest: str,
     ) -> None:
-        self.kinds, self.fields, self.size, self.how, self.classes = kinds, fields, size, how, classes
-        self.shared, self.digest = shared, digest
+        self.kinds, self.fields, self.size, self.how = kinds, fields, size, how
+        self.common, self.shared, self.digest = common, shared, digest
 
 
 def layers_of(env: Any) -> list[Any]:
@@ -138,6 +141,13 @@ def layers_of(env: Any) -> list[Any]:
     return found
 
 
+def make_generators(layers: Iterable[Any]) -> None:
+    """Have environments make their generators, which they do at the first use, by chance: so the chance is known."""
+    for layer in layers:
+        if getattr(layer, "_np_random", layer) is None and not isinstance(layer, gymnasium.Wrapper):
+            _ = layer.np_random
+
+
 def take(env: Any, *more: Any) -> tuple[EnvSnapshot, tuple[Any, ...]]:
     """Copy all that an environment is.
 
@@ -149,21 +159,45 @@ def take(env: Any, *more: Any) -> tuple[EnvSnapshot, tuple[Any, ...]]:
         CannotCopyError: It holds something that cannot be copied.
     """
     layers = layers_of(env)
-    snapshot, copied, copier = _take(layers, more, {})
-    # What a class or a module holds too stays what it is: a copy would no longer be the object that they hold.
-    shared = shared_by(snapshot.classes)
-    if shared.reason:
-        raise CannotCopyError(shared.reason)
-    objects = objects_in(shared.values())
-    if copier.met(objects):
-        snapshot, copied, _ = _take(layers, more, objects)
-    snapshot.digest = shared.digest()
-    return snapshot, copied
+    make_generators(layers)
+    fields, copied, copier = _copies(layers, more, {})
+    common, objects, digest = _common(layers, copier.code, copier.by_address)
+    unseeded = copier.unseeded if common.samples else []
+    for space in unseeded:
+        _ = space.np_random
+    if unseeded or copier.met(objects):
+        # What a class or a module holds too stays what it is: a copy would no longer be the object that they hold.
+        fields, copied, copier = _copies(layers, more, objects)
+    kinds = [type(layer) for layer in layers]
+    how = ("copy", *sorted(copier.ways))
+    return EnvSnapshot(kinds, fields, copier.size, how, common, objects, digest), copied
 
 
-def _take(
+def _common(layers: Sequence[Any], code: Iterable[Any], by_address: str) -> tuple[Shared, dict[int, Any], str]:
+    """Return what code shares with other environments, the objects of it, and a digest of what they hold now.
+
+    Args:
+        layers: The layers of the environment.
+        code: The classes of what it holds, and its functions and modules.
+        by_address: Names the class of an object that a copy has at another address, which is its hash; "": none.
+
+    Raises:
+        CannotCopyError: An environment of this code has no state of its own.
+    """
+    common = shared_by((*map(type, layers), *code))
+    if common.reason:
+        raise CannotCopyError(common.reason)
+    if common.hashes and by_address:
+        raise CannotCopyError(f"its code uses hash(), which is the address of a {by_address}, and no copy has that")
+    digest, unseen = common.look()
+    if unseen:
+        raise CannotCopyError(unseen)
+    return common, objects_in(common.values()), digest
+
+
+def _copies(
     layers: Sequence[Any], more: Sequence[Any], shared: Mapping[int, Any]
-) -> tuple[EnvSnapshot, tuple[Any, ...], _Copier]:
+) -> tuple[list[dict[str, Any]], tuple[Any, ...], _Copier]:
     copier = _Copier(layers, shared)
     fields: list[dict[str, Any]] = []
     for index, layer in enumerate(layers):
@@ -172,13 +206,12 @@ def _take(
         for name, value in fields_of(layer):
             own[name] = copier.field(value, (str(index), name))
         fields.append(own)
-    copied = tuple(copier.copy(value, ("result",)) for value in more)
-    how = ("copy", *sorted(copier.ways))
-    kinds = [type(layer) for layer in layers]
-    return EnvSnapshot(kinds, fields, copier.size, how, frozenset((*kinds, *copier.classes)), shared), copied, copier
+    return fields, tuple(copier.copy(value, ("result",)) for value in more), copier
 
 
-def restore(snapshot: EnvSnapshot, env: Any, *more: Any, seed: int | None = None) -> tuple[Any, ...]:
+def restore(
+    snapshot: EnvSnapshot, env: Any, *more: Any, seed: int | None = None, compared: bool = False
+) -> tuple[Any, ...]:
     """Put a snapshot into a living environment; all is looked at before anything is changed.
 
     Args:
@@ -186,6 +219,7 @@ def restore(snapshot: EnvSnapshot, env: Any, *more: Any, seed: int | None = None
         env: An environment of the same layers.
         more: What `take` has copied with it.
         seed: Seeds the generators; None: they go on.
+        compared: True: what all environments share was compared just now, as for the lane before.
 
     Returns:
         Copies of `more`.
@@ -197,13 +231,10 @@ def restore(snapshot: EnvSnapshot, env: Any, *more: Any, seed: int | None = None
     if [type(layer) for layer in layers] != snapshot.kinds:
         mine, theirs = _titles(map(type, layers)), _titles(snapshot.kinds)
         raise CannotCopyError(f"the state is of {theirs}, this environment is {mine}")
-    if shared_by(snapshot.classes).digest() != snapshot.digest:
+    if not compared and snapshot.common.digest() != snapshot.digest:
         raise CannotCopyError("what its class or its module holds has changed since, which all environments share")
     copier = _Restorer(layers, seed, snapshot.shared, bits_of_reset(layers, snapshot.fields))
-    fields = [
-        {name: copier.field(value, (str(index), name)) for name, value in own.items()}
-        for index, own in enumerate(snapshot.fields)
-    ]
+    fields = [copier.layer(index, own) for index, own in enumerate(snapshot.fields)]
     copied = tuple(copier.copy(value, ("result",)) for value in more)
     # From here on nothing fails, but for a library that does: and then the environment says so in its next step.
     for put, living in copier.puts:
@@ -231,9 +262,10 @@ class Fields:
     """The layers that were copied whole, and share no object with other ones."""
     size: int
     """About how many bytes of memory it takes."""
-    classes: frozenset[type]
+    common: Shared
+    """What the code of the environment shares with other ones."""
     digest: str
-    """Of what these classes, and the code of their methods, share with other environments."""
+    """Of what that held."""
     shared: Mapping[int, Any]
 
 
@@ -247,11 +279,8 @@ def take_fields(env: Any) -> Fields:
     index = {id(layer): number for number, layer in enumerate(layers)}
     found = _copied_fields(layers, {})
     kinds = [type(layer) for layer in layers]
-    classes = frozenset((*kinds, *found[1].classes))
-    shared = shared_by(classes)
-    if shared.reason:
-        raise CannotCopyError(shared.reason)
-    objects = objects_in(shared.values())
+    # Also of what lies beside and behind what cannot be copied.
+    common, objects, digest = _common(layers, code_in(layers), found[1].by_address)
     if found[1].met(objects):
         found = _copied_fields(layers, objects)
     fields, copier = found
@@ -270,7 +299,7 @@ def take_fields(env: Any) -> Fields:
         if len(own) == len(fields_of(layer))
         and not any(held[number] & other for place, other in enumerate(held) if place != number)
     }
-    return Fields(kinds, fields, digests, frozenset(apart), copier.size, classes, shared.digest(), objects)
+    return Fields(kinds, fields, digests, frozenset(apart), copier.size, common, digest, objects)
 
 
 def _copied_fields(layers: Sequence[Any], shared: Mapping[int, Any]) -> tuple[list[dict[str, Any]], _Copier]:
@@ -335,8 +364,8 @@ def copied(env: Any, values: Sequence[Any], *, back: bool = False) -> tuple[Any,
 
 
 def _set_field(layer: Any, name: str, value: Any) -> None:
-    if name not in slots_of(type(layer)) and hasattr(layer, "__dict__"):
-        layer.__dict__[name] = value
+    if name not in slots_of(type(layer)) and dict_of(layer) is not None:
+        dict_of(layer)[name] = value
     else:
         object.__setattr__(layer, name, value)
 
@@ -347,7 +376,7 @@ def _titles(kinds: Any) -> str:
 
 def _set_fields(value: Any, fields: Mapping[str, Any]) -> None:
     slots = set(slots_of(type(value)))
-    own = getattr(value, "__dict__", None)
+    own = dict_of(value)
     if own is not None:
         own.clear()
     for name in slots - fields.keys():
@@ -383,7 +412,12 @@ class _Copier:
         self._depth = 0
         self.size = 0
         self.ways: set[str] = set()
-        self.classes: set[type] = set()
+        self.code: set[Any] = set()
+        """The classes of what was copied, and the functions and modules in it."""
+        self.unseeded: list[gymnasium.Space[Any]] = []
+        """Spaces that have no generator yet."""
+        self.by_address = ""
+        """The title of a class, an object of which was copied, whose hash is its address."""
 
     def met(self, objects: Mapping[int, Any]) -> bool:
         """True if one of some objects was copied."""
@@ -392,7 +426,7 @@ class _Copier:
     def field(self, value: Any, path: tuple[str, ...]) -> Any:
         """Copy the value of an attribute of a layer."""
         # What draws may be in a list or dict of its own, as the pictures of a grid are.
-        if _only_draws(value):
+        if type(value) not in _DRAW_NOTHING and _only_draws(value):
             return _Kept(path)
         return self.copy(value, path)
 
@@ -421,11 +455,14 @@ class _Copier:
     def _make(self, value: Any, kind: type, path: tuple[str, ...]) -> Any:
         if id(value) in self._shared:
             return self._keep(value, value)
-        special = self._special(value, path)
-        if special is not None:
-            return self._keep(value, special)
         if kind is np.ndarray:
             return self._array(value, path)
+        if kind not in _BUILT_IN:
+            special = self._special(value, path)
+            if special is not None:
+                return self._keep(value, special)
+            if not is_trusted(module_of(kind)):
+                self.code.add(kind)
         if kind is list or (isinstance(value, list) and is_pure(kind)):
             made: Any = self._keep(value, _new(kind))
             self.size += sys.getsizeof(value)
@@ -453,14 +490,8 @@ class _Copier:
                 return self._keep(value, value)
             self.size += sys.getsizeof(value)
             return self._keep(value, tuple.__new__(kind, items))
-        if kind in (set, frozenset):
-            self.size += sys.getsizeof(value)
-            items = [self.copy(item, (*path, "item")) for item in value]
-            if any(mine is not theirs for mine, theirs in zip(items, value, strict=True)):
-                # Their order comes of their hashes, which are those of other objects then.
-                raise CannotCopyError(f"{_place(path)} is a {kind.__name__} of objects that have no fixed order")
-            made = copy.copy(value)  # in the same order, where hashes collide too
-            return self._keep(value, made)
+        if kind is set or kind is frozenset:
+            return self._set(value, path)
         if kind is deque:
             made = self._keep(value, deque(maxlen=value.maxlen))
             made.extend(self.copy(item, (*path, str(index))) for index, item in enumerate(value))
@@ -474,24 +505,28 @@ class _Copier:
         if isinstance(value, types.MethodType):
             own = self.copy(value.__self__, (*path, "__self__"))
             function: Any = value.__func__
+            self.code.add(function)
             if not isinstance(function, types.FunctionType) or self._function(function, path) is not function:
                 raise CannotCopyError(f"{_place(path)} is a method that holds more than its object")
             bound = _Bound(function, own) if isinstance(own, _Layer) else types.MethodType(function, own)
             return self._keep(value, bound)
         if kind is functools.partial:
-            parts = self.copy(value.func, path), self.copy(value.args, path), self.copy(value.keywords, path)
-            return self._keep(value, _Partial(*parts))
+            func, args, keywords, fields = value.func, value.args, value.keywords, vars(value)
+            return self._keep(value, _Partial(*(self.copy(part, path) for part in (func, args, keywords, fields))))
         if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random, np.random.BitGenerator)):
             return self._generator(value, path)
         if isinstance(value, np.random.SeedSequence):
             return self._keep(value, copy.deepcopy(value, self._deep))
         if _is_jax(value):
             return value
-        why = _impure(kind)
+        why = impure(kind)
         if why is not None:
             raise CannotCopyError(f"{_place(path)} is {why}")
         made = self._keep(value, object.__new__(kind))
-        self.classes.add(kind)
+        if isinstance(value, gymnasium.Space) and dict_of(value).get("_np_random", value) is None:
+            self.unseeded.append(value)
+        if getattr(kind, "__hash__", None) is object.__hash__ and not is_trusted(module_of(kind)):
+            self.by_address = kind.__qualname__
         self.size += sys.getsizeof(value)
         return self._with_fields(value, made, path)
 
@@ -501,6 +536,17 @@ class _Copier:
             _set_fields(made, {name: self.copy(item, (*path, name)) for name, item in fields})
         return made
 
+    def _set(self, value: Any, path: tuple[str, ...]) -> Any:
+        self.size += sys.getsizeof(value)
+        items = [self.copy(item, (*path, "item")) for item in value]
+        if any(mine is not theirs for mine, theirs in zip(items, value, strict=True)):
+            # Their order comes of their hashes, which are those of other objects then.
+            raise CannotCopyError(f"{_place(path)} is a {type(value).__name__} of objects that have no fixed order")
+        made = value if isinstance(value, frozenset) else copied_set(value)
+        if made is None:
+            raise CannotCopyError(f"{_place(path)} is a set from which was removed, so that no copy has its order")
+        return self._keep(value, made)
+
     def _special(self, value: Any, path: tuple[str, ...]) -> Any:
         """Return what stands for a value in a snapshot, where it is no copy; None: it is to be copied."""
         index = self._index.get(id(value))
@@ -509,8 +555,10 @@ class _Copier:
         if isinstance(value, types.ModuleType):
             if value in (random, np.random):
                 raise CannotCopyError(f"{_place(path)} is the module {value.__name__}, whose generator all share")
+            self.code.add(value)
             return value
         if isinstance(value, type):
+            self.code.add(value)
             return value
         if isinstance(value, types.FunctionType):
             return self._function(value, path)
@@ -521,7 +569,7 @@ class _Copier:
                 f"{_place(path)} is a method of a {type(value.__self__).__name__}, which is not copied"
             )
         if isinstance(value, _ATOMS):
-            return value
+            return self._atom(value, path)
         if draws(value):
             self._refuse_container(path, value)
             return _Kept(path)
@@ -536,6 +584,29 @@ class _Copier:
             return _Kept(path, type(value), own=own)
         return None
 
+    def _atom(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Return a value that nothing changes; where something may, a copy."""
+        kind = type(value)
+        if kind is EnvSpec:
+            kept = value.kwargs
+            if not kept or not all(type(item) in (list, dict) or _is_constant(item) for item in kept.values()):
+                return value
+            made = copy.copy(value)
+            made.kwargs = self.copy(kept, (*path, "kwargs"))
+            return made
+        if isinstance(value, enum.Enum):
+            # What its members hold belongs to the class, and so to all.
+            self.code.add(kind)
+        elif isinstance(value, np.void) or (
+            isinstance(value, slice) and not all(map(_is_constant, (value.start, value.stop, value.step)))
+        ):
+            raise CannotCopyError(f"{_place(path)} is a {kind.__name__} of what may change, which is not copied")
+        elif not is_trusted(module_of(kind)):
+            if fields_of(value):
+                raise CannotCopyError(f"{_place(path)} is a {kind.__qualname__} with attributes, which is not copied")
+            self.code.add(kind)
+        return value
+
     def _refuse_container(self, path: tuple[str, ...], value: Any) -> None:
         if not path[0].isdigit() or any(not name.isidentifier() for name in path[1:]):
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
@@ -543,6 +614,7 @@ class _Copier:
 
     def _function(self, value: types.FunctionType, path: tuple[str, ...]) -> Any:
         """Return a function, or what stands for one that holds what may change, or differ elsewhere."""
+        self.code.add(value)
         # What a closure holds may be written by another function that shares it, also a number.
         if not has_cells(value) and all(map(_is_constant, held_by(value))):
             return value
@@ -640,8 +712,8 @@ class _Bound:
 class _Partial:
     """Stands for a `functools.partial`."""
 
-    def __init__(self, function: Any, args: Any, keywords: Any) -> None:
-        self.function, self.args, self.keywords = function, args, keywords
+    def __init__(self, function: Any, args: Any, keywords: Any, fields: Any) -> None:
+        self.parts = function, args, keywords, fields
 
 
 class _Restorer(_Copier):
@@ -664,16 +736,30 @@ class _Restorer(_Copier):
     def field(self, value: Any, path: tuple[str, ...]) -> Any:
         """Copy the value of an attribute of a layer; what draws stays where it is."""
         living = self._living(path)
-        if _only_draws(living):
+        if type(living) not in _DRAW_NOTHING and _only_draws(living):
             return living
         return self.copy(value, path)
 
+    def layer(self, index: int, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy all fields of a layer."""
+        living, place = self._fields(index), str(index)
+        return {
+            # Most are numbers and names.
+            name: value
+            if type(value) in _IMMUTABLE and type(living.get(name)) in _DRAW_NOTHING
+            else self.field(value, (place, name))
+            for name, value in own.items()
+        }
+
+    def _fields(self, index: int) -> dict[str, Any]:
+        # Of each field of a layer it is asked, so they are listed once.
+        if index not in self._living_fields:
+            self._living_fields[index] = dict(fields_of(self._layers[index]))
+        return self._living_fields[index]
+
     def _living(self, path: tuple[str, ...]) -> Any:
         index, name, *more = path
-        # Of each field of a layer it is asked, so they are listed once.
-        if int(index) not in self._living_fields:
-            self._living_fields[int(index)] = dict(fields_of(self._layers[int(index)]))
-        value = self._living_fields[int(index)].get(name)
+        value = self._fields(int(index)).get(name)
         for each in more:
             value = dict(fields_of(value)).get(each)
         return value
@@ -684,13 +770,15 @@ class _Restorer(_Copier):
         if isinstance(value, _Bound):
             return types.MethodType(value.function, self._layers[value.layer.index])
         if isinstance(value, _Partial):
-            parts = [self.copy(part, path) for part in (value.function, value.args, value.keywords)]
-            return functools.partial(parts[0], *parts[1], **parts[2])
+            function, args, keywords, fields = (self.copy(part, path) for part in value.parts)
+            made = functools.partial(function, *args, **keywords)
+            vars(made).update(fields)
+            return made
         if isinstance(value, _Kept):
             return self._kept(value)
-        if isinstance(value, (types.FunctionType, types.ModuleType, type, *_ATOMS)):
+        if isinstance(value, (types.FunctionType, types.ModuleType, type)):
             return value
-        return None
+        return self._atom(value, path) if isinstance(value, _ATOMS) else None
 
     def _kept(self, kept: _Kept) -> Any:
         living = self._living(kept.path)
@@ -735,6 +823,7 @@ class _Nothing:
 
 
 _IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes, np.float64, np.float32, np.int64, np.bool_))
+_DRAW_NOTHING = _IMMUTABLE | {np.ndarray}
 
 
 def _only_draws(value: Any, depth: int = 0) -> bool:
@@ -817,50 +906,7 @@ def _is_jax(value: Any) -> bool:
     return module_of(type(value)).startswith("jaxlib") and type(value).__name__ == "ArrayImpl"
 
 
-def is_pure(kind: type) -> bool:
-    """True if the objects of a class can be copied by their fields."""
-    return _impure(kind) is None
-
-
 def _refuse_impure(kind: type, path: tuple[str, ...]) -> None:
-    why = _impure(kind)
+    why = impure(kind)
     if why is not None:
         raise CannotCopyError(f"{_place(path)} is {why}")
-
-
-_CONTAINERS = (object, list, dict, tuple, OrderedDict, defaultdict)
-
-
-def _impure(kind: type) -> str | None:
-    """Say why the objects of a class cannot be copied by their fields; None: they can."""
-    if kind not in _PURE:
-        _PURE[kind] = _find_impure(kind)
-    return _PURE[kind]
-
-
-def _find_impure(kind: type) -> str | None:
-    title = f"a {getattr(kind, '__module__', '')}.{kind.__qualname__}"
-    for owner in kind.__mro__:
-        if owner in _CONTAINERS or getattr(owner, "__module__", "") in ("typing", "abc", "collections.abc"):
-            continue
-        if not owner.__flags__ & (1 << 9):  # no class of Python's
-            return f"{title}, which is of no class written in Python, and is not copied"
-        slots = set(slots_of(owner))
-        for name, value in vars(owner).items():
-            # What C has defined shows by its methods and members.
-            made_in_c = isinstance(value, (types.MethodDescriptorType, types.ClassMethodDescriptorType))
-            getter = isinstance(value, types.GetSetDescriptorType) and name not in ("__dict__", "__weakref__")
-            member = isinstance(value, types.MemberDescriptorType) and name not in slots
-            if made_in_c or getter or member:
-                return f"{title}, whose class {owner.__qualname__} is not written in Python, and is not copied"
-        if "__del__" in vars(owner) and not issubclass(kind, gymnasium.Env):
-            return f"{title}, which ends something when it is dropped (__del__), and is not copied"
-    if issubclass(kind, BaseException):
-        return f"{title}, an exception, which is not copied"
-    try:
-        if not issubclass(kind, (list, dict, tuple)):
-            object.__new__(kind)
-    except TypeError:
-        # An abstract class, which has no objects, says so here too; there is none to copy then.
-        return f"{title}, which is not made by Python alone, and is not copied"
-    return None

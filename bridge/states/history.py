@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import logging
 import random
 import threading
 import types
@@ -22,11 +23,12 @@ import gymnasium
 import numpy as np
 
 from bridge.pb import bridge_pb2
-from bridge.states.digest import digest_of, fields_of, held_by, module_of
-from bridge.states.graph import CannotCopyError, Fields, has_cells, is_pure, layers_of, take_fields
+from bridge.states.digest import digest_of
+from bridge.states.fields import fields_of, held_by, is_pure, module_of
+from bridge.states.graph import CannotCopyError, Fields, has_cells, layers_of, make_generators, take_fields
 from bridge.states.kinds import draws
 
-__all__ = ["Event", "History", "Ledger", "Track", "told"]
+__all__ = ["Event", "History", "Ledger", "Track", "foreign_in", "told"]
 
 _EXTERNAL = frozenset(
     (
@@ -37,7 +39,20 @@ _EXTERNAL = frozenset(
 """Modules whose objects reach what other environments, or other processes, have too."""
 _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
-_ATOMS = (str, bytes, int, float, complex, bool, type(None), type, types.ModuleType, np.generic, np.dtype)
+_ATOMS = (
+    logging.Logger,
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    type,
+    types.ModuleType,
+    np.generic,
+    np.dtype,
+)
 _EVENT_BYTES = 200
 
 
@@ -178,10 +193,7 @@ class History:
         fresh, self._fresh = self._fresh, False
         kept: Any = None
         try:
-            for layer in layers_of(self.env):
-                # Gymnasium makes a generator at its first use, by chance: so that the chance is known, before.
-                if getattr(layer, "_np_random", self) is None and not isinstance(layer, gymnasium.Wrapper):
-                    _ = layer.np_random
+            make_generators(layers_of(self.env))
             kept, before, foreign = copy.deepcopy(given), take_fields(self.env), foreign_in(self.env)
         except Exception as error:  # whatever the objects of a user raise
             self.stop(str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import sys
 import weakref
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bridge.states.atari import AtariState
-from bridge.states.digest import module_of
+from bridge.states.fields import module_of
 
 __all__ = ["OwnWay", "draws", "own_way"]
 
@@ -56,7 +57,12 @@ _DRAWING_MODULES = (
 
 def draws(value: Any) -> bool:
     """True if an object draws, such as a surface, a window or a renderer: it decides nothing that comes next."""
-    kind = type(value)
+    kind: Any = type(value)
+    return _draws(kind)
+
+
+@functools.lru_cache(4096)
+def _draws(kind: type) -> bool:
     module = module_of(kind)
     return kind.__name__ in _DRAWING.get(module, ()) or module.startswith(_DRAWING_MODULES)
 

@@ -183,8 +183,11 @@ class StatesPart(MessagePart):
                 if not job.replay.advance(until - time.monotonic()) or time.monotonic() > until + _SLICE:
                     return False
             tracks = [None if job.replay is None else job.replay.finish(job.seed) for job in self._jobs]
+            compared: set[int] = set()
             for job, track in zip(self._jobs, tracks, strict=True):
-                self._put(job, track)
+                self._put(job, track, compared=id(job.saved.state) in compared)
+                # Nothing is run in between: of a fork over many lanes it is looked at once.
+                compared.add(id(job.saved.state))
         except (CannotCopyError, ValueError) as error:
             self._end_jobs()
             raise _refused(error) from error
@@ -194,12 +197,12 @@ class StatesPart(MessagePart):
         self._jobs = []
         return True
 
-    def _put(self, job: _Job, track: Track | None) -> None:
+    def _put(self, job: _Job, track: Track | None, *, compared: bool) -> None:
         """Put a state into its environment, or an environment that has replayed it into the place of that one."""
         saved, env = job.saved, self._one(job.lane)
         history = self._histories.get(job.lane)
         if isinstance(saved.state, EnvSnapshot):
-            observation, info = restore(saved.state, env, *saved.result, seed=job.seed)
+            observation, info = restore(saved.state, env, *saved.result, seed=job.seed, compared=compared)
             if history is not None:
                 history.stop("a copy was put into it since")
         else:

@@ -21,7 +21,6 @@ from bridge.core.worlds import kinds
 from bridge.states.generators import seed_generators
 from bridge.states.graph import CannotCopyError, Fields, layers_of, put_fields, take_fields
 from bridge.states.history import Event, History, Track, told
-from bridge.states.scan import shared_by
 
 __all__ = ["ReplayState", "StateReplay", "replayed"]
 
@@ -54,7 +53,7 @@ def replayed(history: History) -> ReplayState:
     if track is None:
         raise CannotCopyError(history.why)
     after = take_fields(history.env)
-    if shared_by(track.before.classes).digest() != track.before.digest:
+    if track.before.common.digest() != track.before.digest:
         raise CannotCopyError("what its class or its module holds has changed since its reset")
     kept = dataclasses.replace(track, events=list(track.events))
     return ReplayState(kept, after, track.size + after.size)
@@ -96,7 +95,7 @@ class StateReplay:
         events, before = self.state.track.events, self.state.track.before
         if not self.began:
             self.began = True
-            if shared_by(before.classes).digest() != before.digest:
+            if before.common.digest() != before.digest:
                 raise CannotCopyError("what its class or its module holds has changed since its reset")
             put_fields(before, self.env)
         while self._place < len(events):

@@ -7,22 +7,33 @@ in a thousand steps, such as for the place of its next goal.
 
 from __future__ import annotations
 
+import contextlib
+import decimal
 import dis
 import functools
 import gc
+import importlib.util
+import inspect
+import logging
+import operator
 import os
 import random
 import secrets
 import sys
+import threading
 import types
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils import seeding
 
-from bridge.states.digest import digest_of, held_by, is_trusted
+from bridge.states.digest import digest_of
+from bridge.states.fields import fields_of, held_by, is_trusted, module_of
 
 __all__ = ["Shared", "shared_by"]
 
@@ -32,7 +43,7 @@ _GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "
 _CELLS = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
 _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"))
 _NOTHING = frozenset(("PRECALL", "CACHE", "PUSH_NULL", "EXTENDED_ARG", "NOP", "RESUME", "KW_NAMES"))
-_CALLS = frozenset(("CALL", "CALL_FUNCTION", "CALL_METHOD", "PRECALL"))
+_CALLS = frozenset(("CALL", "CALL_FUNCTION", "CALL_METHOD", "CALL_KW", "CALL_FUNCTION_KW", "PRECALL"))
 _STORES = frozenset(("STORE_GLOBAL", "DELETE_GLOBAL"))
 _IMPORTS = (("IMPORT_NAME", "random"), ("IMPORT_NAME", "numpy.random"), ("IMPORT_FROM", "random"))
 _READS = frozenset(
@@ -53,16 +64,39 @@ _CHANGES = (
 _OF_SYSTEM = {
     name: getattr(module, name)
     for module, names in (
-        (os, ("urandom", "getrandom", "read", "write", "pipe", "open", "lseek")),
+        (os, ("urandom", "getrandom", "read", "write", "pipe", "open", "lseek", "chdir", "umask", "fork")),
         (uuid, ("uuid1", "uuid4")),
         (random, ("SystemRandom",)),
+        (threading, ("Thread", "Timer")),
+        (importlib, ("import_module",)),
+        (sys, ("_getframe",)),
+        (inspect, ("currentframe", "stack")),
     )
     for name in names
     if hasattr(module, name)
 }
-_SEEDED = (np.random.default_rng, np.random.SeedSequence, *_GENERATORS[1:], np.random.PCG64, np.random.MT19937)
+_SEEDED = (
+    seeding.np_random,
+    np.random.default_rng,
+    np.random.SeedSequence,
+    *_GENERATORS[1:],
+    np.random.PCG64,
+    np.random.MT19937,
+)
 """What draws its seed from the system where it gets none."""
-_BUILTINS = ("globals", "exec", "eval", "id")
+_BUILTINS = ("globals", "exec", "eval", "id", "__import__")
+_BY_NAME = (operator.methodcaller, operator.attrgetter)
+"""What reaches a method by a name that code makes."""
+_READINGS = ((decimal.getcontext, lambda: repr(decimal.getcontext())), (decimal.setcontext, lambda: ""))
+"""Functions that reach what the process has once, with what is read there."""
+_NOT_FOLLOWED = frozenset(
+    (
+        *("__del__", "__repr__", "__str__", "__dir__", "__sizeof__", "__copy__", "__deepcopy__", "__reduce__"),
+        *("__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__init_subclass__", "__class_getitem__"),
+        *("render", "close"),
+    )
+)
+"""Methods that neither a step nor a reset calls, but by their names."""
 
 
 class Shared:
@@ -75,6 +109,8 @@ class Shared:
         functions: Functions, whose defaults, attributes and closures count.
         drawn: Those names: of caches of pictures.
         samples: True if they draw from spaces, whose generators count then.
+        hashes: True if they use `hash`.
+        readings: What is to be read of the process.
     """
 
     def __init__(
@@ -84,11 +120,14 @@ class Shared:
         owners: tuple[type, ...] = (),
         functions: tuple[types.FunctionType, ...] = (),
         drawn: frozenset[str] = frozenset(),
+        *,
         samples: bool = False,
+        hashes: bool = False,
+        readings: tuple[Callable[[], str], ...] = (),
     ) -> None:
-        self.samples = samples
+        self.samples, self.hashes = samples, hashes
         self.reason, self._places, self._owners, self._functions = reason, places, owners, functions
-        self._drawn = drawn
+        self._drawn, self._readings = drawn, readings
 
     def values(self) -> Iterator[Any]:
         """Give the values that are shared now, in a fixed order."""
@@ -101,59 +140,208 @@ class Shared:
                     yield value
         for function in self._functions:
             yield from held_by(function)
+        for read in self._readings:
+            yield read()
 
     def digest(self) -> str:
         """Return a digest of the values that are shared now: as long as it is the same, nobody has changed them."""
         return digest_of(self.values(), samples=self.samples)
 
+    def look(self) -> tuple[str, str]:
+        """Return the digest, and why it does not show every change; "": it does."""
+        unseen: list[Any] = []
+        digest = digest_of(self.values(), samples=self.samples, unseen=unseen)
+        if not unseen:
+            return digest, ""
+        kind = type(unseen[0])
+        title = f"{module_of(kind)}.{kind.__qualname__}"
+        return digest, f"its class or its module holds a {title}, which all environments share, and nothing can compare"
 
-_known: dict[frozenset[type], Shared] = {}
+
+_known: dict[frozenset[Any], Shared] = {}
 
 
-def shared_by(classes: Iterable[type]) -> Shared:
-    """Look at classes; those that were looked at before are remembered."""
-    key = frozenset(classes)
+def shared_by(code: Iterable[Any]) -> Shared:
+    """Look at classes, functions and modules; those that were looked at before are remembered.
+
+    Functions are told apart by their code: each environment may have one of its own. What their closures hold is no
+    part of what is returned.
+    """
+    found = list(code)
+    key = frozenset(_key_of(item) for item in found)
     if key not in _known:
         if len(_known) > 1000:
             _known.clear()
-        _known[key] = _Scan(key).look()
+        _known[key] = _Scan(found).look()
     return _known[key]
 
 
+def _key_of(item: Any) -> Any:
+    # One that has attributes is an object like others.
+    return item.__code__ if isinstance(item, types.FunctionType) and not vars(item) else item
+
+
+def code_in(values: Iterable[Any]) -> set[Any]:
+    """Return the classes, functions and modules of objects, wherever they lie in values, or behind objects of C."""
+    found: set[Any] = set()
+    seen: dict[int, Any] = {}
+    waiting = list(values)
+    while waiting:
+        value = waiting.pop()
+        kind = type(value)
+        if kind in _PLAIN or id(value) in seen or isinstance(value, (EnvSpec, logging.Logger)):
+            continue
+        seen[id(value)] = value
+        if isinstance(value, (type, types.ModuleType)):
+            found.add(value)
+            continue
+        if not is_trusted(module_of(kind)):
+            found.add(kind)
+        if isinstance(value, types.FunctionType):
+            found.add(value)
+        elif isinstance(value, types.MethodType):
+            found.add(value.__func__)
+        waiting += _parts_of(value)
+    return found
+
+
+_PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
+
+
+def _parts_of(value: Any) -> list[Any]:
+    """Return what a value holds that may be, or hold, code."""
+    found = [item for _, item in fields_of(value)]
+    if isinstance(value, dict):
+        return [*found, *(part for pair in dict.items(value) for part in pair)]
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return [*found, *value]
+    if isinstance(value, np.ndarray):
+        return list(value.flat) if value.dtype.hasobject else []
+    if isinstance(value, types.FunctionType):
+        return held_by(value)
+    if isinstance(value, types.MethodType):
+        return [value.__self__]
+    if isinstance(value, functools.partial):
+        return [*found, value.func, value.args, value.keywords]
+    if not is_trusted(module_of(type(value))) or not type(value).__flags__ & (1 << 9):
+        # Such as the function of a `map`; modules and their names are reached from everywhere.
+        kinds = types.FunctionType, types.MethodType, functools.partial, tuple, list
+        found += [item for item in gc.get_referents(value) if isinstance(item, kinds)]
+    return found
+
+
 class _Scan:
-    """Follows what the methods of classes use.
+    """Follows what the methods of classes use, and functions.
 
     Args:
-        classes: The classes of an environment, of its wrappers, and of what they hold.
+        code: The classes of an environment, of its wrappers, and of what they hold, with its functions and modules.
     """
 
-    def __init__(self, classes: Iterable[type]) -> None:
+    def __init__(self, code: Iterable[Any]) -> None:
         self._own: dict[type, None] = {}
         self._methods: dict[str, list[types.FunctionType]] = {}
         self._waiting: deque[types.FunctionType] = deque()
         self._functions: dict[types.FunctionType, None] = {}
+        self._held: dict[types.FunctionType, None] = {}
+        """Those whose closures belong to one environment, and are looked at there."""
+        self._modules: dict[types.ModuleType, None] = {}
         self._places: dict[tuple[int, str], tuple[Any, str]] = {}
         self._names: set[str] = set()
         """Of what classes hold that may change."""
         self._used: set[str] = {"step", "reset", "__init__"}
+        self._by_name = False
+        """True if methods are called by names that code makes: any may be."""
         self._drawn: set[str] = set()
-        for kind in sorted(classes, key=lambda kind: kind.__qualname__):
-            self._add(kind)
+        self._chains: set[tuple[Any, str]] = set()
+        """Attributes of attributes."""
+        self._trusted: dict[types.ModuleType, None] = {}
+        """Modules that are values, and are not looked into."""
+        self._hashes = False
+        self._readings: dict[Callable[[], str], None] = {}
+        self._looked: dict[int, Any] = {}
+        self._reason = ""
+        for item in sorted(code, key=_title_of):
+            if isinstance(item, type):
+                self._add(item)
+            elif isinstance(item, types.ModuleType):
+                self._add_module(item)
+            else:
+                if item.__closure__:
+                    self._held[item] = None
+                self._waiting.append(item)
 
     def _add(self, kind: type) -> None:
         """Look at a class and its bases, and at its metaclass."""
         metaclass: Any = type(kind)
         for owner in (*kind.__mro__, *metaclass.__mro__):
-            if owner in self._own or is_trusted(owner.__module__):
+            if owner in self._own or is_trusted(module_of(owner)):
                 continue
             self._own[owner] = None
+            if issubclass(owner, threading.Thread):
+                self._reason = self._reason or f"{owner.__qualname__} is a thread, which goes on by itself"
             for name, value in vars(owner).items():
                 functions = list(_functions_of(value))
                 self._methods.setdefault(name, []).extend(functions)
-                if name in self._used:
+                if name in self._used or (self._by_name and name not in _NOT_FOLLOWED) or _is_implicit(name):
                     self._waiting.extend(functions)
-                if not functions and not name.startswith("__") and _is_data(value) and not _is_fixed(value):
-                    self._names.add(name)
+                if isinstance(value, type):
+                    # One of the classes within it, whose objects a step may make.
+                    self._add(value)
+                elif not functions and not name.startswith("__"):
+                    self._look_into(value, f"{owner.__qualname__}.{name}")
+                    if _is_data(value) and not _is_fixed(value):
+                        self._names.add(name)
+
+    def _add_module(self, module: types.ModuleType) -> None:
+        """Look at all that is in a module that is used as a value."""
+        if is_trusted(module.__name__):
+            self._trusted[module] = None
+            return
+        if module in self._modules:
+            return
+        self._modules[module] = None
+        for name, value in vars(module).items():
+            if isinstance(value, types.FunctionType):
+                self._methods.setdefault(name, []).append(value)
+                if name in self._used or self._by_name:
+                    self._waiting.append(value)
+            elif isinstance(value, type):
+                self._add(value)
+            elif not name.startswith("__") and _is_data(value):
+                self._places[id(module), name] = module, name
+                self._look_into(value, f"{module.__name__}.{name}")
+
+    def _look_into(self, value: Any, where: str) -> None:
+        """Look at a value that is shared, and at all that it holds."""
+        waiting = [value]
+        while waiting:
+            item = waiting.pop()
+            kind = type(item)
+            if kind in _PLAIN or id(item) in self._looked or isinstance(item, np.ndarray):
+                continue
+            self._looked[id(item)] = item
+            self._reason = self._reason or _reason(_unwrapped(item), where)
+            functions = list(_functions_of(item))
+            self._waiting.extend(functions)
+            if isinstance(item, type):
+                self._add(item)
+            elif not functions and not isinstance(item, (types.ModuleType, gymnasium.Env)):
+                if not is_trusted(module_of(kind)):
+                    self._add(kind)
+                if not is_trusted(module_of(kind)) or isinstance(item, _HOLDERS):
+                    waiting += _parts_of(item)
+
+    def _use(self, name: str) -> None:
+        if name not in self._used:
+            self._used.add(name)
+            self._waiting.extend(self._methods.get(name, ()))
+
+    def _use_all(self) -> None:
+        if not self._by_name:
+            self._by_name = True
+            for name in list(self._methods):
+                if name not in _NOT_FOLLOWED:
+                    self._use(name)
 
     def look(self) -> Shared:
         """Follow all, and return what is shared."""
@@ -164,12 +352,32 @@ class _Scan:
                 continue
             self._functions[function] = None
             reason = self._of_function(function) or self._of_classes()
+        reason = reason or self._of_trusted()
         if reason:
             return Shared(reason)
-        places = tuple(place for place in self._places.values() if place[1] not in self._drawn)
         return Shared(
-            "", places, tuple(self._own), tuple(self._functions), frozenset(self._drawn), "sample" in self._used
+            "",
+            tuple(place for place in self._places.values() if place[1] not in self._drawn),
+            tuple(self._own),
+            tuple(function for function in self._functions if function not in self._held),
+            frozenset(self._drawn),
+            samples="sample" in self._used,
+            hashes=self._hashes,
+            readings=tuple(self._readings),
         )
+
+    def _of_trusted(self) -> str:
+        """Return what is used of modules that are values, by names that lead to it."""
+        for module in self._trusted:
+            where = f"code that holds the module {module.__name__}"
+            for name in sorted(self._used):
+                if reason := _reason(getattr(module, name, None), where):
+                    return reason
+            for outer, inner in self._chains:
+                part = getattr(module, str(outer), None)
+                if isinstance(part, types.ModuleType) and (reason := _reason(getattr(part, inner, None), where)):
+                    return reason
+        return ""
 
     def _of_classes(self) -> str:
         for owner in self._own:
@@ -178,7 +386,7 @@ class _Scan:
                     return f"{owner.__qualname__}.{name} is a generator that all objects of the class share"
                 if isinstance(value, functools._lru_cache_wrapper):  # noqa: SLF001
                     return f"{owner.__qualname__}.{name} remembers results for all objects of the class (lru_cache)"
-        return ""
+        return self._reason
 
     def _of_function(self, function: types.FunctionType) -> str:
         """Look at what a function uses; return why its environment has no state, "": it may have one."""
@@ -186,13 +394,22 @@ class _Scan:
         names = function.__globals__
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         closure = {name: cell.cell_contents for name, cell in cells if _has_contents(cell)}
+        if function in self._held:
+            # What else it holds is of one environment, and compared there.
+            followed = types.FunctionType, types.ModuleType, type
+            closure = {name: value for name, value in closure.items() if isinstance(value, followed)}
         for value in held_by(function):
-            if isinstance(value, _GENERATORS) or (isinstance(value, types.ModuleType) and value is random):
+            if value is random or (isinstance(value, _GENERATORS) and function not in self._held):
                 return f"{where} holds a generator that all environments share"
-            if isinstance(value, types.FunctionType):
-                self._waiting.append(value)
+            if function not in self._held:
+                self._look_into(value, where)
+            for part in _functions_of(value):
+                if function in self._held and part.__closure__:
+                    self._held[part] = None
+                self._waiting.append(part)
+        modules: dict[str, Any] = {}
         for code in _codes(function.__code__):
-            for what, value in _uses(code, names, closure, frozenset(self._names)):
+            for what, value in _Uses(code, names, closure, frozenset(self._names), modules).found():
                 if what == "refused":
                     return f"{where} uses {value}"
                 if what == "stores":
@@ -203,29 +420,49 @@ class _Scan:
                         self._drawn.add(value)
                         continue
                     return f"{where} changes {value!r}, which its class or its module holds: all environments share it"
+                if what == "missing":
+                    if "render" not in where.lower():
+                        return f"{where} imports {value} later, which cannot be looked at before"
+                    continue
+                if what == "module":
+                    self._add_module(value)
+                    continue
+                if what == "hash":
+                    self._hashes = True
+                    continue
+                if what == "chain":
+                    self._chains.add(value)
+                    continue
+                if what == "by name":
+                    self._use_all()
+                    continue
                 if what == "method":
-                    if value not in self._used:
-                        self._used.add(value)
-                        self._waiting.extend(self._methods.get(value, ()))
+                    self._use(value)
                     continue
                 if what == "data":
                     module = sys.modules.get(function.__module__)
                     if module is not None and vars(module).get(value) is function.__globals__.get(value):
                         self._places[id(module), value] = module, value
                     value = function.__globals__.get(value)
-                    if not isinstance(value, type) and not is_trusted(type(value).__module__):
-                        self._add(type(value))
+                    self._look_into(value, where)
                 if what == "attribute":
                     owner, name = value
                     value = getattr(owner, name, None)
+                    if owner is sys and name == "modules":
+                        return f"{where} uses sys.modules, by which it reaches what no copy has"
                     if _is_data(value) and (not is_trusted(owner.__name__) or value is os.environ):
                         self._places[id(owner), name] = owner, name
-                reason = _reason(value, where)
+                        self._look_into(value, where)
+                reason = self._reason or _reason(value, where)
                 if reason:
                     return reason
+                if any(value is one for one in _BY_NAME):
+                    self._use_all()
+                for one, read in _READINGS:
+                    if value is one:
+                        self._readings[read] = None
                 if isinstance(value, type):
-                    if not is_trusted(value.__module__):
-                        self._add(value)
+                    self._add(value)
                 else:
                     self._waiting.extend(_functions_of(value))
         return ""
@@ -234,7 +471,7 @@ class _Scan:
 def _reason(value: Any, where: str) -> str:
     if isinstance(value, _GENERATORS):
         return f"{where} uses a generator of its module, which all environments share"
-    if isinstance(value, types.ModuleType) and value in (random, secrets, gc):
+    if value is random or value is secrets or value is gc:
         return f"{where} uses the module {value.__name__}, which is the same for all environments"
     if isinstance(value, functools._lru_cache_wrapper) and not is_trusted(value.__module__):  # noqa: SLF001
         return f"{where} uses {value.__qualname__}, which remembers results of all environments (lru_cache)"
@@ -247,6 +484,26 @@ def _reason(value: Any, where: str) -> str:
     if owner is not None and not isinstance(owner, (types.ModuleType, type)) and isinstance(owner, _GENERATORS):
         return f"{where} draws from a generator that all environments share ({getattr(value, '__name__', value)})"
     return ""
+
+
+_HOLDERS = (dict, list, tuple, set, frozenset, deque, types.SimpleNamespace, types.MappingProxyType, functools.partial)
+
+
+def _is_none(step: dis.Instruction) -> bool:
+    return step.opname == "LOAD_CONST" and step.argval is None
+
+
+def _title_of(item: Any) -> str:
+    return str(getattr(item, "__qualname__", item))
+
+
+def _is_implicit(name: str) -> bool:
+    """True if Python calls methods of a name by itself, such as `__call__`."""
+    return name.startswith("__") and name.endswith("__") and name not in _NOT_FOLLOWED
+
+
+def _unwrapped(value: Any) -> Any:
+    return value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
 
 
 def _has_contents(cell: types.CellType) -> bool:
@@ -273,8 +530,10 @@ def _functions_of(value: Any) -> Iterator[types.FunctionType]:
         parts = [value.func]
     elif isinstance(value, (classmethod, staticmethod, types.MethodType)):
         parts = [value.__func__]
-    elif isinstance(value, functools.partial):
+    elif isinstance(value, (functools.partial, functools.partialmethod)):
         parts = [value.func]
+    elif isinstance(value, functools.singledispatchmethod):
+        parts = [value.func, *value.dispatcher.registry.values()]
     for part in parts:
         while isinstance(getattr(part, "__wrapped__", None), types.FunctionType):
             if isinstance(part, types.FunctionType):
@@ -297,67 +556,189 @@ def _is_fixed(value: Any) -> bool:
     )
 
 
-def _uses(
-    code: types.CodeType, names: Mapping[str, Any], closure: Mapping[str, Any], of_class: frozenset[str]
-) -> Iterator[tuple[str, Any]]:
-    """Give what code uses.
+class _Uses:
+    """Finds what code uses.
 
     Args:
         code: The code.
         names: The globals of its module.
         closure: What its function got of the functions around it, by name.
         of_class: The names of what classes hold that may change.
-
-    Returns:
-        Pairs: `value` and what a global name, or one of the closure, leads to; `attribute` and a module with the name
-        of what is read there; `data` and a global's name; `method` and the name of an attribute of something; `stores`
-        and the name of a global that it writes; `changes` and the name of what it changes in a class or in its module;
-        `refused` and what no environment with states may use.
+        modules: The modules that its function has imported, or named, by the names of its variables; it adds to them.
     """
-    module: Any = None
-    called: Any = None  # what was loaded last, where it is a function or a class
-    after = ""  # the instruction before
-    held = ""  # the name of a shared value that was loaded, until something else is done
-    for step in dis.get_instructions(code):
-        if step.opname in _ATTRIBUTES:
+
+    def __init__(
+        self,
+        code: types.CodeType,
+        names: Mapping[str, Any],
+        closure: Mapping[str, Any],
+        of_class: frozenset[str],
+        modules: dict[str, Any],
+    ) -> None:
+        self._steps = [step for step in dis.get_instructions(code) if step.opname not in _NOTHING]
+        self._names, self._closure, self._of_class, self._modules = names, closure, of_class, modules
+
+    def found(self) -> Iterator[tuple[str, Any]]:
+        """Give what the code uses.
+
+        Returns:
+            Pairs: `value` and what a global name, or one of the closure, leads to; `attribute` and a module with the
+            name of what is read there; `data` and a global's name; `method` and the name of an attribute of something;
+            `by name`: of any; `stores` and the name of a global that it writes; `changes` and the name of what it
+            changes in a class or in its module; `module` and one of which it uses what cannot be followed; `missing`
+            and the name of one that is not loaded; `hash`; `refused` and what no environment with states may use.
+        """
+        names, closure, modules = self._names, self._closure, self._modules
+        module: Any = None
+        called: Any = None  # what was loaded last, where it is a function or a class
+        after = ""  # the instruction before
+        held = ""  # the name of a shared value that was loaded, until something else is done
+        source: Any = None  # the module that is imported from
+        bound: Any = None  # the module that the next variable will be
+        sets = False  # True after `setattr`
+        for number, step in enumerate(self._steps):
             name = step.argval if isinstance(step.argval, str) else ""
-            if held and name in _CHANGES:
-                yield "changes", held
-            if isinstance(module, types.ModuleType):
-                owner, module = module, getattr(module, name, None)
-                called = module
-                if not isinstance(module, types.ModuleType):
-                    yield "attribute", (owner, name)
-            else:
-                module = None
-                yield "method", name
-            # An attribute of a variable is another value: what was held before lies below it.
-            held = name if name in of_class else ("" if after.startswith("LOAD_FAST") else held)
+            if step.opname in _ATTRIBUTES:
+                if held and name in _CHANGES:
+                    yield "changes", held
+                if isinstance(module, types.ModuleType):
+                    owner, module = module, getattr(module, name, None)
+                    called = module
+                    if not isinstance(module, types.ModuleType):
+                        yield "attribute", (owner, name)
+                else:
+                    module = None
+                    yield "method", name
+                    if number and self._steps[number - 1].opname in _ATTRIBUTES:
+                        yield "chain", (self._steps[number - 1].argval, name)
+                    if name == "__dict__":
+                        yield "by name", None
+                # An attribute of a variable is another value: what was held before lies below it.
+                held = name if name in self._of_class else ("" if after.startswith("LOAD_FAST") else held)
+                after = step.opname
+                continue
+            if step.opname in _CALLS and any(called is one for one in _SEEDED) and self._gives_none(number):
+                yield "refused", f"{called.__name__}() without a seed, which draws one from the system"
+            if (step.opname, step.argval) in _IMPORTS:
+                yield "value", random
+            if step.opname == "IMPORT_NAME":
+                source, bound, missing = self._imported(number)
+                if missing:
+                    yield "missing", missing
+                module, after = None, step.opname
+                continue
+            if step.opname == "IMPORT_FROM":
+                bound = getattr(source, name, None) if source is not None else None
+                if bound is not None and not isinstance(bound, types.ModuleType):
+                    yield "attribute", (source, name)
+                module, after = None, step.opname
+                continue
+            if step.opname.startswith(("STORE_FAST", "STORE_DEREF", "STORE_NAME")):
+                variable = step.argval[0] if isinstance(step.argval, tuple) else step.argval
+                becomes = bound if bound is not None else module
+                if isinstance(becomes, types.ModuleType) and becomes is not random and becomes is not np.random:
+                    modules[variable] = becomes
+                    module = None
+                bound = None
             after = step.opname
-            continue
-        if step.opname in _CALLS and step.argval == 0 and called is not None and called in _SEEDED:
-            yield "refused", f"{called.__name__}() without a seed, which draws one from the system"
-        if step.opname in _NOTHING:
-            continue
-        after = step.opname
-        # A module that is used as a value: what becomes of it is not followed.
-        if isinstance(module, types.ModuleType) and module in (random, np.random):
-            yield "value", random
-        if step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE") and held:
-            yield "changes", held
-        if step.opname not in _READS and step.opname not in _GLOBALS and step.opname not in _CELLS:
-            held = ""
-        module = called = None
-        if step.opname in _GLOBALS or (step.opname in _CELLS and step.argval in closure):
-            known = names if step.opname in _GLOBALS else closure
-            module = called = known.get(step.argval)
-            if step.argval not in known:
-                if step.argval in _BUILTINS:
-                    yield "refused", f"{step.argval}(), by which it reaches what no copy has"
-            elif not isinstance(module, types.ModuleType):
-                held = step.argval if _is_data(module) and not _is_fixed(module) else ""
-                yield ("data", step.argval) if _is_data(module) and known is names else ("value", module)
-        elif step.opname in _STORES or (step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in closure):
-            yield "stores", step.argval
-        elif (step.opname, step.argval) in _IMPORTS:
-            yield "value", random
+            if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+                yield "method", name
+                if isinstance(module, types.ModuleType):
+                    yield "stores", f"{module.__name__}.{name}"
+                    module = None
+            # A module that is used as a value: what becomes of it is not followed.
+            if isinstance(module, types.ModuleType):
+                yield ("value", random) if module is random or module is np.random else ("module", module)
+            if step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE") and held:
+                yield "changes", held
+            if step.opname not in _READS and step.opname not in _GLOBALS and step.opname not in _CELLS:
+                held = ""
+            module = None
+            if not _is_none(step):
+                called = None
+            local = step.argval[-1] if isinstance(step.argval, tuple) and step.argval else step.argval
+            if step.opname in _GLOBALS or (step.opname in _CELLS and step.argval in closure):
+                known = names if step.opname in _GLOBALS else closure
+                module = called = known.get(step.argval)
+                if sets and isinstance(module, types.ModuleType):
+                    yield "stores", f"attributes of {module.__name__}"
+                sets = step.argval not in known and step.argval in ("setattr", "delattr")
+                if step.argval not in known:
+                    yield from self._builtin(step.argval, number)
+                elif not isinstance(module, types.ModuleType):
+                    held = step.argval if _is_data(module) and not _is_fixed(module) else ""
+                    yield ("data", step.argval) if _is_data(module) and known is names else ("value", module)
+            elif step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and local in modules:
+                module = called = modules[local]
+            elif step.opname in _STORES or (step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in closure):
+                yield "stores", step.argval
+
+    def _builtin(self, name: str, number: int) -> Iterator[tuple[str, Any]]:
+        if name in _BUILTINS:
+            yield "refused", f"{name}(), by which it reaches what no copy has"
+        elif name == "hash":
+            yield "hash", None
+        elif name == "vars":
+            yield "by name", None
+        elif name == "getattr":
+            fixed, of = self._fixed_name(number), self._module_at(number + 1)
+            if of is None:
+                yield ("by name", None) if fixed is None else ("method", fixed)
+            elif fixed is None:
+                yield "refused", f"getattr() of the module {of.__name__}, by a name that its code makes"
+            elif isinstance(getattr(of, fixed, None), types.ModuleType):
+                part = getattr(of, fixed)
+                yield ("value", random) if part is np.random else ("module", part)
+            else:
+                yield "attribute", (of, fixed)
+
+    def _module_at(self, number: int) -> Any:
+        """Return the module that is loaded by an instruction; None: it loads none, or goes on to what is in it."""
+        if number + 1 >= len(self._steps) or self._steps[number + 1].opname in _ATTRIBUTES:
+            return None
+        step = self._steps[number]
+        known = self._names if step.opname in _GLOBALS else self._modules
+        found = known.get(step.argval) if isinstance(step.argval, str) else None
+        return found if isinstance(found, types.ModuleType) else None
+
+    def _gives_none(self, number: int) -> bool:
+        """True if a call gives no argument, or None alone."""
+        if self._steps[number].argval == 0:
+            return True
+        before = [step for step in self._steps[max(0, number - 2) : number] if not isinstance(step.argval, tuple)]
+        return self._steps[number].argval == 1 and bool(before) and _is_none(before[-1])
+
+    def _fixed_name(self, number: int) -> str | None:
+        """Return the name that `getattr` is called with; None: the code makes it."""
+        following = self._steps[number + 1 :]
+        # Of what: a variable, and attributes of it.
+        place = 1
+        if not following or not following[0].opname.startswith("LOAD_") or isinstance(following[0].argval, tuple):
+            return None
+        while place < len(following) and following[place].opname in _ATTRIBUTES:
+            place += 1
+        if place >= len(following) or following[place].opname != "LOAD_CONST":
+            return None
+        name = following[place].argval
+        for step in following[place + 1 :]:
+            if step.opname in _CALLS and step.argval in (2, 3):
+                return name if isinstance(name, str) else None
+            if not step.opname.startswith(("LOAD_", "BUILD_TUPLE", "BUILD_LIST", "BUILD_MAP", "UNARY_")):
+                return None
+        return None
+
+    def _imported(self, number: int) -> tuple[Any, Any, str]:
+        """Return the module that is imported from, the one that a variable will be, and the name of a missing one."""
+        step = self._steps[number]
+        level, chosen = self._steps[number - 2].argval, self._steps[number - 1].argval
+        name = str(step.argval)
+        if isinstance(level, int) and level > 0:
+            package = self._names.get("__package__") or str(self._names.get("__name__", "")).rpartition(".")[0]
+            name = f"{package.rsplit('.', level - 1)[0] if level > 1 else package}.{name}".rstrip(".")
+        whole, top = sys.modules.get(name), sys.modules.get(name.partition(".")[0])
+        missing = ""
+        if whole is None and not is_trusted(name):
+            with contextlib.suppress(ImportError, ValueError):
+                missing = name if importlib.util.find_spec(name.partition(".")[0]) is not None else ""
+        # `import a.b` gives `a`; `from a import b` names what it takes of it.
+        return (whole if chosen else top), (None if chosen else top), missing

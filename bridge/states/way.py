@@ -6,7 +6,7 @@ from typing import Any
 
 from bridge.core.worlds.kinds import local_parts
 from bridge.states.graph import CannotCopyError, layers_of, take
-from bridge.states.scan import shared_by
+from bridge.states.scan import code_in, shared_by
 
 __all__ = ["NONE", "way_of", "way_of_agent"]
 
@@ -23,17 +23,14 @@ def way_of(env: Any) -> str:
     parts = local_parts(env)
     if not parts:
         return f"{NONE}its lanes are in other processes, or in a simulator"
-    reason = shared_by(frozenset(type(layer) for layer in layers_of(parts[0]))).reason
-    if reason:
-        return f"{NONE}{reason}"
     try:
         snapshot, _ = take(parts[0])
     except CannotCopyError:
-        return "replay"
+        reason = shared_by(code_in(layers_of(parts[0]))).reason
+        return f"{NONE}{reason}" if reason else "replay"
     except Exception as error:  # whatever a library raises before a first reset
         return f"{NONE}it cannot be looked at before its first reset: {error}"
-    reason = shared_by(snapshot.classes).reason
-    return f"{NONE}{reason}" if reason else "+".join(snapshot.how)
+    return "+".join(snapshot.how)
 
 
 def way_of_agent(name: str, space: Any) -> str:

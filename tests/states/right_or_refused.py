@@ -8,6 +8,8 @@ from typing import Any
 from bridge.states.check import examine as examine
 from bridge.states.check import examine_replay as examine_replay
 from bridge.states.graph import CannotCopyError, restore, take
+from bridge.states.history import History, Ledger
+from bridge.states.replay import StateReplay, replayed
 
 STEPS = 100
 MOMENTS = (1, 50, 120, 149)
@@ -45,4 +47,26 @@ def goes_wrong(kind: Any) -> bool:
                     return True
         finally:
             env.close()
+    return False
+
+
+def is_replayed_wrong(kind: Any) -> bool:
+    """True if an environment goes on otherwise after a replay, without a refusal."""
+    for moment in MOMENTS:
+        env = kind()
+        with contextlib.closing(env):
+            history = History(env, Ledger(10_000, 2**30), fresh=True)
+            history.reset(seed=3)
+            env.action_space.seed(1)
+            played(history, [env.action_space.sample() for _ in range(moment)])
+            actions = [env.action_space.sample() for _ in range(STEPS)]
+            with contextlib.suppress(CannotCopyError):
+                state = replayed(history)
+                wanted = played(history, actions)
+                replay = StateReplay(state, env, kind, in_place=False)
+                with contextlib.closing(replay):
+                    replay.advance(60.0)
+                    replay.finish(None)
+                    if played(replay.env, actions) != wanted:
+                        return True
     return False

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
-from bridge.states.check import examine
-from tests.states_envs import REFUSED, RIGHT
+from bridge.states.check import examine, examine_replay
+from tests.states_envs import REFUSED, RIGHT, Walk
 from tests.support import stable_id
 
 
@@ -20,3 +21,39 @@ def test_a_kind_that_can_be_copied_passes_the_check(kind: Any) -> None:
 def test_a_kind_that_cannot_be_copied_is_refused_by_what_it_holds(kind: Any) -> None:
     reason = examine(kind)
     assert len(reason.split()) > 5, reason
+
+
+class Managed(Walk):
+    """Counts in an object that it got."""
+
+    def __init__(self, manager: Any) -> None:
+        self.manager = manager
+        super().__init__()
+
+    def act(self, action: int) -> None:
+        self.manager["n"] += action
+        self.x = self.x + self.manager["n"]
+
+
+class Numbered(Managed):
+    """Draws numbers of an object in C that it got."""
+
+    def act(self, action: int) -> None:
+        self.x = self.x + next(self.manager)
+
+
+def test_environments_that_move_an_object_which_all_of_them_got_are_refused() -> None:
+    held, numbers = {"n": 0}, itertools.count()
+    assert "have too" in examine(lambda: Managed(held))
+    assert examine(lambda: Managed({"n": 0})) == ""
+    assert "other environments of its kind have its itertools.count too" in examine_replay(lambda: Numbered(numbers))
+
+
+def test_an_object_that_all_got_and_none_changes_is_no_hindrance() -> None:
+    table = {"gain": [1.0]}
+
+    class Reads(Managed):
+        def act(self, action: int) -> None:
+            self.x = self.x + self.manager["gain"][0]
+
+    assert examine(lambda: Reads(table)) == ""

@@ -13,6 +13,7 @@ from bridge import Auth, MessageForm, SavedState, States, make_remote, make_vec_
 from bridge.core.encoding.tensors import unpack_tensor
 from bridge.errors import Code, RefusedError, SettingError
 from bridge.testing import Inspector
+from tests.odd_envs import BehindProxy, SetOfCells
 from tests.states_envs import REFUSED, Walk, wrapped
 from tests.support import assert_identical, stable_id
 
@@ -49,7 +50,9 @@ def test_a_kind_that_cannot_be_copied_is_refused_and_its_client_goes_on(kind: An
 
 
 @pytest.mark.parametrize("isolation", [None, "process"], ids=["here", "isolated"])
-@pytest.mark.parametrize("kind", ["CartPole-v1", "FrozenLake-v1", wrapped, Walk], ids=stable_id)
+@pytest.mark.parametrize(
+    "kind", ["CartPole-v1", "FrozenLake-v1", wrapped, Walk, SetOfCells, BehindProxy], ids=stable_id
+)
 def test_a_remote_environment_goes_on_from_its_state(kind: Any, isolation: Any) -> None:
     with serve_gym(kind, isolation=isolation) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
         env.reset(seed=3)

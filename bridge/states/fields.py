@@ -1,0 +1,122 @@
+"""What objects are made of: their fields, also those of `__slots__`, and whether these are all that they hold."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections import OrderedDict, defaultdict
+from typing import Any
+
+import gymnasium
+
+__all__ = ["dict_of", "fields_of", "held_by", "impure", "is_pure", "is_trusted", "module_of", "slots_of"]
+
+_TRUSTED = frozenset(("numpy", "gymnasium", "ale_py", "mujoco", "Box2D", "pygame", "builtins", "google", "bridge"))
+"""Packages whose environments and objects draw from their own generators alone."""
+
+
+def module_of(kind: type) -> str:
+    """Return the name of the module of a class; "": a class of C may have none."""
+    module = getattr(kind, "__module__", None)
+    return module if isinstance(module, str) else ""
+
+
+def is_trusted(module: Any) -> bool:
+    """True if the code of a module shares no state between environments."""
+    top = str(module).partition(".")[0]
+    return top in _TRUSTED or (top in sys.stdlib_module_names and top != "__main__")
+
+
+def dict_of(value: Any) -> Any:
+    """Return the `__dict__` of an object, whatever its class answers who asks for it; None: it has none."""
+    kind: Any = type(value)
+    getter = _dict_getter(kind)
+    return None if getter is None else getter.__get__(value)
+
+
+@functools.lru_cache(4096)
+def _dict_getter(kind: type) -> Any:
+    for owner in kind.__mro__:
+        found = vars(owner).get("__dict__")
+        if isinstance(found, (types.GetSetDescriptorType, types.MemberDescriptorType)):
+            return found
+    return None
+
+
+def fields_of(value: Any) -> list[tuple[str, Any]]:
+    """Return the attributes of an object, those of `__slots__` too."""
+    found = list((dict_of(value) or {}).items())
+    for name in slots_of(type(value)):
+        try:
+            found.append((name, object.__getattribute__(value, name)))
+        except AttributeError:  # it has none yet
+            continue
+    return found
+
+
+def slots_of(kind: Any) -> tuple[str, ...]:
+    """Return the names of the `__slots__` of a class, as attributes have them."""
+    return _slots_of(kind)
+
+
+@functools.lru_cache(4096)
+def _slots_of(kind: type) -> tuple[str, ...]:
+    found = []
+    for owner in kind.__mro__:
+        slots = owner.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            if name not in ("__dict__", "__weakref__"):
+                # Private names of slots are mangled, as those of attributes are in code.
+                mangled = name.startswith("__") and not name.endswith("__")
+                found.append(f"_{owner.__name__.lstrip('_')}{name}" if mangled else name)
+    return tuple(found)
+
+
+def held_by(function: types.FunctionType) -> list[Any]:
+    """Return what a function holds beside its code: closure, defaults and attributes."""
+    found = []
+    for cell in function.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # it is empty yet
+            continue
+    return [*found, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *vars(function).values()]
+
+
+_CONTAINERS = (object, list, dict, tuple, OrderedDict, defaultdict)
+
+
+def is_pure(kind: type) -> bool:
+    """True if the objects of a class can be copied by their fields."""
+    return impure(kind) is None
+
+
+@functools.lru_cache(4096)
+def impure(kind: type) -> str | None:
+    """Say why the objects of a class cannot be copied by their fields; None: they can."""
+    title = f"a {getattr(kind, '__module__', '')}.{kind.__qualname__}"
+    for owner in kind.__mro__:
+        if owner in _CONTAINERS or getattr(owner, "__module__", "") in ("typing", "abc", "collections.abc"):
+            continue
+        if not owner.__flags__ & (1 << 9):  # no class of Python's
+            return f"{title}, which is of no class written in Python, and is not copied"
+        slots = set(slots_of(owner))
+        for name, value in vars(owner).items():
+            # What C has defined shows by its methods and members.
+            made_in_c = isinstance(value, (types.MethodDescriptorType, types.ClassMethodDescriptorType))
+            getter = isinstance(value, types.GetSetDescriptorType) and name not in ("__dict__", "__weakref__")
+            member = isinstance(value, types.MemberDescriptorType) and name not in slots
+            if made_in_c or getter or member:
+                return f"{title}, whose class {owner.__qualname__} is not written in Python, and is not copied"
+        if "__del__" in vars(owner) and not issubclass(kind, gymnasium.Env):
+            return f"{title}, which ends something when it is dropped (__del__), and is not copied"
+    if issubclass(kind, BaseException):
+        return f"{title}, an exception, which is not copied"
+    try:
+        if not issubclass(kind, (list, dict, tuple)):
+            object.__new__(kind)
+    except TypeError:
+        # An abstract class, which has no objects, says so here too; there is none to copy then.
+        return f"{title}, which is not made by Python alone, and is not copied"
+    return None
