@@ -26,7 +26,7 @@ ROOT, WRAPPERS = Path(bridge.__file__).parent, Path(bridge.wrappers.__file__).pa
 CLIENT = (24, 14)
 SERVER = (18, 12)
 # What each further world adds at the server, where the Steps of all come together.
-FURTHER_WORLD = 9
+FURTHER_WORLD = 10
 # What a step of a vector environment of one slot may take, and each further slot.
 ONE_SLOT, FURTHER_SLOT = 60, 15
 # What a step of one slot may take that sees that its server was killed.

@@ -500,8 +500,7 @@ def test_a_handler_that_fails_is_cut_and_nobody_else(
     protocols = [PortProtocol(name="failing", first_bytes=[b"fail"], handler=failing)]
     with serve_gym("CartPole-v1", protocols=protocols) as server, make_remote(server.url) as env:
         env.reset(seed=0)
-        answer = ask(server, b"fail")
-        assert answer == b"" or method == "finish"  # what was answered before the end may be on its way already
+        assert ask(server, b"fail") == b""
         env.step(0)
         with make_remote(server.url) as other:
             other.reset(seed=0)
