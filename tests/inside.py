@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from bridge import ClientCredentials, Limits
+from bridge import ClientCredentials, Gate, Limits
 from bridge.cli import program
 from bridge.core.client.envs.vector_env import slots_of
 from bridge.core.client.wire.connection import connect
@@ -23,7 +23,6 @@ from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.session_states import StepAnswered
 from bridge.core.server import connection as connection_module
 from bridge.core.server import serving
-from bridge.core.server.auth import Gate
 from bridge.core.server.connection import Connection
 from bridge.core.server.grpc_server import GrpcProtocol
 from bridge.core.server.grpc_services import Services

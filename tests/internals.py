@@ -50,7 +50,7 @@ HELPERS = {
         """cli.program core.client.slots core.client.wire.connection core.client.world.session_states
         core.client.wire.poller core.client.envs.vector_env
         core.server.limits
-        core.server.auth core.server.connection core.server.connections core.server.grpc_server
+        core.server.connection core.server.connections core.server.grpc_server
         core.server.grpc_services core.server.http_protocol core.server.serving
         core.transport.address
         core.transport.keepalive recording.library recording.replay_world web.watching.takeovers""",
@@ -94,18 +94,17 @@ HELPERS = {
     "tests/core/client/test_pool.py": ("the events that a pool hands out", "core.client.world.session_states"),
     "tests/core/transport/test_http2.py": (
         "a call of gRPC, by which HTTP/2 is used",
-        "core.client.wire.grpc_client core.transport.address",
+        "core.client.wire.grpc_client",
     ),
     "tests/http2_tools.py": ("the framing of the messages of a stream", "core.transport.messages"),
     "tests/states/right_or_refused.py": (
         "what copies environments, without a server",
-        "states.check states.graph",
+        "states.check states.graph states.history states.replay",
     ),
     "tests/core/client/test_poller.py": (
         "a server of HTTP/2 without sockets",
         "core.transport.http2",
     ),
-    "tests/fleet/test_health.py": ("the address that the check takes", "core.transport.address"),
     "tests/core/transport/test_token.py": ("the address that a token is shown to", "core.transport.address"),
     "tests/perlert/lobbies.py": (
         "lobbies in virtual time, and the run that they hand their players to",

@@ -17,10 +17,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from bridge import TLS, Limits, make_remote, serve_gym
 from bridge.cli import main
-from bridge.core.transport.address import parse_address
 from bridge.errors import Code, ConnectError, ConnectionLostError, RefusedError, RemoteTimeoutError
 from bridge.fleet.health import NOT_SERVING, SERVING, check_health
 from bridge.testing import make_certificates
+from tests.inside import parse_address
 from tests.support import until
 
 SERVING_STATUS = health_pb2.HealthCheckResponse.SERVING

@@ -41,11 +41,11 @@ done
 
 @pytest.fixture
 def commands(tmp_path: Path) -> Path:
-    """A folder for the PATH: srun, and `bridge` of this interpreter."""
+    """A folder for the PATH: srun, and `gymnasium-bridge` of this interpreter."""
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "srun").write_text(SRUN)
-    (folder / "bridge").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bridge "$@"\n')
+    (folder / "gymnasium-bridge").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bridge "$@"\n')
     for file in folder.iterdir():
         file.chmod(0o755)
     return folder

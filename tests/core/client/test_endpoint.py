@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import pickle
-from operator import attrgetter
-from typing import Any
 
 import pytest
 
-from bridge import Endpoint
-from bridge.core.client.endpoints import ListedEndpoint, ListedEndpoints
 from bridge.core.client.slots.endpoint import (
     TRANSITIONS,
     EndpointEvent,
     EndpointRecord,
     EndpointState,
-    Load,
-    Placement,
     change_of,
     event_of,
 )
-from bridge.core.client.slots.slot import LinkEvent, Member
-from bridge.core.client.world.world_request import WorldRequest
 from bridge.errors import Code, ConnectError, EnvironmentFailedError, PeerError, RefusedError
 
 WELL = (EndpointState.UNTRIED, EndpointState.UP)
@@ -113,68 +104,3 @@ def test_who_is_well_comes_first_and_the_last_to_fail_last() -> None:
 )
 def test_what_an_error_says_of_an_endpoint(error: ConnectError, event: EndpointEvent) -> None:
     assert event_of(error) is event
-
-
-# A list of URLs, whose endpoints slots are pinned to
-
-URLS = ("grpc://a:1", "grpc://b:1", "grpc://c:1", "grpc://d:1/Other-v0")
-
-
-def placement() -> Placement:
-    listed = [ListedEndpoint.of(WorldRequest.of(url)) for url in URLS]
-    return Placement(ListedEndpoints(listed), attrgetter("request"))
-
-
-class Remote:
-    """What a load looks at."""
-
-    draining, url = False, ""
-
-
-def member(endpoint: Endpoint, failures: int = 0) -> Member:
-    """A slot whose world at an endpoint is joined."""
-    remote: Any = Remote()
-    one = Member(remote, endpoint, 0, 1, failures=failures)
-    one.handle_link(LinkEvent.CONNECT)
-    one.handle_link(LinkEvent.JOINED)
-    return one
-
-
-def test_where_a_slot_may_go_at_once_nothing_speaks_against_the_server() -> None:
-    places = placement()
-    a, b, c, _ = places.watch.endpoints
-    slot = member(a)
-    assert places.choose_well(Load([slot, member(b)]), slot, 0.0) is c, "the one with fewer slots, and of its kind"
-    assert places.choose_well(Load([slot]), slot, 0.0, up=True) is None, "nobody has joined there"
-    for endpoint in (b, c):
-        places.saw(endpoint.key, EndpointEvent.JOINED, 0.0, "")
-    assert places.choose_well(Load([slot]), slot, 0.0, up=True) is b
-    assert places.choose_well(Load([slot, member(b, failures=1)]), slot, 0.0) is c, "there a reset has just failed"
-    places.saw(c.key, EndpointEvent.GONE, 0.0, "")
-    assert places.choose_well(Load([slot, member(b, failures=1)]), slot, 0.0) is None
-    assert places.any_well(slot)
-    places.saw(b.key, EndpointEvent.RAISED, 0.0, "")
-    assert not places.any_well(slot), "the last one is of another kind"
-
-
-def test_a_server_that_slots_of_a_list_have_left_is_tried_by_one_at_a_time_and_after_a_pause(caplog: Any) -> None:
-    places = placement()
-    key = places.watch.endpoints[0].key
-    assert places.may_try(key, 0.0, 10.0)
-    places.saw(key, EndpointEvent.RAISED, 0.0, "ValueError")
-    assert not places.may_try(key, 1.0, 10.0)
-    assert places.may_try(key, 20.0, 10.0)
-    assert not places.may_try(key, 21.0, 10.0), "one is under way"
-    assert not places.saw(key, EndpointEvent.JOINED, 22.0, ""), "its resets may fail as before"
-    assert places.saw(key, EndpointEvent.OBSERVED, 23.0, ""), "it is well again"
-    assert places.may_try(key, 23.0, 10.0)
-    assert not caplog.records, "the slots of a list tell by themselves what they lose"
-
-
-def test_a_copy_has_seen_nothing_of_the_servers() -> None:
-    places = placement()
-    key = places.watch.endpoints[0].key
-    places.saw(key, EndpointEvent.GONE, 1e9, "")  # by the clock of a machine that runs for years
-    copied = pickle.loads(pickle.dumps(places))
-    assert (places.may_try(key, 5.0, 10.0), copied.may_try(key, 5.0, 10.0)) == (False, True)
-    assert [endpoint.key for endpoint in copied.watch.endpoints] == list(URLS)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import pickle
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,8 +29,7 @@ from hypothesis.stateful import (
 )
 
 from bridge import Endpoint
-from bridge.core.client.endpoints import ListedEndpoint, ListedEndpoints
-from bridge.core.client.slots.endpoint import Placement
+from bridge.core.client.slots.endpoint import Load, Placement
 from bridge.core.client.slots.policy import (
     AddSpare,
     Begin,
@@ -107,10 +108,9 @@ def request_for(endpoint: Endpoint) -> Any:
     return SimpleNamespace(address=SimpleNamespace(url=endpoint.url))
 
 
-def listed(server: Server) -> ListedEndpoint:
-    """The endpoint of a server that the user lists."""
-    address = SimpleNamespace(url=server.url)
-    return ListedEndpoint.of(SimpleNamespace(kind="environment", agent=None, address=address))  # type: ignore[arg-type]
+def request_of(url: str, kind: Any = "environment", agent: str | None = None) -> Any:
+    """A request for a URL of a list, as far as its placement looks at it."""
+    return SimpleNamespace(kind=kind, agent=agent, address=SimpleNamespace(url=url))
 
 
 class Fleet:
@@ -138,8 +138,10 @@ class Fleet:
         self.members: list[Member] = []
         self.spares: list[Member] = []
         self.directory = directory
-        watch: Any = self.watch if directory else ListedEndpoints([listed(server) for server in self.servers[:servers]])
-        self.policy = SlotPolicy(self.members, self.spares, Placement(watch, request_for), TIMEOUT, CONNECT_TIMEOUT)
+        watch: Any = self.watch
+        listed = [request_of(server.url) for server in self.servers[:servers]]
+        placement = Placement(watch, request_for) if directory else Placement.of_list(listed)
+        self.policy = SlotPolicy(self.members, self.spares, placement, TIMEOUT, CONNECT_TIMEOUT)
         if directory or spares:
             self.policy.look_at = 0.0
         for number in range(slots):
@@ -151,7 +153,8 @@ class Fleet:
     def member(self, server: Server, start: int, stands_by: StandBy | None = None) -> Member:
         remote: Any = Remote(server, RemoteRecord())
         remote.connected = False
-        home = None if self.directory else listed(server)
+        endpoint: Any = Placement.of_list([request_of(server.url)]).watch.endpoints[0]
+        home = None if self.directory else endpoint
         return Member(remote, home or Endpoint(server.url), start, 1, home, stands_by=stands_by)
 
     def list_servers(self) -> None:
@@ -722,3 +725,80 @@ def test_slots_of_a_thousand_random_lists_run_again_at_their_own_servers() -> No
 @pytest.mark.repeat
 def test_slots_of_a_thousand_random_fleets_run_again_whatever_happened() -> None:
     run(1000)
+
+
+# A list of URLs, whose endpoints slots are pinned to
+
+URLS = ("grpc://a:1", "grpc://b:1", "grpc://c:1", "grpc://d:1/Other-v0")
+
+
+def placement(*requests: Any) -> Placement:
+    """The placement of a list; by itself of `URLS`, the last of which is of another environment."""
+    return Placement.of_list(requests or [request_of(url, f"the path {urlsplit(url).path!r}") for url in URLS])
+
+
+class WellRemote:
+    """What a load looks at."""
+
+    draining, url = False, ""
+
+
+def member_at(endpoint: Endpoint, failures: int = 0) -> Member:
+    """A slot whose world at an endpoint is joined."""
+    remote: Any = WellRemote()
+    one = Member(remote, endpoint, 0, 1, failures=failures)
+    one.handle_link(LinkEvent.CONNECT)
+    one.handle_link(LinkEvent.JOINED)
+    return one
+
+
+def test_where_a_slot_may_go_at_once_nothing_speaks_against_the_server() -> None:
+    places = placement()
+    a, b, c, _ = places.watch.endpoints
+    slot = member_at(a)
+    assert places.choose_well(Load([slot, member_at(b)]), slot, 0.0) is c, "the one with fewer slots, and of its kind"
+    assert places.choose_well(Load([slot]), slot, 0.0, up=True) is None, "nobody has joined there"
+    for endpoint in (b, c):
+        places.saw(endpoint.key, EndpointEvent.JOINED, 0.0, "")
+    assert places.choose_well(Load([slot]), slot, 0.0, up=True) is b
+    assert places.choose_well(Load([slot, member_at(b, failures=1)]), slot, 0.0) is c, "there a reset has just failed"
+    places.saw(c.key, EndpointEvent.GONE, 0.0, "")
+    assert places.choose_well(Load([slot, member_at(b, failures=1)]), slot, 0.0) is None
+    assert places.any_well(slot)
+    places.saw(b.key, EndpointEvent.RAISED, 0.0, "")
+    assert not places.any_well(slot), "the last one is of another kind"
+
+
+def test_a_server_that_slots_of_a_list_have_left_is_tried_by_one_at_a_time_and_after_a_pause(caplog: Any) -> None:
+    places = placement()
+    key = places.watch.endpoints[0].key
+    assert places.may_try(key, 0.0, 10.0)
+    places.saw(key, EndpointEvent.RAISED, 0.0, "ValueError")
+    assert not places.may_try(key, 1.0, 10.0)
+    assert places.may_try(key, 20.0, 10.0)
+    assert not places.may_try(key, 21.0, 10.0), "one is under way"
+    assert not places.saw(key, EndpointEvent.JOINED, 22.0, ""), "its resets may fail as before"
+    assert places.saw(key, EndpointEvent.OBSERVED, 23.0, ""), "it is well again"
+    assert places.may_try(key, 23.0, 10.0)
+    assert not caplog.records, "the slots of a list tell by themselves what they lose"
+
+
+def test_a_copy_has_seen_nothing_of_the_servers() -> None:
+    places = placement()
+    key = places.watch.endpoints[0].key
+    places.saw(key, EndpointEvent.GONE, 1e9, "")  # by the clock of a machine that runs for years
+    copied = pickle.loads(pickle.dumps(places))
+    assert (places.may_try(key, 5.0, 10.0), copied.may_try(key, 5.0, 10.0)) == (False, True)
+    assert [endpoint.key for endpoint in copied.watch.endpoints] == list(URLS)
+
+
+def test_only_listed_urls_of_one_kind_replace_each_other_and_a_world_that_exists_is_of_its_own() -> None:
+    own, second, level = placement(
+        *(request_of(f"grpc://{host}:1", kind) for host, kind in (("own", "a"), ("second", "a"), ("level", "another")))
+    ).watch.endpoints
+    assert own.kind == second.kind != level.kind
+    worlds = [request_of(f"grpc://{host}:1?world=arena", None) for host in ("a", "b")]
+    agents = [request_of("grpc://a:1?world=arena", None, agent) for agent in ("red", "blue")]
+    endpoints = placement(*worlds, *worlds, *agents).watch.endpoints
+    assert len(endpoints) == 4, "each once"
+    assert len({endpoint.kind for endpoint in endpoints}) == 4

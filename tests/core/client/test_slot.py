@@ -12,7 +12,6 @@ import pytest
 import bridge
 import bridge.wrappers
 from bridge import Endpoint
-from bridge.core.client.endpoints import ListedEndpoint, ListedEndpoints
 from bridge.core.client.slots.slot import (
     ASKED,
     ENDINGS,
@@ -244,13 +243,8 @@ def at(endpoint: Endpoint, home: Any = None, stands_by: StandBy | None = None) -
     return one
 
 
-def listed(url: str, kind: Any = "environment", agent: str | None = None) -> ListedEndpoint:
-    request: Any = SimpleNamespace(kind=kind, agent=agent, address=SimpleNamespace(url=url))
-    return ListedEndpoint.of(request)
-
-
 CROWDED, EMPTY, OTHER = (Endpoint(f"grpc://{url}") for url in ("crowded:1", "empty:1", "other:1/Other-v0"))
-OWN, SECOND, LEVEL = listed("grpc://own:1"), listed("grpc://second:1"), listed("grpc://level:1", "another level")
+OWN, SECOND, LEVEL = (Endpoint(f"grpc://{url}") for url in ("own:1", "second:1", "level:1?level=2"))
 
 
 def test_a_slot_of_a_directory_is_served_by_any_spare_of_its_kind() -> None:
@@ -299,15 +293,6 @@ def test_an_environment_that_fails_always_is_left_where_it_has_worked_before_or_
         one.last = answer()
         found.append(one.may_leave)
     assert found == [True, True, False, True]
-
-
-def test_only_listed_urls_of_one_kind_replace_each_other_and_a_world_that_exists_is_of_its_own() -> None:
-    assert OWN.kind == SECOND.kind != LEVEL.kind
-    worlds = [listed(f"grpc://{host}:1?world=arena", None) for host in ("a", "b")]
-    assert worlds[0].kind != worlds[1].kind
-    agents = [listed("grpc://a:1?world=arena", None, agent) for agent in ("red", "blue")]
-    assert agents[0].kind != agents[1].kind
-    assert len(ListedEndpoints([*worlds, *worlds, *agents]).endpoints) == 4, "each once"
 
 
 def test_a_spare_tells_by_its_title_what_it_is() -> None:

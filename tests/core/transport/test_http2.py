@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.core.client.wire.grpc_client import GrpcClient
-from bridge.core.transport.address import parse_address
 from bridge.core.transport.frames import HeadersReceived, Http2Error
 from bridge.core.transport.http2 import Http2
 from bridge.errors import Code
 from tests.http2_tools import MessageReader, pack_prefix
+from tests.inside import parse_address
 
 HEADERS = [(":status", "200"), ("content-type", "application/grpc"), ("gymnasium-bridge", "1")]
 

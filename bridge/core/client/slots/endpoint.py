@@ -26,11 +26,12 @@ import enum
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from bridge.core.back_off import pause
-from bridge.core.client.endpoints import Endpoint, EndpointWatch, Kind, ListedEndpoints
+from bridge.core.client.endpoints import Endpoint, EndpointWatch, Kind, ListedEndpoint, ListedEndpoints
 from bridge.core.client.slots.slot import LinkState, Member
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.logs import LimitedLog
@@ -277,6 +278,11 @@ class Placement:
         self._records: defaultdict[str, EndpointRecord] = defaultdict(EndpointRecord)
         # Of thousands of dead addresses nobody reads a line each.
         self._log = LimitedLog(__name__, burst=10, rate=1 / 30)
+
+    @classmethod
+    def of_list(cls, requests: Iterable[WorldRequest]) -> Placement:
+        """Return the placement of a list of URLs, whose endpoints slots are pinned to."""
+        return cls(ListedEndpoints([ListedEndpoint.of(each) for each in requests]), attrgetter("request"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy it without what was seen of the endpoints, whose times are of this machine's clock."""

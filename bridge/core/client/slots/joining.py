@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from operator import attrgetter
 
 from bridge.core.back_off import ServerWait
 from bridge.core.client.endpoints import (
@@ -17,7 +16,6 @@ from bridge.core.client.endpoints import (
     Endpoint,
     EndpointWatch,
     ListedEndpoint,
-    ListedEndpoints,
     as_directory,
 )
 from bridge.core.client.options import VectorOptions, checked_urls
@@ -69,7 +67,7 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits
             requests, spares = [of_all], [request.as_lanes(num_envs) for request in spares]
         elif num_envs is not None:
             requests, spares = requests[:num_envs], requests[num_envs:] + spares
-        placement = Placement(ListedEndpoints([ListedEndpoint.of(each) for each in requests]), attrgetter("request"))
+        placement = Placement.of_list(requests)
     elif spares:
         raise SettingError(
             f"expected no spares with a directory, got {len(spares)}; add these URLs to the directory: its servers "
