@@ -29,7 +29,7 @@ def played_by_hand(python: Path, play: Play, actions: list[Any], folder: Path) -
         "actions": actions,
     }
     question.write_bytes(pickle.dumps(asked, protocol=2))
-    script = ROOT / "tests" / "standalone" / "by_hand.py"
+    script = ROOT / "tests" / "old_pythons" / "by_hand.py"
     command = [str(python), "-W", "ignore", str(script), str(question), str(answer)]
     subprocess.run(command, check=True, timeout=5 * DEADLINE, cwd=folder)
     found: tuple[Any, Any] = pickle.loads(answer.read_bytes())

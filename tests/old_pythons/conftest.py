@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.installed import report_table, versions_of
 from tests.old_pythons.environments import ENVIRONMENTS, ROOT, chosen
 
-PAGE = ROOT / "tests" / "standalone" / "README.md"
+PAGE = ROOT / "tests" / "old_pythons" / "README.md"
 BEGIN = "<!-- versions: written by make test-standalone -->\n"
 END = "<!-- end of versions -->"
 results: dict[str, list[str]] = {}

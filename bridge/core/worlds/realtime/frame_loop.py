@@ -289,7 +289,7 @@ class FrameLoop(abc.ABC):
         return True
 
     @abc.abstractmethod
-    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer) -> bool:
+    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer[LoopLane]) -> bool:
         """True if the lane of one of an agent's buffers has an episode for it, where it is in none."""
 
     def take(self, loop_agent: LoopAgent, index: int, *, repeats: bool = False) -> Taken | None:

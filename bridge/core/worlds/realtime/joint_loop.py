@@ -170,7 +170,7 @@ class JointLoop(FrameLoop):
         part = self.parts[name]
         return next((one for one in self.loop_agents if one.player and one.buffers[0].lane is part), None)
 
-    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer) -> bool:
+    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer[LoopLane]) -> bool:
         """True if an episode runs that the agent has a part in, and which this player has not left."""
         part = buffer.lane
         return part.phase is Phase.RUNNING and (not loop_agent.player or buffer.entered != part.episode)

@@ -10,14 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Any, Generic, Protocol, TypeVar
 
 from bridge.core.encoding.infos import merge_interventions
 
-if TYPE_CHECKING:
-    from bridge.core.worlds.realtime.loop_lane import LoopLane
-
-__all__ = ["Ended", "LaneBuffer", "Taken"]
+__all__ = ["Ended", "LaneBuffer", "ObservedLane", "Taken"]
 
 # An agent that never Steps, such as a spectator whose program hangs, must not fill the server's memory.
 _MOST_RECORDS = 65536
@@ -70,19 +67,34 @@ class Taken:
     """Why the episode was cut off."""
 
 
+class ObservedLane(Protocol):
+    """What a buffer reads of its lane: the newest observation of the running episode."""
+
+    episode: int
+    """The episode's number, from 1."""
+    observation: object
+    info: Mapping[str, Any]
+    """The info that came with it."""
+    observed_at: float
+    """When it was made, seconds of the server's clock."""
+
+
+L = TypeVar("L", bound=ObservedLane)
+
+
 # An agent is in no episode of its lane (`reading` is 0: its next Step enters one), in the running one (`reading` is its
 # number), or in one that is over and of which it was not told (`closing`). In the last case the lane may be several
 # episodes further. The next Step tells the end, with the rewards of that episode alone; the one after it enters the
 # episode that runs by then, and the next one tells its rewards from its beginning. Ends of the episodes between are
 # told by their records.
-class LaneBuffer:
+class LaneBuffer(Generic[L]):
     """The news of one lane that one agent has not been told yet.
 
     Args:
         lane: The lane, which has the newest observation of the running episode.
     """
 
-    def __init__(self, lane: LoopLane) -> None:
+    def __init__(self, lane: L) -> None:
         self.lane = lane
         """The lane."""
         self.reading = 0

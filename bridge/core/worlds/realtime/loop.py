@@ -17,7 +17,7 @@ class RealtimeLoop(FrameLoop):
         """Add an agent."""
         return self._admit(LoopAgent(self.lanes, player))
 
-    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer) -> bool:
+    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer[LoopLane]) -> bool:
         """True if the lane of one of an agent's buffers has an episode for it, where it is in none."""
         return buffer.lane.phase is Phase.RUNNING
 

@@ -108,7 +108,7 @@ class LoopLane:
     retry_at: float = 0.0
     action_delay: float = 0.0
     """Seconds from the arrival of the last applied action to the frame that applied it."""
-    buffers: list[LaneBuffer] = dataclasses.field(default_factory=list)
+    buffers: list[LaneBuffer[LoopLane]] = dataclasses.field(default_factory=list)
     """A buffer for each agent that sees the lane."""
 
     def move(self, event: LaneEvent) -> None:
