@@ -15,7 +15,7 @@ LOCAL = "grpc://127.0.0.1:50051"
 
 def test_the_readme_trains_with_stable_baselines3():
     ((code, first, last),) = re.findall(
-        r"```python\n([^`]*stable_baselines3[^`]*)```\n\n.* from about (\d+) to about (\d+)\.", README
+        r"```python\n([^`]*stable_baselines3[^`]*)```\n\n.* from about (\d+) to about (\d+)[.;]", README
     )
     assert LOCAL in code
     with serve_gym("CartPole-v1") as server:
