@@ -32,7 +32,7 @@ Request = bytes | bytearray
 Answering: TypeAlias = Coroutine[Any, Any, list[bytes | memoryview]]
 """Ends with an answer, in parts."""
 Arrive: TypeAlias = Callable[[Request, bool], Callable[[], Answering] | None]
-"""`Session.arrive`."""
+"""Tells a session of a request that has to wait, and whether only begun Steps wait before it: `Session.arrive`."""
 # Answers of a connection that are sent together, where that many requests came together, and the seconds for which the
 # first of them waits. A `send` may wake the client's process, which takes longer than a step of CartPole: with 16, this
 # server took 11 % more processor time for 64 CartPoles, and their client's steps took no less.
@@ -431,14 +431,14 @@ class Calls:
         finally:  # after an interrupt too: each result belongs to the first of the steps that are left
             while len(self._steps) > len(self._results):
                 made -= 1
-                self._put_back(*self._steps.pop())
+                self._put_back(self._steps.pop())
         return made
 
-    def _put_back(self, call: Call, request: bytes, admitted: tuple[int, float], make: object) -> None:
+    def _put_back(self, step: _Step) -> None:
         """Let a request be the next one of `ready` again: its step was not begun."""
-        del make
+        call, request, _, _ = step
         self._admission.requests -= 1
-        self._admission.bytes -= admitted[0]
+        self._admission.bytes -= len(request)
         call.busy = False
         # Its client has gone meanwhile.
         if call.over:

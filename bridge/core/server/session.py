@@ -195,7 +195,7 @@ class Session:
         self.charge: Callable[[float], None] = lambda seconds: None
         """Counts processor time, in seconds, that this client has used beyond what requests may; set by `Calls`."""
         self.reads_ahead = True
-        """False if the server's transport reads no request before the last one is answered; set by that."""
+        """False if the transport, which sets this, reads no request before the last one is answered."""
         self.client_key = ""
         self._state = SessionState.UNJOINED
         self._world: World | None = None
