@@ -44,7 +44,8 @@ def settings() -> str:
         ["CreateWorld of `serve_parallel`", parallel],
         [
             "JoinWorld",
-            "`player`; `agent` in a world of several agents; `role` and `wait` in real time (older clients: `seat`); for pictures "
+            "`player`; `agent` in a world of several agents; `role` and `wait` in real time (older clients: `seat`); "
+            "for pictures "
             "`frame` and `lanes`; to take over `name` and `lane`; `messages` and `gymnasium`",
         ],
         ["Reset, ResetWorld", f"{reset}; in a world of lanes also `reset_mask`, in real time `restart`"],
