@@ -1,0 +1,263 @@
+"""What the code of a function uses, read from its instructions: global names, modules, attributes, what it changes."""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import importlib.util
+import random
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium.utils import seeding
+
+from bridge.states.fields import is_trusted
+
+__all__ = ["CodeUses", "is_data", "is_fixed"]
+
+# The names of instructions are those of Python 3.10 to 3.14: each version has some of them.
+_GLOBALS = frozenset(("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_BUILD_CLASS"))
+_CELLS = frozenset(("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"))
+_ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"))
+_NOTHING = frozenset(("PRECALL", "CACHE", "PUSH_NULL", "EXTENDED_ARG", "NOP", "RESUME", "KW_NAMES"))
+_CALLS = frozenset(("CALL", "CALL_FUNCTION", "CALL_METHOD", "CALL_KW", "CALL_FUNCTION_KW", "PRECALL"))
+_STORES = frozenset(("STORE_GLOBAL", "DELETE_GLOBAL"))
+_IMPORTS = (("IMPORT_NAME", "random"), ("IMPORT_NAME", "numpy.random"), ("IMPORT_FROM", "random"))
+_READS = frozenset(
+    (
+        *("BINARY_SUBSCR", "BINARY_SLICE", "BINARY_OP", "COPY", "SWAP", "DUP_TOP", "DUP_TOP_TWO", "ROT_TWO"),
+        *("ROT_THREE", "LOAD_CONST", "LOAD_SMALL_INT", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW"),
+        *("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "LOAD_DEREF", "INPLACE_ADD", "INPLACE_SUBTRACT"),
+        *("INPLACE_MULTIPLY", "INPLACE_OR", "INPLACE_AND", "INPLACE_TRUE_DIVIDE"),
+    )
+)
+"""Steps between a value and the change of what it holds."""
+_CHANGES = (
+    *("append", "appendleft", "extend", "extendleft", "insert", "remove", "pop", "popleft", "popitem", "clear"),
+    *("update", "setdefault", "add", "discard", "sort", "reverse", "fill", "put", "itemset", "resize", "rotate"),
+    *("difference_update", "intersection_update"),
+)
+"""Methods that change what they are called of."""
+_SEEDED = (
+    seeding.np_random,
+    np.random.default_rng,
+    np.random.SeedSequence,
+    np.random.RandomState,
+    np.random.BitGenerator,
+    random.Random,
+    np.random.PCG64,
+    np.random.MT19937,
+)
+"""What draws its seed from the system where it gets none."""
+_BUILTINS = ("globals", "exec", "eval", "id", "__import__")
+
+
+def is_data(value: Any) -> bool:
+    """True if a value is no function, class, module or descriptor: something that may be changed."""
+    kinds = types.FunctionType, types.ModuleType, type, types.BuiltinFunctionType, property, classmethod, staticmethod
+    if isinstance(value, kinds):
+        return False
+    # Descriptors of one's own may hold something.
+    return not hasattr(value, "__get__") or not is_trusted(type(value).__module__)
+
+
+def is_fixed(value: Any) -> bool:
+    """True if a value cannot be changed."""
+    return isinstance(
+        value, (int, float, complex, str, bytes, bool, type(None), tuple, frozenset, np.generic, np.dtype)
+    )
+
+
+def _is_none(step: dis.Instruction) -> bool:
+    return step.opname == "LOAD_CONST" and step.argval is None
+
+
+class CodeUses:
+    """Finds what code uses.
+
+    Args:
+        code: The code.
+        names: The globals of its module.
+        closure: What its function got of the functions around it, by name.
+        of_class: The names of what classes hold that may change.
+        modules: The modules that its function has imported, or named, by the names of its variables; it adds to them.
+    """
+
+    def __init__(
+        self,
+        code: types.CodeType,
+        names: Mapping[str, Any],
+        closure: Mapping[str, Any],
+        of_class: frozenset[str],
+        modules: dict[str, Any],
+    ) -> None:
+        self._steps = [step for step in dis.get_instructions(code) if step.opname not in _NOTHING]
+        self._names, self._closure, self._of_class, self._modules = names, closure, of_class, modules
+
+    def found(self) -> Iterator[tuple[str, Any]]:
+        """Give what the code uses.
+
+        Returns:
+            Pairs: `value` and what a global name, or one of the closure, leads to; `attribute` and a module with the
+            name of what is read there; `data` and a global's name; `method` and the name of an attribute of something;
+            `by name`: of any; `stores` and the name of a global that it writes; `changes` and the name of what it
+            changes in a class or in its module; `module` and one of which it uses what cannot be followed; `missing`
+            and the name of one that is not loaded; `hash`; `refused` and what no environment with states may use.
+        """
+        names, closure, modules = self._names, self._closure, self._modules
+        module: Any = None
+        called: Any = None  # what was loaded last, where it is a function or a class
+        after = ""  # the instruction before
+        held = ""  # the name of a shared value that was loaded, until something else is done
+        source: Any = None  # the module that is imported from
+        bound: Any = None  # the module that the next variable will be
+        sets = False  # True after `setattr`
+        for number, step in enumerate(self._steps):
+            name = step.argval if isinstance(step.argval, str) else ""
+            if step.opname in _ATTRIBUTES:
+                if held and name in _CHANGES:
+                    yield "changes", held
+                if isinstance(module, types.ModuleType):
+                    owner, module = module, getattr(module, name, None)
+                    called = module
+                    if not isinstance(module, types.ModuleType):
+                        yield "attribute", (owner, name)
+                else:
+                    module = None
+                    yield "method", name
+                    if number and self._steps[number - 1].opname in _ATTRIBUTES:
+                        yield "chain", (self._steps[number - 1].argval, name)
+                    if name == "__dict__":
+                        yield "by name", None
+                # An attribute of a variable is another value: what was held before lies below it.
+                held = name if name in self._of_class else ("" if after.startswith("LOAD_FAST") else held)
+                after = step.opname
+                continue
+            if step.opname in _CALLS and any(called is one for one in _SEEDED) and self._gives_none(number):
+                yield "refused", f"{called.__name__}() without a seed, which draws one from the system"
+            if (step.opname, step.argval) in _IMPORTS:
+                yield "value", random
+            if step.opname == "IMPORT_NAME":
+                source, bound, missing = self._imported(number)
+                if missing:
+                    yield "missing", missing
+                module, after = None, step.opname
+                continue
+            if step.opname == "IMPORT_FROM":
+                bound = getattr(source, name, None) if source is not None else None
+                if bound is not None and not isinstance(bound, types.ModuleType):
+                    yield "attribute", (source, name)
+                module, after = None, step.opname
+                continue
+            if step.opname.startswith(("STORE_FAST", "STORE_DEREF", "STORE_NAME")):
+                variable = step.argval[0] if isinstance(step.argval, tuple) else step.argval
+                becomes = bound if bound is not None else module
+                if isinstance(becomes, types.ModuleType) and becomes is not random and becomes is not np.random:
+                    modules[variable] = becomes
+                    module = None
+                bound = None
+            after = step.opname
+            if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+                yield "method", name
+                if isinstance(module, types.ModuleType):
+                    yield "stores", f"{module.__name__}.{name}"
+                    module = None
+            # A module that is used as a value: what becomes of it is not followed.
+            if isinstance(module, types.ModuleType):
+                yield ("value", random) if module is random or module is np.random else ("module", module)
+            if step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE") and held:
+                yield "changes", held
+            if step.opname not in _READS and step.opname not in _GLOBALS and step.opname not in _CELLS:
+                held = ""
+            module = None
+            if not _is_none(step):
+                called = None
+            local = step.argval[-1] if isinstance(step.argval, tuple) and step.argval else step.argval
+            if step.opname in _GLOBALS or (step.opname in _CELLS and step.argval in closure):
+                known = names if step.opname in _GLOBALS else closure
+                module = called = known.get(step.argval)
+                if sets and isinstance(module, types.ModuleType):
+                    yield "stores", f"attributes of {module.__name__}"
+                sets = step.argval not in known and step.argval in ("setattr", "delattr")
+                if step.argval not in known:
+                    yield from self._builtin(step.argval, number)
+                elif not isinstance(module, types.ModuleType):
+                    held = step.argval if is_data(module) and not is_fixed(module) else ""
+                    yield ("data", step.argval) if is_data(module) and known is names else ("value", module)
+            elif step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and local in modules:
+                module = called = modules[local]
+            elif step.opname in _STORES or (step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in closure):
+                yield "stores", step.argval
+
+    def _builtin(self, name: str, number: int) -> Iterator[tuple[str, Any]]:
+        if name in _BUILTINS:
+            yield "refused", f"{name}(), by which it reaches what no copy has"
+        elif name == "hash":
+            yield "hash", None
+        elif name == "vars":
+            yield "by name", None
+        elif name == "getattr":
+            fixed, of = self._fixed_name(number), self._module_at(number + 1)
+            if of is None:
+                yield ("by name", None) if fixed is None else ("method", fixed)
+            elif fixed is None:
+                yield "refused", f"getattr() of the module {of.__name__}, by a name that its code makes"
+            elif isinstance(getattr(of, fixed, None), types.ModuleType):
+                part = getattr(of, fixed)
+                yield ("value", random) if part is np.random else ("module", part)
+            else:
+                yield "attribute", (of, fixed)
+
+    def _module_at(self, number: int) -> Any:
+        """Return the module that is loaded by an instruction; None: it loads none, or goes on to what is in it."""
+        if number + 1 >= len(self._steps) or self._steps[number + 1].opname in _ATTRIBUTES:
+            return None
+        step = self._steps[number]
+        known = self._names if step.opname in _GLOBALS else self._modules
+        found = known.get(step.argval) if isinstance(step.argval, str) else None
+        return found if isinstance(found, types.ModuleType) else None
+
+    def _gives_none(self, number: int) -> bool:
+        """True if a call gives no argument, or None alone."""
+        if self._steps[number].argval == 0:
+            return True
+        before = [step for step in self._steps[max(0, number - 2) : number] if not isinstance(step.argval, tuple)]
+        return self._steps[number].argval == 1 and bool(before) and _is_none(before[-1])
+
+    def _fixed_name(self, number: int) -> str | None:
+        """Return the name that `getattr` is called with; None: the code makes it."""
+        following = self._steps[number + 1 :]
+        # Of what: a variable, and attributes of it.
+        place = 1
+        if not following or not following[0].opname.startswith("LOAD_") or isinstance(following[0].argval, tuple):
+            return None
+        while place < len(following) and following[place].opname in _ATTRIBUTES:
+            place += 1
+        if place >= len(following) or following[place].opname != "LOAD_CONST":
+            return None
+        name = following[place].argval
+        for step in following[place + 1 :]:
+            if step.opname in _CALLS and step.argval in (2, 3):
+                return name if isinstance(name, str) else None
+            if not step.opname.startswith(("LOAD_", "BUILD_TUPLE", "BUILD_LIST", "BUILD_MAP", "UNARY_")):
+                return None
+        return None
+
+    def _imported(self, number: int) -> tuple[Any, Any, str]:
+        """Return the module that is imported from, the one that a variable will be, and the name of a missing one."""
+        step = self._steps[number]
+        level, chosen = self._steps[number - 2].argval, self._steps[number - 1].argval
+        name = str(step.argval)
+        if isinstance(level, int) and level > 0:
+            package = self._names.get("__package__") or str(self._names.get("__name__", "")).rpartition(".")[0]
+            name = f"{package.rsplit('.', level - 1)[0] if level > 1 else package}.{name}".rstrip(".")
+        whole, top = sys.modules.get(name), sys.modules.get(name.partition(".")[0])
+        missing = ""
+        if whole is None and not is_trusted(name):
+            with contextlib.suppress(ImportError, ValueError):
+                missing = name if importlib.util.find_spec(name.partition(".")[0]) is not None else ""
+        # `import a.b` gives `a`; `from a import b` names what it takes of it.
+        return (whole if chosen else top), (None if chosen else top), missing
