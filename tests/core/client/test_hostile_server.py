@@ -70,11 +70,18 @@ def test_a_reward_that_is_no_number_is_told_as_the_servers_mistake(reward):
         ("spec", [1]),
         ("reward_space", "no space"),
         ("fps", ["fast"]),
+        ("episode_uid", "one"),
+        ("episode_uid", -1),
+        ("episode_uid", 0),
+        ("episode_uid", 1),  # the action of the specs
+        ("episode_uid", 2.0),
+        ("episode_uid", [1]),
     ],
 )
 def test_a_world_that_cannot_be_is_told_as_the_servers_mistake(key, value):
     with (
-        serve_gym("CartPole-v1", fps=50 if key == "fps" else None) as server,
+        # So fast that a round trip is longer than a frame, and Steps are to be in flight.
+        serve_gym("CartPole-v1", fps={"fps": 50, "episode_uid": 10_000}.get(key)) as server,
         misdescribed(server.url, f"world.{key}", value) as relay,
         pytest.raises(PeerError, match="cannot be read"),
     ):

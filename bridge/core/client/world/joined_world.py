@@ -82,6 +82,7 @@ class JoinedWorld:
         """Reads what only a real-time world answers; None: this is none."""
         self.answers: AnswerBuffer | None = None
         """The results of Steps in flight; None: each Step waits for its own answer."""
+        self._episode_uid = 0  # with that, the UID of the action that says for which episode a Step acts
         if "frames" in self._uids:
             # Here: clients of worlds in lock step have no use for them.
             from bridge.core.client.realtime.answer_buffer import AnswerBuffer
@@ -93,6 +94,10 @@ class JoinedWorld:
             if "round_trip" in properties:  # the server holds Steps until there is a new frame
                 self.realtime.in_flight = True
                 fps, round_trip = float(properties["fps"]), float(properties["round_trip"])
+                uid = properties["episode_uid"]
+                if not isinstance(uid, np.integer) or uid <= 0 or int(uid) in specs.actions:
+                    raise TensorError(f"expected world.episode_uid to be the UID of a further action, got {uid!r:.80}")
+                self._episode_uid = int(uid)
                 self.answers = AnswerBuffer(self._uids, tensors, lanes, fps, round_trip, self.realtime.latency)
         self.reader = StepReader(url, layout, leaves, self._uids, self.realtime)
         if "names" in properties:
@@ -108,7 +113,6 @@ class JoinedWorld:
         """A key that is equal for worlds whose Steps `write_steps` may write together; None: it may not."""
         self.reads_columns = bool(properties.get("reads_columns"))
         """Whether the server takes long lists of what is alike as columns."""
-        self._episode_uid = int(properties.get("episode_uid", 0))
         self.begins_in_step = False
         """Whether the server was asked to begin the next episodes of lanes that ended in the same Step."""
         self._known: dict[Any, bytes] = {}
