@@ -363,7 +363,11 @@ class Calls:
             # An answer waits only for others of its own connection: that to a single request is sent at once.
             full = together >= _TOGETHER or now - since > _SOON or not client.joins_answers
             if full or not ready or ready[0][0].client is not client:
-                client.flush()
+                # A joint step has answers for all its agents: those of the others follow in a moment.
+                if self._scheduler.ready and len(client.calls) > 1:
+                    self._flush_later(client)
+                else:
+                    client.flush()
                 # A client that sends Steps without end would else keep the loop from the sockets of all others.
                 if now > until:
                     break
