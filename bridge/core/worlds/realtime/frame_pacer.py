@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.core.clock import Clock
+from bridge.core.encoding.frame_buffer import Told
 from bridge.core.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.core.encoding.tensors import Array, Spec
 from bridge.core.logs import SafeLog
@@ -28,8 +29,7 @@ from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.realtime.acting_stream import ActingStreams
 from bridge.core.worlds.realtime.clock_part import RESETTING, TIMES, WAITS, ClockPart
 from bridge.core.worlds.realtime.frame_loop import FrameLoop
-from bridge.core.worlds.realtime.lane_buffer import Taken
-from bridge.core.worlds.realtime.loop_lane import LoopAgent, Phase
+from bridge.core.worlds.realtime.loop_lane import LoopAgent, Phase, Seen
 from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.rewards import as_number
 from bridge.core.worlds.scheduling import PendingResult, Scheduler, Timer
@@ -254,7 +254,7 @@ class FramePacer(Pacer):
         """Return when the Step at hand came, seconds of the clock."""
         return self.now() if agent.received is None else agent.received
 
-    def _take(self, agent: EnvAgent, *, repeats: bool = False, enters: bool = True) -> list[Taken | None]:
+    def _take(self, agent: EnvAgent, *, repeats: bool = False, enters: bool = True) -> list[Told[Seen] | None]:
         """Give out what the agent is to be told of each lane; unless it `enters`, of those alone that it is in."""
         loop, own = self.loop, agent.part.loop_agent
         lanes = enumerate(own.buffers)
@@ -322,10 +322,10 @@ class FramePacer(Pacer):
             await self._wait_for_lanes(agent)
         # The Step is refused, and a refused Step tells nothing else: the agent is out of the episode, so the next one
         # begins.
-        if agent.lanes is None and buffer.closing is not None and (error := buffer.closing.error) is not None:
+        if agent.lanes is None and (end := buffer.closing) is not None and end.observed.error is not None:
             part.ended = True
             buffer.abandon()
-            raise RequestError(Code.INTERNAL, error)
+            raise RequestError(Code.INTERNAL, end.observed.error)
         self._collect(agent, self._take(agent), received)
         if agent.lanes is not None:
             return pb.RUNNING
@@ -412,7 +412,7 @@ class FramePacer(Pacer):
             if error.code is not Code.DEADLINE_EXCEEDED:
                 raise
 
-    def _collect(self, agent: EnvAgent, taken: list[Taken | None], received: float) -> None:
+    def _collect(self, agent: EnvAgent, taken: list[Told[Seen] | None], received: float) -> None:
         agent.part.collect(agent, taken, self.loop, received, self.now())
 
     def observe(self, agent: EnvAgent, wanted: Sequence[int]) -> Mapping[int, Array]:
