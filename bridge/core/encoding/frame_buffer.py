@@ -211,9 +211,13 @@ class FrameBuffer(Generic[S, R]):
         self.last = observed
         return told
 
-    def take_records(self) -> list[R]:
-        """Give out the records of ended episodes, each once, the oldest first; none before the end that waits."""
-        waiting = math.inf if self.closing is None else self.closing.observed.episode
+    def take_records(self, *, after_end: bool = False) -> list[R]:
+        """Give out the records of ended episodes, each once, the oldest first.
+
+        Args:
+            after_end: True if those stay that are of the episode whose end waits, or of later ones.
+        """
+        waiting = math.inf if self.closing is None or not after_end else self.closing.observed.episode
         records = []
         while self._records and self._records[0][0] < waiting:
             records.append(self._records.popleft()[1])

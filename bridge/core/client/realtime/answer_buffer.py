@@ -299,7 +299,7 @@ class AnswerBuffer:
             found["terminated"] = np.array([item.terminated for item in told], np.bool_)
             found["truncated"] = np.array([item.truncated for item in told], np.bool_)
             found["resetting"] = np.array(missing, np.bool_)
-        records = [record for lane in self.lanes for record in lane.take_records()]
+        records = [record for lane in self.lanes for record in lane.take_records(after_end=True)]
         found["episodes"] = np.frombuffer(values.encode(records) if records else b"", np.uint8)
         failures = {index: reason for index, reason in self._failures.items() if missing[index]}
         if failures:
