@@ -145,7 +145,7 @@ def test_a_client_slower_than_the_world_has_nothing_pile_up(network: Make) -> No
         answers = remote.answers
         assert answers is not None
         assert answers.in_flight <= 64
-        assert len(answers.lanes[0].queue) <= 2
+        assert len(answers.lanes[0].waiting) <= 2
     assert max(stream.most_waiting for stream in net.streams) <= 64
     assert np.median(ages) <= 0.04 + 1.5 * FRAME
 
