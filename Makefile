@@ -195,8 +195,9 @@ test-openenv: $(VENV)/.installed-test $(OPENENV)/.installed
 test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray
 	$(BIN)/python -m pytest tests/ray
 
+# These wait for lines that are slow.
 test-network: $(VENV)/.installed-test
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/network
+	$(BIN)/python -m pytest --numprocesses 4 --dist worksteal tests/network
 
 notebooks: $(TRAINERS)/.installed-notebooks
 	$(TRAINERS)/bin/python notebooks/run.py
