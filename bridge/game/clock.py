@@ -6,6 +6,7 @@ newest action without waiting. A frame of the world begins once it is known what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -45,6 +46,9 @@ class _Frames(FrameLoop):
         self._applied: dict[str, float] = {}
         """When the newest action came that was applied, by agent."""
 
+    def _may_repeat(self, name: str, observation: object, action: object) -> bool:
+        return True
+
     def acting(self) -> Mapping[str, LoopLane]:
         """Return who acts, by name."""
         return {ONE: self.lanes[0]}
@@ -52,16 +56,18 @@ class _Frames(FrameLoop):
     def next_due(self) -> float | None:
         """Return when the next frame is due; None: none is."""
         lane = self.lanes[0]
-        if self._start is None or lane.busy:
-            return None
-        return lane.retry_at if lane.phase is Phase.FAILED else self._start if self._is_due() else None
+        if self._start is not None and not lane.busy and lane.phase is Phase.FAILED:
+            return lane.retry_at
+        return self._start if self._is_due() else None
 
     def _is_due(self) -> bool:
-        return self.lanes[0].phase is Phase.RUNNING and self.env.chosen.actions is not None
+        lane = self.lanes[0]
+        free = self._start is not None and not lane.busy and lane.phase is Phase.RUNNING
+        return free and self.env.chosen.actions is not None
 
     def _begin_frame(self, now: float) -> bool:
         """Count a frame if one is due; return whether one is."""
-        due = self._start is not None and not self.lanes[0].busy and self._is_due()
+        due = self._is_due()
         self.frames += due
         return due
 
@@ -84,10 +90,11 @@ class _Frames(FrameLoop):
         return choice.actions
 
     def usable(self, name: str, part: LoopLane, now: float) -> bool:
-        """True if the newest action of an agent may be applied now."""
-        return part.acted_at > float("-inf") and not (
-            self._max_action_age is not None and now - part.acted_at > self._max_action_age
-        )
+        """True if the newest action of an agent may be applied now; an old one is not where a mask forbids it."""
+        oldest = -math.inf if self._max_action_age is None else now - self._max_action_age
+        if part.acted_at == -math.inf or part.acted_at < oldest:
+            return False
+        return part.unused or self._may_repeat(name, part.observation, part.action)
 
 
 class _OneFrames(_Frames, RealtimeLoop):
@@ -107,11 +114,6 @@ class _JointFrames(_Frames, JointLoop):
     def _choose(self, lane: LoopLane, now: float) -> Any:
         actions = super()._choose(lane, now)
         return {name: actions[name] for name in self.alive}
-
-    def usable(self, name: str, part: LoopLane, now: float) -> bool:
-        """True if the newest action of an agent may be applied now; an old one is not where a mask forbids it."""
-        allowed = part.unused or self._may_repeat(name, part.observation, part.action)
-        return super().usable(name, part, now) and allowed
 
 
 class _FramePacer(ProgramPacer, FramePacer):

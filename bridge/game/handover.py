@@ -247,8 +247,6 @@ class ProgramEnd(Handover):
         if self.taken is not None:
             news.taken, news.begins = self.taken.number, self.taken.actions is None
         news.stamp = self._stamp
-        if news.frame is not None:
-            news.frame = news.frame.copy("K")  # in the order of its memory: other orders take ten times as long
         self.add(news)
 
     def _wait(self, timeout: float | None) -> None:

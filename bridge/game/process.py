@@ -5,8 +5,8 @@ of the `Handover`, and two threads of the program carry what passes: one sends t
 while the server is slow, and one takes the choices. `exchange` itself takes those that have arrived, so that it gets
 the newest one.
 
-The child is a fresh interpreter, as those of `processes=` are: no main module is imported again. What it serves comes
-through its standard input, from its own parent; it ends when that is gone, so it never outlives the program.
+The child is a fresh interpreter, as those of `processes=` are: no main module is imported again. What it serves its own
+parent says; it ends when that is gone, so it never outlives the program.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
@@ -37,7 +37,7 @@ from bridge.game.handover import Choice, Handover, News, ProgramEnd
 
 __all__ = ["GameProcess", "run_child"]
 
-_CHILD = "import sys; sys.path[:] = {path!r}; from bridge.game.process import run_child; run_child()"
+_CHILD = "import sys; sys.path[:] = {path!r}; from bridge.game.process import run_child; run_child({numbers})"
 _START_TIMEOUT = 120.0
 _END_TIMEOUT = 15.0
 """Seconds that the process has to answer, and to end once it was told to."""
@@ -65,10 +65,14 @@ class GameProcess:
         pairs = socket.socketpair(), socket.socketpair()
         self._news, self._questions = (Connection(ours.detach()) for ours, _ in pairs)
         theirs = [end for _, end in pairs]
+        numbers = [end.fileno() for end in theirs]
+        for end in theirs:
+            end.set_inheritable(True)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD.format(path=sys.path)],
-            stdin=subprocess.PIPE,
-            pass_fds=[end.fileno() for end in theirs] if os.name == "posix" else (),
+            [sys.executable, "-c", _CHILD.format(path=sys.path, numbers=numbers)],
+            stdin=subprocess.DEVNULL,
+            close_fds=os.name == "posix",  # Windows passes all that is inheritable, or nothing
+            pass_fds=numbers if os.name == "posix" else (),
             # Ctrl-C in the terminal goes to the program, which then closes the game.
             start_new_session=os.name == "posix",
         )
@@ -76,11 +80,10 @@ class GameProcess:
         atexit.register(self.stop)
         forget_in_child(self)
         try:
-            numbers = [end.fileno() if os.name == "posix" else end.share(self._process.pid) for end in theirs]  # type: ignore[attr-defined]
-            with contextlib.suppress(OSError), self._process.stdin as file:  # type: ignore[union-attr]
-                file.write(pickle.dumps(numbers) + order)  # where it died at once, the answer tells
             for end in theirs:
                 end.close()
+            with contextlib.suppress(OSError):  # where it died at once, the answer tells
+                self._questions.send_bytes(order)
             self._answer(_START_TIMEOUT)
             self.handover.begin()
         except (ClosedError, TimeoutError) as error:
@@ -246,18 +249,24 @@ class _Pickler(pickle.Pickler):
 # The server's process
 
 
-def run_child() -> NoReturn:
-    """Serve what standard input says until the program is gone: the whole life of a server's process."""
+def run_child(numbers: Sequence[int]) -> NoReturn:
+    """Serve what the program says until that is gone: the whole life of a server's process.
+
+    Args:
+        numbers: Of the sockets of news and choices, and of questions and answers.
+    """
     os.dup2(2, 1)  # the program's output may be a pipe whose end somebody waits for
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the program's
     sys.setswitchinterval(SWITCH_INTERVAL)
     if sys.platform == "linux":
         # It does not interrupt the program, which wakes it in each frame, where they share a processor.
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    link, questions = map(_opened, pickle.load(sys.stdin.buffer))
+    link, questions = (Connection(number) for number in numbers)
+    for number in numbers if os.name == "posix" else ():
+        os.set_inheritable(number, False)  # what a policy starts must not hold them open
     server: Any = None
     try:
-        serve, defaults, arguments = pickle.load(sys.stdin.buffer)
+        serve, defaults, arguments = pickle.loads(questions.recv_bytes())
         outbox = _Outbox(link)
         handover = Handover(defaults, outbox.put)
         server = serve(handover, *arguments)
@@ -281,14 +290,6 @@ def run_child() -> NoReturn:
             server.stop()
         sys.stderr.flush()
         os._exit(0)
-
-
-def _opened(given: Any) -> Connection:
-    """Open what the program has handed over: the number of a socket, or on Windows what shares it."""
-    if isinstance(given, bytes):
-        return Connection(socket.fromshare(given).detach())  # type: ignore[attr-defined]  # not elsewhere
-    os.set_inheritable(given, False)
-    return Connection(given)
 
 
 def _answer(server: Any, name: str, given: Any, named: Any) -> tuple[Any, Exception | None]:
