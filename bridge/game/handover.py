@@ -255,4 +255,8 @@ class ProgramEnd(Handover):
             left = _SLICE if until is None else min(until - time.monotonic(), _SLICE)
             if left <= 0:
                 return
-            self._changed.wait(left)
+            self._pause(left)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait for a choice for so many seconds; the lock is not held meanwhile."""
+        self._changed.wait(seconds)

@@ -1,9 +1,8 @@
 """A game whose server is in a process of its own: there its Python code takes the program's thread no time.
 
 Python runs one thread of a process at a time, and may let another one wait for milliseconds. So each process has an end
-of the `Handover`, and two threads of the program carry what passes: one sends the news, which wait in the program's end
-while the server is slow, and one takes the choices. `exchange` itself takes those that have arrived, so that it gets
-the newest one.
+of the `Handover`. A thread of the program sends the news, which wait in the program's end while the server is slow.
+`exchange` itself takes the choices that have arrived, so that it gets the newest one.
 
 The child is a fresh interpreter, as those of `processes=` are: no main module is imported again. What it serves its own
 parent says; it ends when that is gone, so it never outlives the program.
@@ -85,7 +84,6 @@ class GameProcess:
             with contextlib.suppress(OSError):  # where it died at once, the answer tells
                 self._questions.send_bytes(order)
             self._answer(_START_TIMEOUT)
-            self.handover.begin()
         except (ClosedError, TimeoutError) as error:
             self.stop()
             raise SettingError(f"process=True: the server did not start: {error}") from error
@@ -124,7 +122,6 @@ class GameProcess:
                 self._process.kill()
                 self._process.wait()
             self.handover.end()
-            self._news.close()
             atexit.unregister(self.stop)
 
     def after_fork(self) -> None:
@@ -181,20 +178,13 @@ class _LinkedEnd(ProgramEnd):
         self._process = process
         self._ready = threading.Event()
         self.notify = self._ready.set
-        self._threads: list[threading.Thread] = []
-
-    def begin(self) -> None:
-        """Carry news and choices from now on."""
-        self._threads = [
-            threading.Thread(target=run, name="bridge-game", daemon=True) for run in (self._send, self._receive)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._sender = threading.Thread(target=self._send, name="bridge-game", daemon=True)
+        self._sender.start()
 
     def end(self) -> None:
-        """Wait for the threads' end; the process has ended."""
-        for thread in self._threads:
-            thread.join(_END_TIMEOUT)
+        """Wait for the end of what sends the news; the process has ended."""
+        self._sender.join(_END_TIMEOUT)
+        self._link.close()
 
     def lost(self) -> str:
         """Return why nobody answers at the other end, after which there is no further exchange."""
@@ -205,7 +195,7 @@ class _LinkedEnd(ProgramEnd):
 
     def _send(self) -> None:
         closed = None
-        with contextlib.suppress(OSError):  # `_receive` tells
+        with contextlib.suppress(OSError):  # `_look` tells
             while closed is None:
                 self._ready.wait()
                 self._ready.clear()
@@ -214,13 +204,14 @@ class _LinkedEnd(ProgramEnd):
                     self._link.send_bytes(_packed(news))
             self._link.send_bytes(_packed(None if self.in_order else closed))
 
-    def _receive(self) -> None:
-        while not self.closed:
-            with contextlib.suppress(OSError):
-                self._link.poll(None)
-            with self._changed:
-                self._look()
-                self._changed.notify_all()
+    def _pause(self, seconds: float) -> None:
+        self._changed.release()
+        try:
+            with contextlib.suppress(OSError):  # `_look` tells
+                self._link.poll(seconds)
+        finally:
+            self._changed.acquire()
+        self._look()
 
     def _look(self) -> None:
         try:
