@@ -276,8 +276,6 @@ class GameEnvironment(EnvironmentProxy):
                 return self._waiting
             self.offer(Choice(action if self._several else {ONE: action}))
         news = await self._next_news()
-        while not news.counts:
-            news = await self._next_news()
         return self._cut() if news.first else news  # of those that would tell the end there were too many
 
     def _cut(self) -> News:

@@ -33,6 +33,9 @@ _LATE = 1.0
 """Seconds after which a program goes on whose timeout is over, although its server does not answer."""
 
 
+_IN_ORDER = Code.FAILED_PRECONDITION
+
+
 @dataclasses.dataclass(eq=False)
 class Choice:
     """What an exchange gives the program: actions, or a round to begin."""
@@ -114,8 +117,6 @@ class Handover:
         """Whether the program waits for agents; None: it has not called yet."""
         self.closed: RequestError | None = None
         """What agents are answered with once there is no further exchange."""
-        self.in_order = True
-        """True if it was closed because the program has ended well."""
         self.waiting = False
         """True while the program waits in an exchange."""
         self.last = 0.0
@@ -152,6 +153,11 @@ class Handover:
             return self._news.popleft() if self._news else None
 
     @property
+    def in_order(self) -> bool:
+        """True if it was closed because the program has ended well."""
+        return self.closed is not None and self.closed.code is _IN_ORDER
+
+    @property
     def unread(self) -> bool:
         """True if there are news that were not read."""
         return bool(self._news)
@@ -176,9 +182,7 @@ class Handover:
             reason: What agents are answered with; None: that the game was closed.
         """
         with self._changed:
-            if self.closed is None:
-                self.in_order = reason is None
-                self.closed = reason or RequestError(Code.FAILED_PRECONDITION, "the game was closed")
+            self.closed = self.closed or reason or RequestError(_IN_ORDER, "the game was closed")
             self._changed.notify_all()
         if self.notify is not None:
             self.notify()

@@ -202,7 +202,7 @@ class _LinkedEnd(ProgramEnd):
                 closed = self.closed  # read first, so that all news are sent before it
                 while (news := self.read()) is not None:
                     self._link.send_bytes(_packed(news))
-            self._link.send_bytes(_packed(None if self.in_order else closed))
+            self._link.send_bytes(_packed(closed))
 
     def _pause(self, seconds: float) -> None:
         self._changed.release()
@@ -221,7 +221,7 @@ class _LinkedEnd(ProgramEnd):
             self.lost()
 
 
-def _packed(news: News | RequestError | None) -> memoryview:
+def _packed(news: News | RequestError) -> memoryview:
     file = io.BytesIO()
     _Pickler(file, 5).dump(news)
     return file.getbuffer()
