@@ -233,8 +233,8 @@ class SessionMessage:
             pickled, as `isolation="process"` does with what makes environments. None: there is none.
         handler: Makes the part in a server: a class of `MessageHandler`, or a function. None: the part beside the
             environment answers alone.
-        free_seconds: The processor time of one request that is not charged, as that of a Step is not. Beyond it, the
-            client's connection is read later.
+        free_seconds: The processor time of one request that is not charged, as that of a Step is not. Where others wait
+            for the server, a client that used more is read later, for as long as it used more.
         moment: What `Stage.moment` says; set for each request by what stands between a world and its environment.
 
     Raises:
