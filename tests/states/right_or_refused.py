@@ -7,8 +7,9 @@ from typing import Any
 
 from bridge.states.check import examine as examine
 from bridge.states.check import examine_replay as examine_replay
-from bridge.states.graph import CannotCopyError, restore, take
+from bridge.states.graph import restore, take
 from bridge.states.history import History, Ledger
+from bridge.states.refusal import CannotCopyError
 from bridge.states.replay import StateReplay, replayed
 
 STEPS = 100

@@ -6,6 +6,9 @@ little of that at once, and all of them together a fixed share of the time. Who 
 pieces; nobody is cut for it. A request beside such bytes does not make them free: it is worth what a request has been
 seen to take on this machine, and the rest of the turn is charged.
 
+A message of a feature is a request, too, and may take far longer than a Step: of these a part of each second is free,
+for all connections together (`Allowance`), and the rest is charged where somebody else plays.
+
 The shares are of the time that the server gets. Beside other programs that may be a third of a core: attackers on the
 same machine, or a training loop, would else leave it no time for requests.
 """
@@ -21,6 +24,7 @@ from bridge.errors import Code, RequestError, SettingError
 
 __all__ = [
     "Admission",
+    "Allowance",
     "ConnectionCount",
     "CoreLimits",
     "FairShare",
@@ -310,3 +314,33 @@ class ProcessorAccount:
         sharers = 1 if alone else self.share.waiting + 1
         self.until = max(self.until, now) + seconds * sharers / SHARE
         return self.until - now
+
+
+class Allowance:
+    """The processor time of a message's requests that is not charged, of a connection; it grows with the time.
+
+    A request by itself has none: many small ones would cost whoever sends them nothing, and the others all the time.
+
+    Args:
+        now: When the connection has sent the first. It has nothing yet: else a client got more by each new connection.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._seconds = 0.0
+        self.seen = now
+        """When it was used last."""
+
+    def take(self, seconds: float, rate: float, most: float, now: float) -> float:
+        """Use processor time; return what is to be charged of it.
+
+        Args:
+            seconds: What a request took.
+            rate: By how many seconds it grows in each second.
+            most: How many there may be at once.
+            now: The time.
+        """
+        self._seconds = min(most, self._seconds + (now - self.seen) * rate)
+        self.seen = now
+        free = min(seconds, self._seconds)
+        self._seconds -= free
+        return seconds - free

@@ -8,13 +8,13 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from bridge.core.encoding.message_form import MESSAGES_KEY
 from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Property
 from bridge.core.logs import SafeLog
+from bridge.core.server.limits import Allowance
 from bridge.core.worlds.base import Agent
-from bridge.core.worlds.environment import Result
 from bridge.core.worlds.messages import MessageHandler, SessionMessage
 from bridge.core.worlds.scheduling import PendingResult, Scheduler
 from bridge.errors import Code, RequestError, SettingError
@@ -37,9 +37,26 @@ class ServedMessage:
 
     def __init__(self, message: SessionMessage, scheduler: Scheduler) -> None:
         self.message = message
+        self._scheduler = scheduler
         self.handler = MessageHandler(scheduler) if message.handler is None else message.handler(scheduler)
         self._told: set[str] = set()
         """The faults of its handler that were logged."""
+        self._allowances: dict[object, Allowance] = {}
+        """Of each connection that has sent it."""
+
+    def charged(self, connection: object, seconds: float) -> float:
+        """Return how much of the processor time that a request of a connection took is to be charged."""
+        now, free = self._scheduler.now(), self.message.free_seconds
+        allowance = self._allowances.get(connection)
+        if allowance is None:
+            allowance = self._allowances[connection] = Allowance(now)
+        # Connections that are only held open take nothing of the others'.
+        sending = sum(each is allowance or now - each.seen < 1.0 for each in self._allowances.values())
+        return allowance.take(seconds, free / sending, free, now)
+
+    def forget(self, connection: object) -> None:
+        """Note that no session of a connection is left."""
+        self._allowances.pop(connection, None)
 
     def properties(self) -> list[Property]:
         """Return what clients can read about it. What its handler gives wrongly is left out, and logged once."""
@@ -101,7 +118,7 @@ class ServedMessages:
 
     def __init__(self, messages: Iterable[SessionMessage], scheduler: Scheduler) -> None:
         self._of: dict[str, ServedMessage] = {}
-        self._clients: dict[object, set[object]] = {}
+        self._clients: dict[object, set[MessageSession]] = {}
         """The sessions of each client that has sent a request."""
         for message in messages:
             form = message.form
@@ -127,12 +144,16 @@ class ServedMessages:
         """Return the message of a name; None: there is none."""
         return next((served for served in self._of.values() if served.message.form.name == name), None)
 
-    def asked(self, client: object, session: object) -> None:
+    def asked(self, client: object, session: MessageSession) -> None:
         """Note that a session of a client has sent a request."""
         self._clients.setdefault(client, set()).add(session)
 
-    def closed(self, session: object) -> None:
+    def closed(self, session: MessageSession) -> None:
         """Note that a session is over; handlers hear of clients that have no other one."""
+        others = (other for sessions in self._clients.values() for other in sessions if other is not session)
+        if all(other.connection is not session.connection for other in others):
+            for served in self._of.values():
+                served.forget(session.connection)
         for client in [client for client, sessions in self._clients.items() if session in sessions]:
             self._clients[client].discard(session)
             if not self._clients[client]:
@@ -160,6 +181,13 @@ class ServedMessages:
         return found
 
 
+class MessageSession(Protocol):
+    """A session that sends messages, as far as it is known here."""
+
+    connection: object
+    """What carries it."""
+
+
 class ClientMessage:
     """A request that a handler answers; `bridge.core.worlds.messages.AskedMessage` says what it has.
 
@@ -175,8 +203,8 @@ class ClientMessage:
         self._agent = agent
         self.client, self.world = client, world
         self.home = agent.home
-        self.placed: Result | None = None
-        """What the environments see that were put into another situation; None: none was."""
+        self.placed: int | None = None
+        """The state of the agent's sequence where environments were put into another situation; None: none was."""
         self.seconds = 0.0
         """Processor time that was used for it."""
 
@@ -189,8 +217,7 @@ class ClientMessage:
         self.charge(outcome.seconds)
         if outcome.placed is not None:
             # At once: whatever the handler does then, the environment is there, and its world follows.
-            self._agent.place(outcome.placed, outcome.lanes)
-            self.placed = outcome.placed
+            self.placed = self._agent.place(outcome.placed, outcome.lanes)
         return outcome.answer
 
     def charge(self, seconds: float) -> None:

@@ -94,6 +94,9 @@ class WorldUser(Protocol):
     def plays(self) -> bool:
         """True if it takes part in a world, and does not only watch."""
 
+    def end_placed(self) -> None:
+        """End its sequence: the environment was put into another situation, and its next Step begins one there."""
+
 
 @dataclasses.dataclass
 class _Entry:
@@ -411,6 +414,11 @@ class Registry:
     def inside(self, world: World) -> Sequence[WorldUser]:
         """Return the sessions that are in a world."""
         return self._inside.get(world, ())
+
+    def is_alone(self, user: WorldUser) -> bool:
+        """True if nobody plays in any world but by the connection of a session."""
+        others = (other for inside in self._inside.values() for other in inside)
+        return not any(other.plays and other.connection is not user.connection for other in others)
 
     def maker(self, world: World) -> WorldUser | None:
         """Return the session that has made a world for its client alone; None: it is gone, or was made for others."""
