@@ -99,7 +99,7 @@ HELPERS = {
     "tests/http2_tools.py": ("the framing of the messages of a stream", "core.transport.messages"),
     "tests/states/right_or_refused.py": (
         "what copies environments, without a server",
-        "states.check states.graph states.history states.refusal states.replay",
+        "states.check states.graph states.history states.replay",
     ),
     "tests/core/client/test_poller.py": (
         "a server of HTTP/2 without sockets",
