@@ -80,7 +80,7 @@ class Slow(Walk):
         self.parts = [[float(number)] for number in range(2000)]
 
 
-def test_saves_that_are_released_at_once_are_charged_where_somebody_else_plays() -> None:
+def test_small_saves_that_are_released_at_once_are_charged_where_somebody_else_waits() -> None:
     with serve_gym(Slow) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
         env.reset(seed=0)
         for _ in range(100):

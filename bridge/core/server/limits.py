@@ -6,9 +6,6 @@ little of that at once, and all of them together a fixed share of the time. Who 
 pieces; nobody is cut for it. A request beside such bytes does not make them free: it is worth what a request has been
 seen to take on this machine, and the rest of the turn is charged.
 
-A message of a feature is a request, too, and may take far longer than a Step: of these a part of each second is free,
-for all connections together (`Allowance`), and the rest is charged where somebody else plays.
-
 The shares are of the time that the server gets. Beside other programs that may be a third of a core: attackers on the
 same machine, or a training loop, would else leave it no time for requests.
 """
@@ -24,7 +21,6 @@ from bridge.errors import Code, RequestError, SettingError
 
 __all__ = [
     "Admission",
-    "Allowance",
     "ConnectionCount",
     "CoreLimits",
     "FairShare",
@@ -192,6 +188,8 @@ REFILL = 0.05
 """Seconds that all connections together may use a second, beyond those, in equal parts."""
 SHARE = 0.1
 """The share of the time that all connections together may use which have used more than that."""
+MESSAGE_SHARE = 0.5
+"""As `SHARE`, for messages that features serve: a client that has others wait leaves them the server for as long."""
 # A turn may take so many times the fastest request, for each of its requests or blocks of a large one, without a closer
 # look.
 _USUAL = 8
@@ -291,7 +289,7 @@ class ProcessorAccount:
         self.productive = requests + blocks > 0 and seconds <= max(_SHORT, share.fastest * _USUAL * (requests + blocks))
         self.excess = max(0.0, min(seconds, size * _PER_BYTE) - requests * share.worth)
 
-    def charge(self, seconds: float, now: float, *, alone: bool = False) -> float:
+    def charge(self, seconds: float, now: float, *, share: float = SHARE, alone: bool = False) -> float:
         """Count processor time that completed no request; return the seconds for which it is not to be read.
 
         What is charged while it is not read, as for requests that came together, adds to these seconds.
@@ -299,7 +297,8 @@ class ProcessorAccount:
         Args:
             seconds: What it took.
             now: The time.
-            alone: Whether the account has a `SHARE` of the time for itself, and divides none with others that wait.
+            share: The share of the time that it may use.
+            alone: Whether the account has that share for itself, and divides none with others that wait.
         """
         self.spent += seconds
         # Where the server gets half of a core, a second of its processor time takes two.
@@ -310,37 +309,7 @@ class ProcessorAccount:
         if self._credit > 0:
             return 0.0
         self._credit = 0.0
-        # `SHARE` is for all that wait, so each waits longer by those beside it.
+        # The share is for all that wait, so each waits longer by those beside it.
         sharers = 1 if alone else self.share.waiting + 1
-        self.until = max(self.until, now) + seconds * sharers / SHARE
+        self.until = max(self.until, now) + seconds * sharers / share
         return self.until - now
-
-
-class Allowance:
-    """The processor time of a message's requests that is not charged, of a connection; it grows with the time.
-
-    A request by itself has none: many small ones would cost whoever sends them nothing, and the others all the time.
-
-    Args:
-        now: When the connection has sent the first. It has nothing yet: else a client got more by each new connection.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._seconds = 0.0
-        self.seen = now
-        """When it was used last."""
-
-    def take(self, seconds: float, rate: float, most: float, now: float) -> float:
-        """Use processor time; return what is to be charged of it.
-
-        Args:
-            seconds: What a request took.
-            rate: By how many seconds it grows in each second.
-            most: How many there may be at once.
-            now: The time.
-        """
-        self._seconds = min(most, self._seconds + (now - self.seen) * rate)
-        self.seen = now
-        free = min(seconds, self._seconds)
-        self._seconds -= free
-        return seconds - free

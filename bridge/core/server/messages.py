@@ -8,12 +8,11 @@ import time
 import traceback
 import types
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from bridge.core.encoding.message_form import MESSAGES_KEY
 from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Property
 from bridge.core.logs import SafeLog
-from bridge.core.server.limits import Allowance
 from bridge.core.worlds.base import Agent
 from bridge.core.worlds.messages import MessageHandler, SessionMessage
 from bridge.core.worlds.scheduling import PendingResult, Scheduler
@@ -37,26 +36,9 @@ class ServedMessage:
 
     def __init__(self, message: SessionMessage, scheduler: Scheduler) -> None:
         self.message = message
-        self._scheduler = scheduler
         self.handler = MessageHandler(scheduler) if message.handler is None else message.handler(scheduler)
         self._told: set[str] = set()
         """The faults of its handler that were logged."""
-        self._allowances: dict[object, Allowance] = {}
-        """Of each connection that has sent it."""
-
-    def charged(self, connection: object, seconds: float) -> float:
-        """Return how much of the processor time that a request of a connection took is to be charged."""
-        now, free = self._scheduler.now(), self.message.free_seconds
-        allowance = self._allowances.get(connection)
-        if allowance is None:
-            allowance = self._allowances[connection] = Allowance(now)
-        # Connections that are only held open take nothing of the others'.
-        sending = sum(each is allowance or now - each.seen < 1.0 for each in self._allowances.values())
-        return allowance.take(seconds, free / sending, free, now)
-
-    def forget(self, connection: object) -> None:
-        """Note that no session of a connection is left."""
-        self._allowances.pop(connection, None)
 
     def properties(self) -> list[Property]:
         """Return what clients can read about it. What its handler gives wrongly is left out, and logged once."""
@@ -118,7 +100,7 @@ class ServedMessages:
 
     def __init__(self, messages: Iterable[SessionMessage], scheduler: Scheduler) -> None:
         self._of: dict[str, ServedMessage] = {}
-        self._clients: dict[object, set[MessageSession]] = {}
+        self._clients: dict[object, set[object]] = {}
         """The sessions of each client that has sent a request."""
         for message in messages:
             form = message.form
@@ -144,16 +126,12 @@ class ServedMessages:
         """Return the message of a name; None: there is none."""
         return next((served for served in self._of.values() if served.message.form.name == name), None)
 
-    def asked(self, client: object, session: MessageSession) -> None:
+    def asked(self, client: object, session: object) -> None:
         """Note that a session of a client has sent a request."""
         self._clients.setdefault(client, set()).add(session)
 
-    def closed(self, session: MessageSession) -> None:
+    def closed(self, session: object) -> None:
         """Note that a session is over; handlers hear of clients that have no other one."""
-        others = (other for sessions in self._clients.values() for other in sessions if other is not session)
-        if all(other.connection is not session.connection for other in others):
-            for served in self._of.values():
-                served.forget(session.connection)
         for client in [client for client, sessions in self._clients.items() if session in sessions]:
             self._clients[client].discard(session)
             if not self._clients[client]:
@@ -179,13 +157,6 @@ class ServedMessages:
         for served in self._of.values():
             found += served.properties()
         return found
-
-
-class MessageSession(Protocol):
-    """A session that sends messages, as far as it is known here."""
-
-    connection: object
-    """What carries it."""
 
 
 class ClientMessage:

@@ -44,6 +44,7 @@ from bridge.core.server.auth import (
 from bridge.core.server.messages import ClientMessage, ServedMessage
 from bridge.core.worlds.base import Agent, World, fill_observations
 from bridge.core.worlds.environment import Environment
+from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.resets import ResetOrder
 from bridge.core.worlds.scheduling import Executor
 from bridge.core.worlds.settings import read_text
@@ -198,8 +199,10 @@ class Session:
         self._client_version = client_version
         self.connection: object = self
         """The same for all sessions of one connection."""
-        self.charge: Callable[[float], None] = lambda seconds: None
-        """Counts processor time, in seconds, that this client has used beyond what requests may; set by `Calls`."""
+        self.charge: Callable[[float, bool], None] = lambda seconds, beside: None
+        """Counts processor time, in seconds, that this client has used for a message, and whether others have stepped
+        since its last one; set by `Calls`."""
+        self._steps_beside = 0
         self.reads_ahead = True
         """False if the transport, which sets this, reads no request before the last one is answered."""
         self.client_key = ""
@@ -618,13 +621,12 @@ class Session:
         try:
             await asked.announce(served.handler)
         finally:
-            self._charge_for(served, asked.seconds)
+            self._charge_for(served.message, asked.seconds)
 
-    def _charge_for(self, served: ServedMessage, seconds: float) -> None:
-        """Charge the processor time of a message, but for what is free, or takes it from nobody."""
-        charged = served.charged(self.connection, seconds)
-        if charged and not self._hub.is_alone(self):
-            self.charge(charged)
+    def _charge_for(self, message: SessionMessage, seconds: float) -> None:
+        """Charge the processor time of a message."""
+        before, self._steps_beside = self._steps_beside, self._hub.steps_beside(self)
+        self.charge(max(0.0, seconds - message.free_seconds), before != self._steps_beside)
 
     async def _step(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         agent, world = self._agent, self._world
@@ -853,7 +855,7 @@ class Session:
             with agent.unwrapped.held() if form.places else nullcontext():
                 answer = await asked.answer(served.handler, request)
         finally:
-            self._charge_for(served, asked.seconds)
+            self._charge_for(message, asked.seconds)
             if asked.placed == pb.RUNNING:
                 self._place(agent, world, wanted)
             elif asked.placed is not None:

@@ -233,9 +233,9 @@ class SessionMessage:
             pickled, as `isolation="process"` does with what makes environments. None: there is none.
         handler: Makes the part in a server: a class of `MessageHandler`, or a function. None: the part beside the
             environment answers alone.
-        free_seconds: The processor time of such requests in each second that is not charged, as that of Steps is not:
-            of all connections that send some, in equal parts. Beyond it, a connection is read later, unless it is the
-            only one that plays.
+        free_seconds: The processor time of one request that is not charged. Where others wait for the server, a client
+            that used more is read later, for as long as it used more. By default none: small requests without end would
+            cost their client nothing.
         moment: What `Stage.moment` says; set for each request by what stands between a world and its environment.
 
     Raises:
@@ -245,7 +245,7 @@ class SessionMessage:
     form: MessageForm
     part: PartMaker | None = None
     handler: Callable[[Scheduler], MessageHandler] | None = None
-    free_seconds: float = 0.5
+    free_seconds: float = 0.0
     moment: str = ""
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from websockets.frames import Opcode
 
 from bridge import make_remote, serve_gym
 from bridge.core.server import limits
-from bridge.core.server.limits import BURST, REFILL, SHARE, Allowance, FairShare, ProcessorAccount
+from bridge.core.server.limits import BURST, MESSAGE_SHARE, REFILL, SHARE, FairShare, ProcessorAccount
 from bridge.errors import RefusedError
 from bridge.testing import CountingEnv
 from tests.http2_tools import (
@@ -100,29 +100,24 @@ def test_beside_other_programs_flooders_use_their_share_of_what_the_server_gets(
 
 
 @pytest.mark.parametrize("connections", [1, 5])
-def test_small_requests_without_end_take_their_part_of_the_time_and_no_more(connections):
-    """In simulated time: each connection sends the next as soon as it is read again, and somebody else plays."""
-    free, count = 0.5, 20_000
-    share = FairShare()
+def test_small_messages_without_end_take_their_part_of_the_time_and_no_more(connections):
+    """Each connection sends the next as soon as it is read again, while somebody else waits each time."""
+    share, count = FairShare(), 20_000
     share.connections = connections + 1
-    senders = [(Allowance(0.0), ProcessorAccount(share, 0.0)) for _ in range(connections)]
-    due, now = [0.0] * connections, 0.0
+    accounts = [ProcessorAccount(share, 0.0) for _ in range(connections)]
+    due, now, waiting = [0.0] * connections, 0.0, set()
     for _ in range(count):
         at = due.index(min(due))
-        allowance, account = senders[at]
-        share.waiting -= due[at] > now  # it is read again
+        if at in waiting:
+            waiting.remove(at)
+            share.waiting -= 1
         now = max(now, due[at]) + 0.001
-        charged = allowance.take(0.001, free / connections, free, now)
-        due[at] = now + (account.charge(charged, now) if charged else 0.0)
-        share.waiting += due[at] > now
-    part = count * 0.001 / now
-    assert 0.9 * free < part < free + SHARE + REFILL + 0.05
-
-
-def test_a_request_now_and_then_is_free_whatever_it_takes():
-    allowance = Allowance(0.0)
-    assert not any(allowance.take(0.05, 0.1, 0.5, tick) for tick in range(1, 100))
-    assert allowance.take(0.7, 0.1, 0.5, 200.0) == pytest.approx(0.2)
+        wait = accounts[at].charge(0.001, now, share=MESSAGE_SHARE)
+        due[at] = now + wait
+        if wait:
+            waiting.add(at)
+            share.waiting += 1
+    assert count * 0.001 / now < MESSAGE_SHARE + REFILL + 0.02
 
 
 def test_one_long_pause_says_little_of_the_servers_speed():

@@ -55,8 +55,10 @@ _PARTS = ("observation", "reward", "terminated", "truncated", "info")
 class _Joint:
     """What a reset or a step returned for each agent."""
 
-    told: dict[str, tuple[Transition, Sequence[str]]] = dataclasses.field(default_factory=dict)
-    """By agent, its answer, and what of it the environment did not return (`StepInfo.missing`)."""
+    told: dict[str, Transition] = dataclasses.field(default_factory=dict)
+    """By agent, its answer."""
+    missing: dict[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+    """By agent, what of its answer the environment did not return (`StepInfo.missing`), where that is anything."""
     alive: list[str] = dataclasses.field(default_factory=list)
     """The agents that are alive now; none: as before, without those that ended."""
 
@@ -65,10 +67,12 @@ class _Joint:
     ) -> tuple[dict[str, Any], dict[str, Any], dict[str, bool], dict[str, bool], dict[str, dict[str, Any]]]:
         """Return observations, rewards, terminations, truncations and infos by agent."""
         found: list[dict[str, Any]] = [
-            {name: told[place] for name, (told, missing) in self.told.items() if part not in missing}
-            for place, part in enumerate(_PARTS)
+            {name: told[place] for name, told in self.told.items()} for place in range(len(_PARTS))
         ]
-        for name, (_, missing) in self.told.items():
+        for name, missing in self.missing.items():
+            for part, by_agent in zip(_PARTS, found, strict=True):
+                if part in missing:
+                    del by_agent[name]
             if "end" in missing and name in found[3]:
                 found[3][name] = False  # the environment's word: it left the agent out without an end
         return found[0], found[1], found[2], found[3], found[4]
@@ -322,7 +326,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             read = _Joint()
             for name in packed:
                 self._read(name, answers[name], read)
-            playing = [name for name, (told, _) in read.told.items() if not (told[2] or told[3])]
+            playing = [name for name, told in read.told.items() if not (told[2] or told[3])]
             agents = read.alive or playing
             # Those that came in, and those that ended and are there again.
             entering = {name: self._remotes[name] for name in agents if name not in playing}
@@ -347,11 +351,14 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         """Add an agent's answer to what a joint step returned."""
         told = answer.reader.read(answer.message, self._remotes[name].now())
         agents, missing = answer.reader.take_joint()
-        unknown = [agent for agent in agents if agent not in self._remotes]
-        if unknown:
-            raise PeerError(self._url, f"it names agents that the world does not have: {unknown!r:.80}")
-        joint.told[name] = told, missing
-        joint.alive = list(agents) or joint.alive
+        joint.told[name] = told
+        if missing:
+            joint.missing[name] = missing
+        if agents:
+            unknown = [agent for agent in agents if agent not in self._remotes]
+            if unknown:
+                raise PeerError(self._url, f"it names agents that the world does not have: {unknown!r:.80}")
+            joint.alive = list(agents)
 
     def _asked(self) -> Remote:
         self._require_open()
