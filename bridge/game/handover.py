@@ -97,7 +97,7 @@ class News:
         self.rewards = {name: self.rewards.get(name, 0.0) + later.rewards.get(name, 0.0) for name in names}
         self.terminated, self.truncated = {**self.terminated, **later.terminated}, {**self.truncated, **later.truncated}
         self.infos, self.alive = {**self.infos, **later.infos}, later.alive
-        self.frame, self.at = later.frame, later.at
+        self.frame, self.at = self.frame if later.frame is None else later.frame, later.at
         self.taken, self.begins, self.stamp = later.taken, later.begins, later.stamp
 
 
@@ -139,6 +139,8 @@ class Handover:
                 gap = news.at - self.last
                 self._interval = 0.9 * self._interval + 0.1 * gap if self._interval else gap
             self.waits, self.waiting, self.last = news.waits, news.waits, news.at
+            if self.notify is None:  # the newest tell how the program is, and the pictures of others take memory
+                self._news.clear()
             last = self._news[-1] if len(self._news) > _QUEUED else None
             if last is not None and last.under == news.under and last.alive and not (last.first or news.first):
                 last.add(news)
