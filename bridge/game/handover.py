@@ -30,7 +30,7 @@ _MOST_FPS = 1000.0
 _SLICE = 0.1
 """Seconds after which a wait of the program's thread is interrupted, so that Python runs its signal handlers."""
 _LATE = 1.0
-"""Seconds after which a program goes on whose timeout is over, although its server does not answer."""
+"""Seconds that a program whose timeout is over, or that is closed, gives its server to answer."""
 
 
 _IN_ORDER = Code.FAILED_PRECONDITION
@@ -121,6 +121,8 @@ class Handover:
         """True while the program waits in an exchange."""
         self.last = 0.0
         """When the program called last, or was answered after a wait, in seconds of `time.monotonic`."""
+        self.settled = threading.Event()
+        """Set once who reads has seen that it is closed, and agents are told of it."""
         self._interval = 0.0
         self._offer = offer
         self._changed = threading.Condition()
@@ -174,8 +176,10 @@ class Handover:
         """Begin with the server."""
 
     def stop(self) -> None:
-        """End with the server."""
+        """End with the server, once agents are told how their episode has ended."""
         self.close()
+        if self.notify is not None:
+            self.settled.wait(_LATE)
 
     def close(self, reason: RequestError | None = None) -> None:
         """End it: an exchange that waits raises; may be called by any thread.
