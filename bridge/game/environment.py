@@ -163,7 +163,9 @@ class GameEnvironment(EnvironmentProxy):
 
     def _wake(self) -> None:
         """Have a call look for news; those of a program that waits are read also without one."""
-        if self.handover.closed is not None and self._gone is None:
+        # What the program has shown before it was closed is told first.
+        reads = self._pending is not None and self.handover.unread
+        if self.handover.closed is not None and self._gone is None and not reads:
             self.closing()
             self._gone = self.handover.closed
             self.noticed()
@@ -299,6 +301,8 @@ class GameEnvironment(EnvironmentProxy):
             await self._pending
             self._pending = None
         self._take(news)
+        if self.handover.closed is not None:
+            self._scheduler.call_soon(self._wake)
         return news
 
     async def close(self, reason: RequestError | None = None) -> None:
