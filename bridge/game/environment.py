@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -123,8 +124,10 @@ class GameEnvironment(EnvironmentProxy):
         """When the program called with what was read last, in seconds of the scheduler."""
         self.asked = False
         """True if somebody who plays asked for the round that begins next; False: one that runs is as good."""
-        self.late: Callable[[], None] = lambda: None
-        """Called when a program has waited for too long."""
+        self.late: Callable[[], bool] = lambda: False
+        """Called when a program has waited for too long; returns whether it is stepped now, by default actions."""
+        self.closing: Callable[[], None] = lambda: None
+        """Called before the program is gone."""
         self.noticed: Callable[[], None] = lambda: None
         """Called when the program begins to stand still, and when it is gone."""
         handover.notify = lambda: scheduler.call_soon_threadsafe(self._wake)
@@ -160,9 +163,15 @@ class GameEnvironment(EnvironmentProxy):
 
     def _wake(self) -> None:
         """Have a call look for news; those of a program that waits are read also without one."""
-        if self.handover.closed is not None and self._gone is None:
+        # What the program has shown before it was closed is told first.
+        reads = self._pending is not None and self.handover.unread
+        if self.handover.closed is not None and self._gone is None and not reads:
+            self.closing()
             self._gone = self.handover.closed
             self.noticed()
+            # Once a step that is under way has returned.
+            settled = self.handover.settled.set
+            self._scheduler.call_soon(partial(self._scheduler.call_soon, partial(self._scheduler.call_soon, settled)))
         if self._pending is not None:
             self._pending.set_result(None)
         elif self.handover.waits:
@@ -184,7 +193,7 @@ class GameEnvironment(EnvironmentProxy):
             self._waiting, self.chosen = news, Choice(self.handover.defaults)
             # The first round of all begins when somebody asks for it.
             if news.counts and self._timeout is not None:
-                self._wait_timer = self._scheduler.call_at(news.at + self._timeout, self._is_late)
+                self._wait_timer = self._scheduler.call_at(news.at + self._timeout, partial(self._is_late, news))
             return
         own = Choice(None if news.begins else self.handover.defaults)
         self.chosen = self._offers.get(news.taken, own)
@@ -205,14 +214,11 @@ class GameEnvironment(EnvironmentProxy):
                 self._wait_timer.cancel()
         self.handover.offer(choice)
 
-    def go_on(self) -> None:
-        """Have a program that waits go on by itself: with default actions, or after an end with another round."""
-        if self._waiting is not None:
-            self.offer(Choice(self.handover.defaults if self._waiting.alive else None))
-
-    def _is_late(self) -> None:
-        if self._waiting is not None:
-            self.late()
+    def _is_late(self, news: News) -> None:
+        # It may have been answered and called again meanwhile.
+        if self._waiting is news and not self.late() and self._waiting is news:
+            # Nobody plays, so nobody is told of it.
+            self.offer(Choice(self.handover.defaults if news.alive else None))
 
     def round_comes(self, seed: object, options: object) -> bool:
         """True if a round with a seed and options was asked for, or has begun, whose first news were not read yet."""
@@ -295,6 +301,8 @@ class GameEnvironment(EnvironmentProxy):
             await self._pending
             self._pending = None
         self._take(news)
+        if self.handover.closed is not None:
+            self._scheduler.call_soon(self._wake)
         return news
 
     async def close(self, reason: RequestError | None = None) -> None:

@@ -30,7 +30,7 @@ _MOST_FPS = 1000.0
 _SLICE = 0.1
 """Seconds after which a wait of the program's thread is interrupted, so that Python runs its signal handlers."""
 _LATE = 1.0
-"""Seconds after which a program goes on whose timeout is over, although its server does not answer."""
+"""Seconds that a program whose timeout is over, or that is closed, gives its server to answer."""
 
 
 _IN_ORDER = Code.FAILED_PRECONDITION
@@ -97,7 +97,7 @@ class News:
         self.rewards = {name: self.rewards.get(name, 0.0) + later.rewards.get(name, 0.0) for name in names}
         self.terminated, self.truncated = {**self.terminated, **later.terminated}, {**self.truncated, **later.truncated}
         self.infos, self.alive = {**self.infos, **later.infos}, later.alive
-        self.frame, self.at = later.frame, later.at
+        self.frame, self.at = self.frame if later.frame is None else later.frame, later.at
         self.taken, self.begins, self.stamp = later.taken, later.begins, later.stamp
 
 
@@ -121,6 +121,8 @@ class Handover:
         """True while the program waits in an exchange."""
         self.last = 0.0
         """When the program called last, or was answered after a wait, in seconds of `time.monotonic`."""
+        self.settled = threading.Event()
+        """Set once who reads has seen that it is closed, and agents are told of it."""
         self._interval = 0.0
         self._offer = offer
         self._changed = threading.Condition()
@@ -139,6 +141,8 @@ class Handover:
                 gap = news.at - self.last
                 self._interval = 0.9 * self._interval + 0.1 * gap if self._interval else gap
             self.waits, self.waiting, self.last = news.waits, news.waits, news.at
+            if self.notify is None:  # the newest tell how the program is, and the pictures of others take memory
+                self._news.clear()
             last = self._news[-1] if len(self._news) > _QUEUED else None
             if last is not None and last.under == news.under and last.alive and not (last.first or news.first):
                 last.add(news)
@@ -172,8 +176,10 @@ class Handover:
         """Begin with the server."""
 
     def stop(self) -> None:
-        """End with the server."""
+        """End with the server, once agents are told how their episode has ended."""
         self.close()
+        if self.notify is not None:
+            self.settled.wait(_LATE)
 
     def close(self, reason: RequestError | None = None) -> None:
         """End it: an exchange that waits raises; may be called by any thread.

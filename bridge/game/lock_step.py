@@ -36,11 +36,10 @@ class GameTurns(ProgramPacer, Turns):
     def bind(self, world: PacedWorld) -> None:
         """Begin with a world, whose environment is a `GameEnvironment`."""
         super().bind(world)
-        self._env.late = self._go_on
+        self._env.late = self._step_late
 
-    def _go_on(self) -> None:
+    def _step_late(self) -> bool:
         self.rules.late = True
         self.advance()
         self.rules.late = False
-        if self._job is None:  # nobody plays, so nobody is told of it
-            self._env.go_on()
+        return self._job is not None

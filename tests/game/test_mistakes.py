@@ -132,6 +132,25 @@ def test_a_program_that_ignores_a_round_is_told_to_its_clients(process):
         assert "has not read game.begins" in str(errors[0])
 
 
+def test_a_program_that_waits_and_ignores_a_round_is_told_to_its_clients_too(process):
+    with serve_game(OBSERVATION, ACTION, process=process, standstill=0.2) as game:
+        errors = []
+
+        def join():
+            env = make_remote(game.url)
+            try:
+                env.reset(seed=1)
+            except RefusedError as error:
+                errors.append(error)
+            env.close()
+
+        with in_thread(join) as thread:
+            until(lambda: (game.exchange(AT_START, wait=True), not thread.is_alive())[1])
+        assert "has not read game.begins" in str(errors[0])
+        assert game.begins, "it may begin it still"
+        assert game.seed == 1
+
+
 @pytest.mark.parametrize("wait", [False, True])
 def test_agents_hear_that_a_game_stands_still_and_play_on_when_it_goes_on(process, wait):
     goes, over = threading.Event(), threading.Event()
