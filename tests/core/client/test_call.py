@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bridge.core.client.wire.call import ClientCall
-from bridge.core.client.wire.poller import Poller
+from tests.inside import new_poller
 
 
 class Connection:
@@ -16,7 +16,7 @@ class Connection:
 
     max_message_bytes, inherited, silent, connected = 1 << 20, False, False, True
 
-    def __init__(self, poller: Poller[Any], *, shared: bool = True) -> None:
+    def __init__(self, poller: Any, *, shared: bool = True) -> None:
         self.poller, self.shared = poller, shared
         self.unsent = self.packed = 0
         self.pieces: list[int] = []
@@ -46,7 +46,7 @@ def calls_of(connection: Connection, count: int) -> list[ClientCall]:
 
 @pytest.mark.parametrize("count", [33, 64, 200, 1000])
 def test_the_first_of_many_requests_leave_while_the_others_are_written(count: int) -> None:
-    connection = Connection(Poller())
+    connection = Connection(new_poller())
     first, *others = calls_of(connection, count)
     with connection.poller.corked():
         first.send(b"a")
@@ -67,7 +67,7 @@ def test_the_first_of_many_requests_leave_while_the_others_are_written(count: in
 
 @pytest.mark.parametrize("count", [1, 2, 15, 16])
 def test_few_requests_leave_in_one_piece(count: int) -> None:
-    connection = Connection(Poller())
+    connection = Connection(new_poller())
     with connection.poller.corked():
         for call in calls_of(connection, count):
             call.send(b"a")
@@ -75,7 +75,7 @@ def test_few_requests_leave_in_one_piece(count: int) -> None:
 
 
 def test_each_server_gets_its_first_requests_early() -> None:
-    poller: Poller[Any] = Poller()
+    poller: Any = new_poller()
     near, far = Connection(poller), Connection(poller)
     with poller.corked():
         for here, there in zip(calls_of(near, 40), calls_of(far, 40), strict=True):
@@ -85,7 +85,7 @@ def test_each_server_gets_its_first_requests_early() -> None:
 
 
 def test_requests_over_a_connection_that_is_not_shared_leave_at_once() -> None:
-    connection = Connection(Poller(), shared=False)
+    connection = Connection(new_poller(), shared=False)
     with connection.poller.corked():
         for call in calls_of(connection, 3):
             call.send(b"a")
@@ -93,7 +93,7 @@ def test_requests_over_a_connection_that_is_not_shared_leave_at_once() -> None:
 
 
 def test_what_was_written_before_an_error_leaves() -> None:
-    connection = Connection(Poller())
+    connection = Connection(new_poller())
     calls = calls_of(connection, 20)
 
     def send_all() -> None:

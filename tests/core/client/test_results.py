@@ -4,9 +4,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import make_vec_remote, serve_gym
+from bridge import SlotState, make_vec_remote, serve_gym
 from bridge.core.client.slots.results import InfoJoiner
-from bridge.core.client.slots.slot import SlotState
 from bridge.testing import CountingEnv
 from tests.support import until
 
