@@ -4,8 +4,10 @@ import gymnasium
 import numpy as np
 import pytest
 
-from bridge import make_vec_remote, serve_gym
+from bridge import SlotState, make_vec_remote, serve_gym
 from bridge.core.client.slots.results import InfoJoiner
+from bridge.testing import CountingEnv
+from tests.support import until
 
 
 def test_infos_of_slots_whose_types_differ_become_objects() -> None:
@@ -59,3 +61,54 @@ def test_an_info_of_one_server_never_costs_the_others_theirs(one, other, lanes):
     if not isinstance(one, dict):
         assert np.array_equal(infos["a"][0], one)
         assert np.array_equal(infos["a"][-1], other)
+
+
+class Echo(gymnasium.Env):
+    """Observes the last action."""
+
+    observation_space = gymnasium.spaces.Box(-5000, 5000, (1,), np.int64)
+
+    def __init__(self, actions):
+        self.action_space = actions
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.int64), {}
+
+    def step(self, action):
+        return np.array([action], np.int64), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("actions", [gymnasium.spaces.Discrete(3000, start=-1500), gymnasium.spaces.Discrete(200)])
+def test_each_slot_gets_its_own_action_however_often_it_was_sent_before(actions):
+    with serve_gym(lambda: Echo(actions)) as server:
+        envs = make_vec_remote(server.url, num_envs=8, blocking=True, lanes=False)
+        envs.reset(seed=0)
+        draws = np.random.default_rng(0)
+        for high in (2, 2, 2, 200, 2, 200, 200, 3, 3):  # few that were sent before, many that were not, or both
+            sent = actions.start + draws.integers(high, size=8) * (actions.n // high)
+            assert envs.step(sent)[0][:, 0].tolist() == sent.tolist()
+        envs.close()
+
+
+def test_every_step_tells_where_the_slots_are_with_infos_or_without():
+    class Speaks(CountingEnv):
+        """Has an info in every other episode."""
+
+        def step(self, action):
+            observation, reward, terminated, truncated, _ = super().step(action)
+            return observation, reward, terminated, truncated, {"loud": 1} if self.episode % 2 else {}
+
+    with serve_gym(lambda: Speaks(2)) as server:
+        envs = make_vec_remote(server.url, num_envs=3, lanes=False)
+        envs.reset(seed=0)
+        until(lambda: all(seen is not None for seen in envs.step(np.zeros(3, np.int64))[0]))
+        told = []
+        for _ in range(9):
+            *_, infos = envs.step(np.zeros(3, np.int64))
+            assert infos["slot_state"].tolist() == [SlotState.RUNNING] * 3
+            assert infos["slot_state"].dtype == np.int64
+            assert infos.keys() - {"loud", "_loud", "seed", "_seed"} == {"n", "slot_state"}
+            told.append([info.get("loud") for info in infos["n"]])
+        envs.close()
+    assert [1] * 3 in told
+    assert [None] * 3 in told

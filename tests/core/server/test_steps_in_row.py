@@ -17,6 +17,7 @@ from gymnasium import spaces
 from bridge import Limits, make_vec_remote, serve_gym
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
+from tests.inside import deputy_runs_after
 from tests.support import until
 from tests.thread_envs import Gate
 
@@ -76,16 +77,16 @@ class Shared(gymnasium.Env[Any, Any]):
 BOX = spaces.Box(0, 255, (2,), np.float32)
 
 
-def begun(url: str, **more: Any) -> BlockingReset:
+def begun(url: str, count: int = WORLDS, **more: Any) -> BlockingReset:
     """Worlds of a server as one vector environment, whose episodes have begun: their Steps leave together."""
-    envs = BlockingReset(make_vec_remote(url, num_envs=WORLDS, timeout=40.0, **more))
+    envs = BlockingReset(make_vec_remote(url, num_envs=count, timeout=40.0, **more))
     envs.reset(seed=0)
     return envs
 
 
-def only(*slots: int) -> np.ndarray[Any, Any]:
+def only(*slots: int, count: int = WORLDS) -> np.ndarray[Any, Any]:
     """Actions: 1 for these slots, else 0."""
-    return np.isin(np.arange(WORLDS), slots).astype(np.int64)
+    return np.isin(np.arange(count), slots).astype(np.int64)
 
 
 def test_a_step_that_raises_leaves_the_others_of_its_row_alone() -> None:
@@ -151,6 +152,48 @@ def test_answers_of_a_row_leave_while_one_of_its_steps_takes_long() -> None:
             assert observations.tolist() == [[1, 1]] * 3
         finally:
             gate.release.set()
+            envs.close()
+
+
+@pytest.mark.parametrize(("count", "early"), [(40, 16), (64, 33), (65, 33)])
+def test_answers_of_many_steps_leave_while_the_last_ones_are_made(
+    count: int, early: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deputy_runs_after(monkeypatch, 60.0)  # it would send them, too, once a step has taken long
+    gate = Gate()
+    with serve_gym(lambda: Actor(gate)) as server:
+        envs = begun(server.url, count)
+        try:
+            envs.send(only(count - 1, count=count), np.arange(count))
+            first, observations, *_ = envs.recv(at_least=early)
+            assert first.tolist() == list(range(len(first)))
+            assert observations.tolist() == [[1, 1]] * len(first)
+            gate.release.set()
+            rest, observations, *_ = envs.recv(at_least=count - len(first))
+            assert rest.tolist() == list(range(len(first), count))
+            assert observations.tolist() == [[1, 1]] * len(rest)
+        finally:
+            gate.release.set()
+            envs.close()
+
+
+@pytest.mark.parametrize("count", [17, 31, 32, 33, 65, 150])
+def test_steps_that_are_sent_and_answered_in_pieces_are_each_their_world_s(count: int) -> None:
+    with serve_gym(lambda: CountingEnv(3)) as server:
+        envs = begun(server.url, count)
+        rewards = np.zeros(count)
+        try:
+            # Some are ahead of the others, so that episodes end in different steps.
+            ahead = np.arange(count) % 3 == 0
+            envs.env.send(np.zeros(int(ahead.sum()), np.int64), np.flatnonzero(ahead))
+            envs.env.recv(at_least=int(ahead.sum()))
+            for step in range(9):
+                observations, rewards, terminations, *_ = envs.step(np.zeros(count, np.int64))
+                done = (step + 1 + ahead) % 4
+                assert observations[:, 1].tolist() == done.tolist()
+                assert terminations.tolist() == (done == 3).tolist()
+                assert rewards.tolist() == done.tolist()
+        finally:
             envs.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,6 +27,8 @@ __all__ = ["InfoJoiner", "Results", "as_universe", "flat_report", "remote_report
 
 # Bytes of an answer up to which reading it as a stack of one is quicker.
 _SMALL = 1024
+# Quicker than a loop in Python: it is called in each step of many slots.
+_INFO = operator.attrgetter("info")
 
 
 class InfoJoiner(VectorEnv[Any, Any, Any]):
@@ -57,7 +60,7 @@ class InfoJoiner(VectorEnv[Any, Any, Any]):
 
 
 class Results:
-    """Hands out what has come of some members of a pool, side by side.
+    """Hands out what has come of some members of a pool, side by side, once `hand_out` is called.
 
     Args:
         pool: Whose answers are taken.
@@ -65,7 +68,6 @@ class Results:
         reward_space: Of one environment; None: rewards are floats.
         members: Those that are handed out; None: all. A row is a slot then.
         tells: Whether the caller sees the flags. Else episodes that were cut count as told only by later results.
-        batch: An empty batch for all slots, to be filled; None: one is made.
         before: The results of the step at hand, where these are what slots that ended begin with (SAME_STEP).
     """
 
@@ -77,13 +79,13 @@ class Results:
         members: Sequence[Member] | None = None,
         *,
         tells: bool = True,
-        batch: Batch | None = None,
         before: Results | None = None,
     ) -> None:
         self._places: list[tuple[Member, slice]] = []
         size = 0
         for member in pool.members.filling if members is None else members:
-            self._places.append((member, slice(size, size + member.lanes)))
+            # Nearly always all members are handed out, whose slots are their rows.
+            self._places.append((member, member.slots if members is None else slice(size, size + member.lanes)))
             size += member.lanes
         self.size = size
         """The number of rows."""
@@ -94,7 +96,7 @@ class Results:
         columns = None
         if before is not None and self.rows_alone:
             columns = [column.copy() for column in before.batch.columns]
-        self.batch: Batch = batch or Batch.empty(layout, size, reward_space, columns)
+        self.batch: Batch = Batch.empty(layout, size, reward_space, columns)
         """Columns and flags of all rows; the columns of rows that are not `valid` hold nothing."""
         self.valid: Array = np.zeros(size, np.bool_)
         """Which rows have an observation, `(size,)`."""
@@ -112,16 +114,22 @@ class Results:
         """The first observations of episodes that began in this very step (SAME_STEP); None: none did."""
         self.complete = False
         """True if all rows have an observation."""
+        self.plain = False
+        """True if all rows are of running single environments in lock step, with an observation and no info."""
         self._infos: list[tuple[Member, int, Any]] = []  # with the first row: as they came, of lanes arrays over them
         self._pool, self._layout, self._tells = pool, layout, tells
         self._any_info = False
-        self._hand_out()
 
-    def _hand_out(self) -> None:
-        """Take the answers that have come."""
+    def hand_out(self) -> None:
+        """Take the answers that have come; once."""
         pool, batch, valid, infos = self._pool, self.batch, self.valid, self._infos
         stacked = {} if self.rows_alone else self._stack_answers()
         pool.handing_out = complete = True
+        if len(stacked) == len(self._places) and set(map(_INFO, stacked.values())) == {values.EMPTY_DICT}:
+            for member, _ in self._places:
+                member.handed()
+            valid[:] = self.complete = self.plain = True
+            return
         for member, rows in self._places:
             answer, start = member.answer, rows.start
             # Its remote is away or not ready, or it was asked for nothing.
@@ -410,6 +418,9 @@ def as_universe(pool: VectorPool, results: Results) -> tuple[Any, Array, Array, 
     rows = results.rows()
     infos = results.merged_infos()
     infos["n"] = tuple(results.own_infos())
+    if results.plain:  # as nearly always
+        infos["slot_state"] = np.full(results.size, SlotState.RUNNING, np.int64)
+        return rows, results.batch.rewards, results.batch.terminations, results.batch.truncations, infos
     infos["slot_state"] = slot_states(pool.members)
     away = {member: since for member in pool.members.filling if (since := member.remote.record.away_since) is not None}
     if away:

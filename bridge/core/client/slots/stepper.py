@@ -13,7 +13,6 @@ from bridge.core.client.slots.resets import plan_resets, reset_settings
 from bridge.core.client.slots.results import Results
 from bridge.core.client.slots.slot import SETTLED, STEPPED, EpisodeEvent, EpisodeState, LinkState, Member
 from bridge.core.client.slots.vector_pool import VectorPool
-from bridge.core.client.world.step_reader import Batch
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, pack_tensor
 from bridge.core.logs import SafeLog
@@ -319,12 +318,15 @@ class Stepper:
                 first += 1  # who is not stepping now will not be in this step
             return first == len(members)
 
+        # Made while the servers step, which costs nobody time.
+        results = self._new_results()
         # Late slots are lost at their deadlines, which a person's pace extends by a second at most.
         self.pool.gather(answered, time.monotonic() + self.pool.timeout + 2.0)
         # A loop over a fleet that is lost or resets would otherwise step thousands of times a second, and get nothing.
         if not any(member.answer is not None for member in members):
             self.pool.gather(lambda: any(member.answer is not None for member in members), time.monotonic() + _PACE)
-        return self.take_results()
+        results.hand_out()
+        return results
 
     def _begin_next(self, ended: Array) -> None:
         """Begin the next episode of slots that ended, in this very step."""
@@ -359,9 +361,9 @@ class Stepper:
         results = self._stepped
         if results is None:
             # Made while the servers step, which costs nobody time.
-            batch = Batch.empty(self._observation_layout, len(self.pool.members.at), self._reward_space)
+            results = self._new_results()
             gather_all(self.pool, timeout, on_lost)
-            results = self.take_results(batch)
+            results.hand_out()
             if not results.complete:
                 results.fill_last()
             if self._unbegun:
@@ -393,11 +395,15 @@ class Stepper:
         results.begun, self._unbegun = begun, begun.failures
         return results
 
-    def take_results(self, batch: Batch | None = None, before: Results | None = None) -> Results:
+    def take_results(self, before: Results | None = None) -> Results:
         """Hand out what has come; with `before`, the results of a step that ended episodes: what others begin with."""
-        return Results(
-            self.pool, self._observation_layout, self._reward_space, tells=self._tells, batch=batch, before=before
-        )
+        results = self._new_results(before=before)
+        results.hand_out()
+        return results
+
+    def _new_results(self, before: Results | None = None) -> Results:
+        """Return results of all slots, which nothing was handed out into yet; `before`: as of `take_results`."""
+        return Results(self.pool, self._observation_layout, self._reward_space, tells=self._tells, before=before)
 
     # send and recv
 
@@ -467,6 +473,7 @@ class Stepper:
         members = [member for member in filling if member.episode in _HERE]
         pool.started = False  # as in `Slots.wait`, for what an interrupt would lose of the results
         results = Results(pool, self._observation_layout, self._reward_space, members)
+        results.hand_out()
         # A slot that was cut has no new observation, and its row in the batch is not initialized.
         if not results.complete:
             results.fill_last()

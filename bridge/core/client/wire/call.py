@@ -12,9 +12,10 @@ from bridge.errors import ConnectionLostError, RemoteError, SettingError
 
 __all__ = ["ClientCall", "Deliver"]
 
-# Requests of a connection that are sent together: the server begins with the first of 64 while the rest is written.
-# With 16, both ends took more processor time.
-_TOGETHER = 32
+# Requests of a connection that are sent together: few at first, so that the server begins with them while the rest is
+# written, and then many, as each `send` costs both ends processor time.
+_FIRST = 16
+_TOGETHER = 64
 
 Deliver: TypeAlias = Callable[[bytes | bytearray | RemoteError], None]
 """A function that takes an answer, or how a stream ended."""
@@ -129,11 +130,12 @@ class ClientCall:
             if not self.ended:  # else how it ended was delivered
                 connection.protocol.pack(self, request)
                 deferred = connection.poller.deferred
-                if deferred is not None and connection.shared and connection.unsent < _TOGETHER - 1:
+                if deferred is not None and connection.shared:
                     connection.unsent += 1
-                    deferred.add(connection)
-                else:
-                    connection.flush(wait=True)
+                    if connection.unsent < deferred.setdefault(connection, _FIRST):
+                        return
+                    deferred[connection] = _TOGETHER
+                connection.flush(wait=True)
 
     def finish(self) -> None:
         """Say that no request follows; those sent before are served."""

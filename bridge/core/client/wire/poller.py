@@ -71,8 +71,9 @@ class Poller(Generic[T]):
         """Waits for the only socket that is watched; None: there are more, or none that can."""
         self._registered: set[PolledConnection] = set()
         self._check_at = 0.0
-        self.deferred: set[PolledConnection] | None = None
-        """Connections that hold their requests back, to send them together at the end of `corked`; None: none does."""
+        self.deferred: dict[PolledConnection, int] | None = None
+        """Connections that hold their requests back, to send them together at the end of `corked`, and how many each
+        holds back at most; None: none does."""
         # Weak: in a fleet whose servers come and go, those that have ended would add up, at 30 KB each.
         self.connections: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
         """Sockets that may carry further calls, by where to."""
@@ -152,7 +153,7 @@ class Poller(Generic[T]):
     @contextlib.contextmanager
     def corked(self) -> Iterator[None]:
         """Send the requests made meanwhile over the same socket together."""
-        self.deferred = set()
+        self.deferred = {}
         try:
             yield
         finally:

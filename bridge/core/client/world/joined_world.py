@@ -202,11 +202,20 @@ class JoinedWorld:
         arrays = [column for column in columns if isinstance(column, np.ndarray)]
         if self.codec is None or len(arrays) < len(columns):
             return None
-        whole = len(slots) == len(arrays[0])
-        found = self.codec.write_requests(arrays if whole else [array[list(slots)] for array in arrays])
+        if len(slots) < len(arrays[0]):
+            arrays = [array[list(slots)] for array in arrays]
+        # Discrete actions, as in `write_columns`: the Steps of those that were sent before are remembered.
+        keys: list[Any] | None = None
+        if len(arrays) == 1 and arrays[0].ndim == 1 and arrays[0].dtype.kind == "i":
+            known, keys = self._known, arrays[0].tolist()
+            with contextlib.suppress(KeyError):
+                return [known[key] for key in keys]
+        found = self.codec.write_requests(arrays)
         # All have the same size.
         if found and len(found[0]) > self._request.max_message_bytes:
             raise self._request.too_large(len(found[0]))
+        if found and keys is not None and len(self._known) < _MOST_KNOWN:
+            self._known.update(zip(keys, found, strict=True))
         return found
 
     def as_act(self, request: bytes) -> pb.EnvironmentRequest:
