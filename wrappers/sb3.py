@@ -157,16 +157,16 @@ class SB3VecEnv(OwnAttributes, VecEnv):
             for info in infos:
                 info["TimeLimit.truncated"] = False
         ended: list[int] = dones.nonzero()[0].tolist()
-        for slot in ended:
-            # As DummyVecEnv says it: where it is True, algorithms bootstrap with the value of the terminal observation.
-            infos[slot]["TimeLimit.truncated"] = not batch.terminations[slot]
-        if results.begun is not None:
-            for slot, first in zip(ended, results.begun.own_infos(ended), strict=True):
-                infos[slot]["terminal_observation"] = results.row(slot)
+        if results.first is not None:
+            lasts = results.rows_of(ended)
+            for slot, first in zip(ended, results.first_infos(ended), strict=True):
                 self.reset_infos[slot] = first
         else:  # a simulator that has reset its lanes already tells their ends in its infos
-            for slot in ended:
-                infos[slot]["terminal_observation"] = infos[slot].pop("final_obs", None)
+            lasts = [infos[slot].pop("final_obs", None) for slot in ended]
+        for slot, last in zip(ended, lasts, strict=True):
+            # As DummyVecEnv says it: where it is True, algorithms bootstrap with the value of the terminal observation.
+            infos[slot]["TimeLimit.truncated"] = not batch.terminations[slot]
+            infos[slot]["terminal_observation"] = last
         return results.batched(), batch.rewards.astype(np.float32), dones, infos
 
     def close(self) -> None:

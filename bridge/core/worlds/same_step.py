@@ -52,17 +52,17 @@ class SameStep:
         """Note that lanes are in another situation, from which they go on."""
         self._unbegun = [lane for lane in self._unbegun if lane not in lanes]
 
-    async def stepped(self, ended: Array) -> None:
-        """Begin the next episodes of lanes that a Step ended, bools `(lanes,)`, where the client asks for that."""
+    async def stepped(self, ended: list[int]) -> None:
+        """Begin the next episodes of lanes that a Step ended, in rising order, where the client asks for that."""
         if not (self._on and self._agent.asks_as_usual):
             return
         if self._unbegun:
             # The client takes the step in which they begin for an episode of its own, which was cut, and asks anew.
-            ended[list(self._unbegun)] = True
-        if np.count_nonzero(ended):
+            ended = sorted({*ended, *self._unbegun})
+        if ended:
             await self._begin_next(ended)
 
-    async def _begin_next(self, ended: Array) -> None:
+    async def _begin_next(self, lanes: list[int]) -> None:
         """Begin the next episodes of lanes that ended, and keep what the Step is answered."""
         agent, world = self._agent, self._agent.world
         # First: notes are told once, and the client reads this part first. Copies, because an environment may write
@@ -70,13 +70,16 @@ class SameStep:
         *parts, info = agent.values(agent.usual)
         told: list[Any] = [np.array(part) for part in parts]
         self._unbegun = ()
-        lanes = ended.nonzero()[0].tolist()
         # Messages of protobuf that stand one behind the other are read as one: the info, and what is beside it.
         beside = bridge_pb2.Value()
         begun = beside.begun
         begun.lanes.extend(lanes)
         try:
-            options = None if len(lanes) == len(ended) else {"reset_mask": ended}
+            options = None
+            if len(lanes) < len(agent.terminated):
+                mask: Array = np.zeros(len(agent.terminated), np.bool_)
+                mask[lanes] = True
+                options = {"reset_mask": mask}
             agent.take_reset(await world.env.reset(seed=None, options=options))
             self._unbegun = agent.take_failures()
             if self._unbegun:
