@@ -205,8 +205,9 @@ def decode_step_info(data: bytes) -> StepInfo:
     """Decode what `encode_info` gave, with everything that travels beside it; raises as `decode`."""
     if data == EMPTY_DICT:
         return StepInfo({})
-    if data.startswith(_BEGUN_ALONE):  # as most infos are that say how lanes began
-        size, start = read_varint(data, len(_BEGUN_ALONE), 5)
+    if data.startswith(_BEGUN_ALONE) and len(data) > len(_BEGUN_ALONE):  # as most infos are that say how lanes began
+        at = len(_BEGUN_ALONE)
+        size, start = (data[at], at + 1) if data[at : at + 1] < b"\x80" else read_varint(data, at, 5)
         if start + size == len(data):
             return StepInfo({}, begun=_parse(data).begun)
     message = _parse(data)

@@ -174,7 +174,7 @@ class LockStep(Pacer):
         lanes: list[int] = ended.nonzero()[0].tolist()
         agent.world.episodes += len(lanes) - unbegun
         agent.answer = None
-        await agent.part.stepped(lanes)
+        await agent.part.stepped(lanes, ended)
         return pb.RUNNING
 
     def properties_of(self, agent: EnvAgent) -> PropertyTree:

@@ -52,17 +52,23 @@ class SameStep:
         """Note that lanes are in another situation, from which they go on."""
         self._unbegun = [lane for lane in self._unbegun if lane not in lanes]
 
-    async def stepped(self, ended: list[int]) -> None:
-        """Begin the next episodes of lanes that a Step ended, in rising order, where the client asks for that."""
+    async def stepped(self, lanes: list[int], ended: Array) -> None:
+        """Begin the next episodes of lanes that a Step ended, where the client asks for that.
+
+        Args:
+            lanes: These lanes, in rising order.
+            ended: The same as bools `(lanes,)`.
+        """
         if not (self._on and self._agent.asks_as_usual):
             return
         if self._unbegun:
             # The client takes the step in which they begin for an episode of its own, which was cut, and asks anew.
-            ended = sorted({*ended, *self._unbegun})
-        if ended:
-            await self._begin_next(ended)
+            ended[list(self._unbegun)] = True
+            lanes = ended.nonzero()[0].tolist()
+        if lanes:
+            await self._begin_next(lanes, ended)
 
-    async def _begin_next(self, lanes: list[int]) -> None:
+    async def _begin_next(self, lanes: list[int], ended: Array) -> None:
         """Begin the next episodes of lanes that ended, and keep what the Step is answered."""
         agent, world = self._agent, self._agent.world
         # First: notes are told once, and the client reads this part first. Copies, because an environment may write
@@ -75,11 +81,7 @@ class SameStep:
         begun = beside.begun
         begun.lanes.extend(lanes)
         try:
-            options = None
-            if len(lanes) < len(agent.terminated):
-                mask: Array = np.zeros(len(agent.terminated), np.bool_)
-                mask[lanes] = True
-                options = {"reset_mask": mask}
+            options = None if len(lanes) == len(ended) else {"reset_mask": ended}
             agent.take_reset(await world.env.reset(seed=None, options=options))
             self._unbegun = agent.take_failures()
             if self._unbegun:

@@ -14,6 +14,7 @@ from bridge.core.client.slots.members import SlotMembers
 from bridge.core.client.slots.slot import EpisodeEvent, EpisodeState, Member, SlotState
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.remote import COUNTS, RemoteReport
+from bridge.core.client.world.session_states import StepAnswered
 from bridge.core.client.world.step_reader import Batch, BegunAnswer, StepReader
 from bridge.core.encoding import values
 from bridge.core.encoding.infos import ACTION, as_rows, batch_interventions, joins, lane_info, merge_lanes
@@ -255,7 +256,7 @@ class Results:
             changed: the rest has to be asked for, or there is more to be read.
         """
         first: list[Column] = [column.copy() for column in self.batch.columns]
-        told: list[tuple[Member, BegunAnswer, bool]] = []
+        told: list[tuple[Member, StepAnswered, bool]] = []
         for member, rows in self._places:
             lanes, answer = ended[rows].nonzero()[0].tolist(), member.last
             begun = None if answer is None else answer.reader.begun
@@ -270,9 +271,10 @@ class Results:
                 answer.reader.write_rows(begun, first, rows.start)
             except UNREADABLE:
                 return False
-            told.append((member, BegunAnswer(answer.message, begun), len(lanes) == member.lanes))
-        for member, message, together in told:
-            member.renewed(message, together=together)
+            renewed = StepAnswered(BegunAnswer(answer.message, begun), answer.reader)
+            told.append((member, renewed, len(lanes) == member.lanes))
+        for member, renewed, together in told:
+            member.renewed(renewed, together=together)
         self.first = first
         return True
 

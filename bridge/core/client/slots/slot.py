@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from bridge.core.client.endpoints import Endpoint, Kind, ListedEndpoint
     from bridge.core.client.world.remote import Remote
     from bridge.core.client.world.session_states import StepAnswered
-    from bridge.core.client.world.step_reader import BegunAnswer
     from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = [
@@ -357,16 +356,14 @@ class Member:
         # An observation shows that its world is well again, whatever it was lost by.
         self.last, self.answer, self.error = answer, None, None
 
-    def renewed(self, message: BegunAnswer, *, together: bool) -> None:
+    def renewed(self, answer: StepAnswered, *, together: bool) -> None:
         """Keep how lanes began their next episodes in the Step that was handed out last.
 
         Args:
-            message: The answer to that Step, with how they began.
+            answer: The answer to that Step, with how they began.
             together: Whether these are all of its lanes.
         """
-        assert self.last is not None, "its last answer tells it"
-        reader = self.last.reader
-        self.last, reader.begun = self.last._replace(message=message), None
+        self.last, answer.reader.begun = answer, None
         self.episodes += together
 
     @property
