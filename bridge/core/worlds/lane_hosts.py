@@ -92,10 +92,7 @@ class LanesHost(Host[Lanes]):
         info: Any
         self.fresh = False
         if self._ours is self.env:
-            rest, mask = without_mask(options)
-            if mask is not None and not rest:
-                rest = None  # as of a single environment: the mask is all that the client has sent
-            observation, info = self._ours.reset_lanes(seed, rest, mask)
+            observation, info = self._ours.reset_lanes(seed, *without_mask(options))
         else:
             observation, info = self._guarded("reset", super().reset, seed, options)
         return observation, join_infos(info, self.env.num_envs) if self._collects else info

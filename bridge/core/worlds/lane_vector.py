@@ -332,8 +332,8 @@ class LaneVectorEnv(SyncLanes):
             attempts -= 1
             try:
                 # A copy of the options: an environment may take out what it has read.
-                if given.get("options") is not None:
-                    given["options"] = kept(options)
+                if options is not None:
+                    given["options"] = kept(options) if options else {}
                 observation, info = self._callees[lane].reset(**given)
                 if checks:
                     observation = self._checked(observation, notes=self.notes)
