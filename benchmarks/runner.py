@@ -70,7 +70,7 @@ def run_group(
             try:
                 ready.append((result, stack.enter_context(result.subject.open())))
             except ImportError as error:
-                result.skipped = f"{error.name or error} is not installed"
+                result.skipped = f"{error.name} is not installed" if error.name else str(error)
         for _, measure in ready:
             measure(min(seconds, 0.2))  # the first steps of anything are slow
         for number in range(rounds):

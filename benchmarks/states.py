@@ -113,15 +113,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     add_busy(parser)
     options = parser.parse_args(arguments)
-    with measuring(parser, options.busy) as others:
+    with measuring(parser, options.busy):
         print(
             "| environment | save | in process | restore | in process | step | fork to 64 | step of 64 | ratio | kB |"
         )
         print("|---|---|---|---|---|---|---|---|---|---|")
         for env_id in options.envs.split(","):
             print(measure(env_id, options.seconds), flush=True)
-    if others():
-        print(f"measured while {', '.join(others())} ran")
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ def let_wait_at_websockets(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 def charge_each_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have servers read again of a connection after so many seconds, whatever it has used."""
 
-    def charge(account: ProcessorAccount, used: float, now: float, *, alone: bool = False) -> float:
+    def charge(account: ProcessorAccount, used: float, now: float, **more: object) -> float:
         account.until = now + seconds
         return seconds
 

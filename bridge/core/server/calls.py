@@ -6,13 +6,14 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from google.protobuf.message import DecodeError
 
 from bridge.core.encoding.names import PROPERTY_REQUEST_URL
 from bridge.core.logs import FailureLog, SafeLog
-from bridge.core.server.limits import Admission, ConnectionCount, CoreLimits
+from bridge.core.server.limits import MESSAGE_SHARE, SHARE, Admission, ConnectionCount, CoreLimits
 from bridge.core.server.registry import Registry
 from bridge.core.server.serving import MOMENT, ServingThread
 from bridge.core.server.session import Session, error_response
@@ -191,7 +192,8 @@ class Calls:
         scheduler: Goes on with requests that wait.
         serving: The thread of the environments.
         cut: Closes the connection of a client after a fault of this server.
-        charge: Counts the processor time of a request of a viewer or an operator, or of one that is invalid.
+        charge: Counts the processor time of a request of a viewer or an operator, or of one that is invalid; of the
+            server's time, its client may use the share that is given.
         open_session: Makes what answers a call; None: a `Session`.
     """
 
@@ -206,7 +208,7 @@ class Calls:
         scheduler: Scheduler,
         serving: ServingThread,
         cut: Callable[[Any], None],
-        charge: Callable[[Any, float], None],
+        charge: Callable[[Any, float, float], None],
         open_session: Callable[[Registry, str, bool], ServedSession] | None = None,
     ) -> None:
         self._open_session = open_session or Session
@@ -260,7 +262,7 @@ class Calls:
         if isinstance(session, Session):
             # Older clients of this package do not say that the agents of one connection are theirs.
             session.connection = client
-            session.charge = lambda seconds: self._charge(client, seconds) if seconds > 0.0 else None
+            session.charge = partial(self._charge_message, client)
         call = Call(client, session, str(next(self._numbers)))
         call.places, call.refusal = places, refusal
         call.limited = not may_act or refusal is not None
@@ -361,7 +363,11 @@ class Calls:
             # An answer waits only for others of its own connection: that to a single request is sent at once.
             full = together >= _TOGETHER or now - since > _SOON or not client.joins_answers
             if full or not ready or ready[0][0].client is not client:
-                client.flush()
+                # A joint step has answers for all its agents: those of the others follow in a moment.
+                if self._scheduler.ready and len(client.calls) > 1:
+                    self._flush_later(client)
+                else:
+                    client.flush()
                 # A client that sends Steps without end would else keep the loop from the sockets of all others.
                 if now > until:
                     break
@@ -489,7 +495,20 @@ class Calls:
                 self.abandon(call, call.refusal)
             self._serve(call, request)
         finally:
-            self._charge(call.client, time.thread_time() - began)
+            self._charge(call.client, time.thread_time() - began, SHARE)
+
+    def _charge_message(self, client: Client, seconds: float, beside: bool) -> None:
+        """Count the processor time of a message, if others need the server too.
+
+        Else it takes time from nobody: a fork of many lanes is its client's work, as Steps are.
+
+        Args:
+            client: Whose message.
+            seconds: What it took.
+            beside: True if others have stepped since its last one: what they have sent meanwhile was not read yet.
+        """
+        if seconds > 0.0 and (beside or any(call.client is not client for call, _ in self.ready)):
+            self._charge(client, seconds, MESSAGE_SHARE)
 
     def _serve(self, call: Call, request: Request | None) -> None:
         """Serve one request, or have it wait for its turn."""
@@ -534,7 +553,7 @@ class Calls:
                 if call.session.last_error == Code.INVALID_ARGUMENT:
                     # An invalid request serves nobody, and checking it can take long, for example reset options with
                     # thousands of values. Without a charge, a client that repeats it takes all the server's time.
-                    self._charge(client, time.perf_counter() - admitted[1])
+                    self._charge(client, time.perf_counter() - admitted[1], SHARE)
                 self._finish(call, admitted, stop.value)
             except Exception as error:
                 self._finish(call, admitted, _fault(call, error))

@@ -17,7 +17,7 @@ from bridge.core.logs import LimitedLog, SafeLog
 from bridge.core.server.calls import Call, Calls
 from bridge.core.server.connection import CHUNK, Connection, ConnectionProtocol
 from bridge.core.server.event_loop import READ, WRITE, EventLoop
-from bridge.core.server.limits import Admission, CoreLimits, FairShare, ProcessorAccount
+from bridge.core.server.limits import SHARE, Admission, CoreLimits, FairShare, ProcessorAccount
 from bridge.core.server.serving import HelperThread
 from bridge.core.transport.sockets import has_hung_up, listen_tcp, listen_unix, prepare
 from bridge.core.worlds.scheduling import Timer
@@ -239,20 +239,20 @@ class Connections:
 
     # Processor time
 
-    def charge_request(self, connection: Connection, seconds: float) -> None:
+    def charge_request(self, connection: Connection, seconds: float, share: float = SHARE) -> None:
         """Count processor time in which a request was served.
 
         Receiving it was not charged, and sending the answer, which takes about as long, is not measured.
         """
-        self._charge(connection, seconds + 2 * min(self._share.worth, seconds))
+        self._charge(connection, seconds + 2 * min(self._share.worth, seconds), share)
         # So that no more of them come with the next read than are soon served: those of others wait behind them.
         connection.account.productive = False
 
-    def _charge(self, connection: Connection, seconds: float) -> None:
+    def _charge(self, connection: Connection, seconds: float, share: float = SHARE) -> None:
         """Count processor time that brought no request, and read the connection later where that was too much."""
         self._share.charged[connection.role] += seconds
         account = connection.account
-        wait = account.charge(seconds, time.monotonic())
+        wait = account.charge(seconds, time.monotonic(), share=share)
         # The turn that is charged has closed it, so its own account delays nobody any more.
         if connection.closed and connection.role == "stranger":
             self._charge_visit(seconds)

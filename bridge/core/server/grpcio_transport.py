@@ -125,7 +125,7 @@ class GrpcioTransport:
         except RuntimeError as error:
             raise SettingError(f"cannot listen on {address} ({setting}): {error}. Is it in use?") from error
 
-    def charge_request(self, client: Any, seconds: float) -> None:
+    def charge_request(self, client: Any, seconds: float, share: float) -> None:
         """Do nothing: grpcio reads its connections by itself, and reads none of them later."""
 
     def _process(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:

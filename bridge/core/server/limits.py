@@ -188,6 +188,8 @@ REFILL = 0.05
 """Seconds that all connections together may use a second, beyond those, in equal parts."""
 SHARE = 0.1
 """The share of the time that all connections together may use which have used more than that."""
+MESSAGE_SHARE = 0.5
+"""As `SHARE`, for messages that features serve: a client that has others wait leaves them the server for as long."""
 # A turn may take so many times the fastest request, for each of its requests or blocks of a large one, without a closer
 # look.
 _USUAL = 8
@@ -287,7 +289,7 @@ class ProcessorAccount:
         self.productive = requests + blocks > 0 and seconds <= max(_SHORT, share.fastest * _USUAL * (requests + blocks))
         self.excess = max(0.0, min(seconds, size * _PER_BYTE) - requests * share.worth)
 
-    def charge(self, seconds: float, now: float, *, alone: bool = False) -> float:
+    def charge(self, seconds: float, now: float, *, share: float = SHARE, alone: bool = False) -> float:
         """Count processor time that completed no request; return the seconds for which it is not to be read.
 
         What is charged while it is not read, as for requests that came together, adds to these seconds.
@@ -295,7 +297,8 @@ class ProcessorAccount:
         Args:
             seconds: What it took.
             now: The time.
-            alone: Whether the account has a `SHARE` of the time for itself, and divides none with others that wait.
+            share: The share of the time that it may use.
+            alone: Whether the account has that share for itself, and divides none with others that wait.
         """
         self.spent += seconds
         # Where the server gets half of a core, a second of its processor time takes two.
@@ -306,7 +309,7 @@ class ProcessorAccount:
         if self._credit > 0:
             return 0.0
         self._credit = 0.0
-        # `SHARE` is for all that wait, so each waits longer by those beside it.
+        # The share is for all that wait, so each waits longer by those beside it.
         sharers = 1 if alone else self.share.waiting + 1
-        self.until = max(self.until, now) + seconds * sharers / SHARE
+        self.until = max(self.until, now) + seconds * sharers / share
         return self.until - now

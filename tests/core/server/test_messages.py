@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -140,8 +142,10 @@ def test_the_example_moves_some_slots_and_the_others_go_on(
         with closing(make_vec_remote(server.url, num_envs=4, blocking=blocking, lanes=lanes)) as envs, closing(twin):
             first, _ = envs.reset(seed=3)
             theirs, _ = twin.reset(seed=3)
-            while any(each is None for each in first):
-                first = [old if new is None else new for old, new in zip(first, envs.step([0] * 4)[0], strict=True)]
+            now, ended = first, False
+            while any(each is None for each in now) or ended:  # slots that are ready early may have ended again
+                now, _, terminated, truncated, _ = envs.step([0] * 4)
+                ended = bool(np.any(terminated) or np.any(truncated))
             if blocking:
                 assert_identical(first, theirs)
                 envs.step(np.array([0, 1, 0, 1]))
@@ -348,6 +352,44 @@ def test_a_handler_that_fails_for_each_client_that_leaves_is_logged_once(caplog:
                 env.send_message(faulty.form, b"tea")
     lines = [record.getMessage() for record in caplog.records if "raised in left" in record.getMessage()]
     assert lines == ["the message 'faulty': its handler raised in left: OSError('in left')"]
+
+
+class Busy(MessagePart):
+    """Uses processor time, of which none is free."""
+
+    def answer(self, request: bytes) -> bytes:
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+        return b""
+
+
+def test_a_message_that_takes_long_is_charged_only_where_another_client_waits() -> None:
+    busy = SessionMessage(form("busy"), part=Busy, free_seconds=0.0)
+    with serve_gym("CartPole-v1", messages=[busy]) as server, closing(make_remote(server.url)) as env:
+        env.reset(seed=0)
+        before = server.status()["charged_client"]
+        for _ in range(10):
+            env.send_message(busy.form, b"")
+        assert server.status()["charged_client"] == before, "alone, a client may use all of the server's time"
+        over = threading.Event()
+
+        def play() -> None:
+            with closing(make_remote(server.url)) as other:
+                while not over.is_set():
+                    other.reset(seed=0)
+                    other.step(0)
+
+        thread = threading.Thread(target=play)
+        thread.start()
+        try:
+            deadline = time.monotonic() + DEADLINE
+            while server.status()["charged_client"] == before:
+                assert time.monotonic() < deadline, "others waited, and nobody was charged"
+                env.send_message(busy.form, b"")
+        finally:
+            over.set()
+            thread.join(DEADLINE)
 
 
 def test_a_message_too_large_or_unknown_is_refused_at_both_ends() -> None:
