@@ -88,7 +88,6 @@ class SB3VecEnv(OwnAttributes, VecEnv):
             )
         # What asks the environments in some slots alone; wrappers hand on no such calls.
         self._remote = cast(RemoteVectorEnv, envs.unwrapped)
-        self._stepping = False
         self._composite = isinstance(envs.single_action_space, (spaces.Dict, spaces.Tuple))
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
         self.metadata = dict(self._envs.metadata)
@@ -100,9 +99,7 @@ class SB3VecEnv(OwnAttributes, VecEnv):
                 f"expected set_options with a dict, or a list with one for each of {self.num_envs} slots, got "
                 f"{len(self._options)}"
             )
-        if self._stepping:
-            self._remote.cancel()  # a step that is under way is given up, says the contract
-            self._stepping = False
+        self._remote.cancel()  # a step that is under way is given up, says the contract
         self._envs.reset_async(self._seeds, slot_options=self._options if any(self._options) else None)
         results = self._envs.wait_for_all("reset")
         self.reset_infos = results.own_infos()
@@ -123,7 +120,6 @@ class SB3VecEnv(OwnAttributes, VecEnv):
         if self._composite and not self._is_batch(actions):
             actions = self._batched(list(actions))
         self._envs.step_async(actions)
-        self._stepping = True
 
     def _is_batch(self, actions: Any) -> bool:
         """Tell whether the actions of a Dict or Tuple space are batched by its parts, and not one for each slot."""
@@ -150,23 +146,22 @@ class SB3VecEnv(OwnAttributes, VecEnv):
         # Made while the servers step, which costs nobody time; they are returned where no environment tells more.
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         results = self._envs.wait_for_all("step")
-        self._stepping = False
         batch, dones = results.batch, results.ended
         if results.has_infos:
             infos = results.own_infos()
             for info in infos:
                 info["TimeLimit.truncated"] = False
         ended: list[int] = dones.nonzero()[0].tolist()
-        for slot in ended:
-            # As DummyVecEnv says it: where it is True, algorithms bootstrap with the value of the terminal observation.
-            infos[slot]["TimeLimit.truncated"] = not batch.terminations[slot]
-        if results.begun is not None:
-            for slot, first in zip(ended, results.begun.own_infos(ended), strict=True):
-                infos[slot]["terminal_observation"] = results.row(slot)
+        if results.first is not None:
+            lasts = results.rows_of(ended)
+            for slot, first in zip(ended, results.first_infos(ended), strict=True):
                 self.reset_infos[slot] = first
         else:  # a simulator that has reset its lanes already tells their ends in its infos
-            for slot in ended:
-                infos[slot]["terminal_observation"] = infos[slot].pop("final_obs", None)
+            lasts = [infos[slot].pop("final_obs", None) for slot in ended]
+        for slot, last in zip(ended, lasts, strict=True):
+            # As DummyVecEnv says it: where it is True, algorithms bootstrap with the value of the terminal observation.
+            infos[slot]["TimeLimit.truncated"] = not batch.terminations[slot]
+            infos[slot]["terminal_observation"] = last
         return results.batched(), batch.rewards.astype(np.float32), dones, infos
 
     def close(self) -> None:

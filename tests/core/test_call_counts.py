@@ -17,6 +17,7 @@ import numpy as np
 import bridge
 import bridge.wrappers
 from bridge import make_remote, make_vec_remote, serve_gym
+from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.inside import in_serving_thread
 from tests.support import server_process
@@ -29,6 +30,8 @@ SERVER = (18, 12)
 FURTHER_WORLD = 10
 # What a step of a vector environment of one slot may take, and each further slot.
 ONE_SLOT, FURTHER_SLOT = 60, 15
+# What lanes that end in a step add to it, where they begin anew in the same step (SAME_STEP), however many they are.
+LANES_THAT_END = 25
 # What a step of one slot may take that sees that its server was killed.
 LOST_SERVER = (120, 27)
 _SERVER = """
@@ -37,6 +40,16 @@ with serve_gym("CartPole-v1") as server:
     print(server.url, flush=True)
     server.wait()
 """
+
+
+class Quiet(CountingEnv):
+    """Has nothing to tell in its infos."""
+
+    def reset(self, **given: Any) -> Any:
+        return super().reset(**given)[0], {}
+
+    def step(self, action: Any) -> Any:
+        return *super().step(action)[:4], {}
 
 
 class Counter:
@@ -102,6 +115,36 @@ def test_a_vector_step_passes_few_functions_and_each_further_slot_few_more() -> 
     arrivals = ("Poller.ready", "ready", "Connection._receive", "_receive", "GrpcClient.receive_data", "receive_data")
     few, many = (sum(name not in arrivals for _, name in calls) for calls in (four, twelve))
     assert (many - few) / 8 <= FURTHER_SLOT, f"{few} calls for 4 slots, {many} for 12"
+
+
+def calls_of_a_step_of_lanes(lanes: int, length: int) -> list[tuple[str, str]]:
+    """What the client passes through in the third step of lanes, which end in it if their episodes are as long."""
+    counter = Counter()
+    with serve_gym(lambda: Quiet(length)) as server:
+        envs: Any = make_vec_remote(server.url, num_envs=lanes, lanes=True, blocking=True, autoreset_mode="SameStep")
+        envs.reset(seed=0)
+        actions = np.zeros(lanes, np.int64)
+        for _ in range(2):
+            envs.step(actions)
+        sys.setprofile(counter)
+        try:
+            envs.step_async(actions)
+            results = envs.wait_for_all("step")
+        finally:
+            sys.setprofile(None)
+        assert (results.first is not None) == (length == 3)
+        envs.close()
+    arrivals = ("Poller.ready", "ready", "Connection._receive", "_receive", "GrpcClient.receive_data", "receive_data")
+    return [call for call in counter.calls if call[1] not in arrivals]
+
+
+def test_lanes_that_end_in_a_step_and_begin_anew_add_few_functions_of_the_client() -> None:
+    going_on, four, twelve = (calls_of_a_step_of_lanes(*given) for given in ((4, 9), (4, 3), (12, 3)))
+    counts = Counter()
+    counts.calls = four
+    print(f"{len(going_on)} calls where none ends")
+    counts.check((len(going_on) + LANES_THAT_END, len(four)))
+    assert len(twelve) <= len(four) + 1  # a longer message has a longer length
 
 
 def test_a_step_that_sees_a_lost_server_passes_few_functions() -> None:

@@ -337,10 +337,10 @@ def test_an_episode_that_ends_while_other_lanes_begin_anew_is_told(serve: Any, c
     stepper = stepper_of(envs)
     begin_next = stepper._begin_next
 
-    def later(ended: Any) -> None:
+    def later(*given: Any) -> None:
         stepper._begin_next = begin_next
         clock.advance(0.1)
-        begin_next(ended)
+        begin_next(*given)
 
     stepper._begin_next = later
     _, _, terminations, _, infos = envs.step(np.zeros(2, np.int64))

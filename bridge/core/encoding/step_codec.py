@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.core.encoding.tensors import Array, Spec, pack_varint
+from bridge.core.encoding.tensors import FEW, Array, Spec, pack_varint
 from bridge.core.encoding.values import read_varint
 from bridge.errors import TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
@@ -163,6 +163,14 @@ class _Template:
             array = filled[index]
             if not isinstance(array, _ARRAYS) or array.dtype != dtype or array.shape != shape:
                 return False  # before anything is added to `parts`: protobuf writes the message as a whole
+            if narrows and array.size <= FEW:
+                try:
+                    filled[index] = stored = bytes(array.ravel().tolist())
+                except ValueError:  # one is negative, or needs more than a byte
+                    return False
+                if not stored.isascii():
+                    return False
+                continue
             if narrows:
                 if array.min() < 0 or array.max() > 127:
                     return False
@@ -305,6 +313,12 @@ def _template(entry: bytes, specs: Sequence[tuple[int, Spec]]) -> _Template:
 
 
 @functools.lru_cache(maxsize=1024)
+def _response_head(size: int) -> bytes:
+    """Return what stands before the state in a response to a Step of so many bytes."""
+    return b"\x1a" + pack_varint(size) + b"\x08"
+
+
+@functools.lru_cache(maxsize=1024)
 def _info_frame(uid: int, size: int) -> tuple[bytes, bytes]:
     """Return what stands before and behind an info of this size in its entry, as protobuf writes it."""
     member = b"\x0a" + pack_varint(size) if size else b""
@@ -422,7 +436,7 @@ class StepCodec:
         if info != known:
             entry = self._write_info(info or b"") if self.has_info else b""
             size = 2 + self._observations.size + len(entry)
-            head = b"\x1a" + pack_varint(size) + b"\x08"
+            head = _response_head(size)
             self._last_written, self._whole = (info, entry, head), None
         elif state == _RUNNING:
             # Made only now: infos may change in each step.

@@ -47,6 +47,8 @@ __all__ = [
 T = TypeVar("T")
 EMPTY_DICT = pb.Value(dict=pb.Value.Dict()).SerializeToString()
 """The result of `encode` for an empty dict."""
+# What an empty info starts with that tells nothing else than how lanes began, which is the rest of it.
+_BEGUN_ALONE = EMPTY_DICT + pb.Value(begun=pb.Value.Begun()).SerializeToString()[:-1]
 # What `numpy.dtype.str` gives for them; NumPy would evaluate other text.
 _DTYPE = re.compile(r"[<>|]?[biufcUSMm]\d{1,9}(\[\d*[a-zμ]+\])?", re.IGNORECASE)
 # Protobuf refuses more than a hundred nested messages, and each level takes two. A structure that contains itself ends
@@ -203,6 +205,11 @@ def decode_step_info(data: bytes) -> StepInfo:
     """Decode what `encode_info` gave, with everything that travels beside it; raises as `decode`."""
     if data == EMPTY_DICT:
         return StepInfo({})
+    if data.startswith(_BEGUN_ALONE) and len(data) > len(_BEGUN_ALONE):  # as most infos are that say how lanes began
+        at = len(_BEGUN_ALONE)
+        size, start = (data[at], at + 1) if data[at : at + 1] < b"\x80" else read_varint(data, at, 5)
+        if start + size == len(data):
+            return StepInfo({}, begun=_parse(data).begun)
     message = _parse(data)
     form = from_value(message.form) if message.HasField("form") else UNCHANGED
     reward = from_value(message.reward) if message.HasField("reward") else UNCHANGED

@@ -14,7 +14,7 @@ from bridge.core.encoding.names import NAMES, AttributeNames
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, Spec
-from bridge.core.worlds.base import Agent, PacedWorld, answer_to, failures_in
+from bridge.core.worlds.base import Agent, PacedWorld, answer_to
 from bridge.core.worlds.environment import Result, Spaces
 from bridge.core.worlds.hosts import refuse_private
 from bridge.core.worlds.messages import PartOutcome, SessionMessage
@@ -289,8 +289,12 @@ class EnvAgent(Agent):
 
     def take_reset(self, result: Result) -> None:
         """Take what the environment's `reset` returned."""
-        with failures_in("reset"):
+        try:
             self.observation, self.info = result
+        except RequestError:
+            raise
+        except BaseException as error:
+            raise answer_to("reset", error) from error
         self._scalars = None
         for array in (self.reward, self.terminated, self.truncated):
             array.fill(0)
@@ -299,11 +303,15 @@ class EnvAgent(Agent):
 
     def take_lanes(self, result: Result) -> None:
         """Take what the environment's `step` returned for all lanes."""
-        with failures_in("step"):
+        try:
             self.observation, reward, terminated, truncated, self.info = result
             self.reward[...] = self.rewards.read(reward, self._notes)
             self.terminated[...] = terminated
             self.truncated[...] = truncated
+        except RequestError:
+            raise
+        except BaseException as error:
+            raise answer_to("step", error) from error
 
     def take_failures(self) -> Sequence[int]:
         """Tell which lanes failed in the last call of the environment, and have the server log why; return them."""

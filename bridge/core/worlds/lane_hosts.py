@@ -23,7 +23,7 @@ from bridge.core.worlds.base import answer_to, failures_in
 from bridge.core.worlds.environment import EnvFacts, Result
 from bridge.core.worlds.hosts import EnvHost, Host, look_up, no_episode
 from bridge.core.worlds.kinds import Known, Lanes
-from bridge.core.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
+from bridge.core.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours, without_mask
 from bridge.core.worlds.rewards import refuse_array_rewards
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2
@@ -92,7 +92,7 @@ class LanesHost(Host[Lanes]):
         info: Any
         self.fresh = False
         if self._ours is self.env:
-            observation, info = self._ours.reset_lanes(seed, options)
+            observation, info = self._ours.reset_lanes(seed, *without_mask(options))
         else:
             observation, info = self._guarded("reset", super().reset, seed, options)
         return observation, join_infos(info, self.env.num_envs) if self._collects else info

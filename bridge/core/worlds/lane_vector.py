@@ -6,7 +6,6 @@ fails, SyncVectorEnv raises, and the episodes of all lanes are over. Here only t
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -28,7 +27,7 @@ from bridge.core.worlds.kinds import Lanes
 from bridge.core.worlds.rewards import Rewards
 from bridge.errors import Code, RequestError, TensorError
 
-__all__ = ["LaneInfos", "LaneVectorEnv", "with_lanes_of_ours"]
+__all__ = ["LaneInfos", "LaneVectorEnv", "with_lanes_of_ours", "without_mask"]
 
 LaneInfos = dict[int, Mapping[str, object]]
 """The infos of those lanes that have one."""
@@ -116,6 +115,7 @@ class LaneVectorEnv(SyncLanes):
         # Two in turns: what a lane observed last is still in one when its next observation turns out to be wrong.
         empty: list[Any] = [create_empty_array(self.single_observation_space, n=lanes, fn=np.zeros) for _ in range(2)]
         self._batch, self._next_batch = empty
+        self._splits_arrays = type(self.action_space) in (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
         # Of a Dict or Tuple without parts, Gymnasium's `iterate` gives no row at all.
         self._iterates = not _lacks_parts(self.single_action_space)
         self._began = False
@@ -132,7 +132,11 @@ class LaneVectorEnv(SyncLanes):
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset the environments; as `reset_lanes`, with the infos as SyncVectorEnv joins them."""
-        observations, infos = self.reset_lanes(seed, options)
+        rest, mask = without_mask(options)
+        observations, infos = self.reset_lanes(seed, rest, mask)
+        if mask is not None:
+            # As SyncVectorEnv: environments may share an array, which each writes into.
+            observations = self._concatenated()
         return self._copied(observations), self._joined(infos)
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
@@ -162,18 +166,20 @@ class LaneVectorEnv(SyncLanes):
 
     # Lane by lane
 
-    def reset_lanes(self, seed: Any, options: Mapping[str, Any] | None) -> tuple[Any, LaneInfos]:
-        """Reset the environments, or those of `options["reset_mask"]`.
+    def reset_lanes(self, seed: Any, options: dict[str, Any] | None, mask: Any = None) -> tuple[Any, LaneInfos]:
+        """Reset the environments, or those of a mask.
 
         A reset that raises is tried again at once. Where it raises each time, the lane is in `failed`, has the
         observation that it had last, and begins anew in the next step.
 
         Args:
             seed: An integer seeds lane i with `seed + i`; a list gives each lane's; None: none.
-            options: For each environment, and `reset_mask`, bools `(num_envs,)`.
+            options: For each environment.
+            mask: The lanes, bools `(num_envs,)`; None: all.
 
         Returns:
-            The batch of all lanes' observations, and the infos of the lanes that were reset.
+            The batch of all lanes' observations, where those of lanes outside of the mask are as they were; and the
+            infos of the lanes that were reset.
 
         Raises:
             Exception: What the environment of a lane raised that has no observation yet.
@@ -183,15 +189,13 @@ class LaneVectorEnv(SyncLanes):
         seeds = [seed + lane for lane in range(count)] if isinstance(seed, (int, np.integer)) else seed
         if seeds is not None and len(seeds) != count:
             raise ValueError(f"expected a seed for each of {count} lanes, got {len(seeds)}")
-        own = None if options is None else {key: value for key, value in options.items() if key != "reset_mask"}
-        mask = (options or {}).get("reset_mask")
         chosen = range(count) if mask is None else np.asarray(mask).nonzero()[0].tolist()
         self.failed.clear()
         infos: LaneInfos = {}
         for lane in chosen:
             self._unbegun.pop(lane, None)
             try:
-                self._begin(lane, infos, seed=None if seeds is None else seeds[lane], options=own)
+                self._begin(lane, infos, seed=None if seeds is None else seeds[lane], options=options)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:
@@ -199,7 +203,7 @@ class LaneVectorEnv(SyncLanes):
                 self._unbegun[lane] = self.failed[lane]
         if self.failed and all(self._over):
             raise self._first_failure()
-        observations = self._concatenated()
+        observations = self._with_rows(chosen) if self._began and mask is not None else self._concatenated()
         self._began = True
         self._told = infos if mask is None else {**self._told, **{lane: {} for lane in chosen}, **infos}
         return observations, infos
@@ -308,6 +312,8 @@ class LaneVectorEnv(SyncLanes):
 
     def _split(self, actions: Any) -> Iterable[Any]:
         """Return the action of each lane."""
+        if self._splits_arrays and isinstance(actions, np.ndarray):
+            return actions  # as `iterate` gives its rows, which first looks for how to
         if self._iterates:
             return iterate(self.action_space, actions)
         return _rows(self.single_action_space, actions, self.num_envs)
@@ -324,11 +330,14 @@ class LaneVectorEnv(SyncLanes):
             attempts: How often it is reset at most.
             given: For the environment.
         """
+        options = given.get("options")
         while True:
             attempts -= 1
             try:
                 # A copy of the options: an environment may take out what it has read.
-                observation, info = self._callees[lane].reset(**{key: kept(value) for key, value in given.items()})
+                if options is not None:
+                    given["options"] = kept(options) if options else {}
+                observation, info = self._callees[lane].reset(**given)
                 if checks:
                     observation = self._checked(observation, notes=self.notes)
                 # In the mode SAME_STEP the lane's info has the end of the episode before, too.
@@ -442,21 +451,39 @@ class LaneVectorEnv(SyncLanes):
                 wrong.append(lane)
         return wrong
 
+    def _with_rows(self, lanes: Iterable[int]) -> Any:
+        """Return the last batch with the newest observations of some lanes, which were checked."""
+        if self._joined_array is None:
+            return self._concatenated()
+        self._batch = batch = self._batch.copy()
+        for lane in lanes:
+            batch[lane] = self._seen[lane]
+        return batch
+
     def _concatenated(self) -> Any:
         """Return all lanes' newest observations as a batch; raises where one does not fit into it."""
         # All of them, also where few are new: environments may share an array, which each writes into.
         if self._joined_array is not None:
             # As `concatenate` does for arrays that are of the space, which takes twice as long: it looks at each of
             # them several times. Where one is not, NumPy raises, or makes something else of them.
-            with contextlib.suppress(Exception):
+            try:
                 joined = np.array(self._seen)
                 if (joined.dtype, joined.shape) == self._joined_array:
                     self._batch = joined
                     return joined
+            except Exception:  # without `suppress`, whose calls would be made in each step
+                pass
         space: Any = self.single_observation_space
         observations = concatenate(space, self._seen, self._next_batch)
         self._batch, self._next_batch = observations, self._batch
         return observations
+
+
+def without_mask(options: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, Any]:
+    """Return the options of a reset without `reset_mask`, and that; None where it has none."""
+    if options is None:
+        return None, None
+    return {key: value for key, value in options.items() if key != "reset_mask"}, options.get("reset_mask")
 
 
 def _lacks_parts(space: Space[Any]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from bridge.core.encoding.properties import PropertyTree
@@ -173,9 +172,10 @@ class LockStep(Pacer):
         unbegun = sum(bool(agent.terminated[lane] or agent.truncated[lane]) for lane in failed)
         agent.take_lanes(result)
         ended: Array = agent.terminated | agent.truncated
-        agent.world.episodes += int(np.count_nonzero(ended)) - unbegun
+        lanes: list[int] = ended.nonzero()[0].tolist()
+        agent.world.episodes += len(lanes) - unbegun
         agent.answer = None
-        await agent.part.stepped(ended)
+        await agent.part.stepped(lanes, ended)
         return pb.RUNNING
 
     def properties_of(self, agent: EnvAgent) -> PropertyTree:

@@ -52,17 +52,23 @@ class SameStep:
         """Note that lanes are in another situation, from which they go on."""
         self._unbegun = [lane for lane in self._unbegun if lane not in lanes]
 
-    async def stepped(self, ended: Array) -> None:
-        """Begin the next episodes of lanes that a Step ended, bools `(lanes,)`, where the client asks for that."""
+    async def stepped(self, lanes: list[int], ended: Array) -> None:
+        """Begin the next episodes of lanes that a Step ended, where the client asks for that.
+
+        Args:
+            lanes: These lanes, in rising order.
+            ended: The same as bools `(lanes,)`.
+        """
         if not (self._on and self._agent.asks_as_usual):
             return
         if self._unbegun:
             # The client takes the step in which they begin for an episode of its own, which was cut, and asks anew.
             ended[list(self._unbegun)] = True
-        if np.count_nonzero(ended):
-            await self._begin_next(ended)
+            lanes = ended.nonzero()[0].tolist()
+        if lanes:
+            await self._begin_next(lanes, ended)
 
-    async def _begin_next(self, ended: Array) -> None:
+    async def _begin_next(self, lanes: list[int], ended: Array) -> None:
         """Begin the next episodes of lanes that ended, and keep what the Step is answered."""
         agent, world = self._agent, self._agent.world
         # First: notes are told once, and the client reads this part first. Copies, because an environment may write
@@ -70,7 +76,6 @@ class SameStep:
         *parts, info = agent.values(agent.usual)
         told: list[Any] = [np.array(part) for part in parts]
         self._unbegun = ()
-        lanes = ended.nonzero()[0].tolist()
         # Messages of protobuf that stand one behind the other are read as one: the info, and what is beside it.
         beside = bridge_pb2.Value()
         begun = beside.begun

@@ -1,6 +1,8 @@
 """A server that means harm: what it declares and says costs our client little, and ends in an error that says so."""
 
+import contextlib
 import itertools
+import re
 import warnings
 
 import numpy as np
@@ -224,6 +226,24 @@ def test_bridge_info_says_that_a_server_talks_nonsense(capsys):
     assert len(error) < 10_000
 
 
+def beginnings_changed(url, change):
+    """Relay a server, and change what the info of each Step says: `change(value, number)`, from number 1 on."""
+    numbers, uids = itertools.count(1), []
+
+    def relayed(kind, response):
+        if kind == "join_world":
+            specs = response.join_world.specs.observations
+            uids.extend(uid for uid, spec in specs.items() if spec.name == "info")
+        elif kind == "step":
+            tensor = response.step.observations[uids[0]]
+            message = bridge_pb2.Value.FromString(tensor.uint8s.array)
+            change(message, next(numbers))
+            tensor.uint8s.array = message.SerializeToString()
+            tensor.shape[:] = [len(tensor.uint8s.array)]
+
+    return Relay(url, relayed)
+
+
 # What is said of the lanes 0 and 2, whose episodes ended.
 BEGINNINGS = {
     "out of range": {"lanes": [0, 99]},
@@ -244,25 +264,17 @@ def test_beginnings_of_wrong_lanes_cost_the_world_and_change_no_observation(name
     """A server says with a Step how lanes began their next episodes."""
     made = itertools.count()
 
-    def change(kind, response):
-        if kind != "step":
-            return
-        info = response.step.observations[max(response.step.observations)].uint8s
-        message = bridge_pb2.Value.FromString(info.array)
-        if message.HasField("begun"):
-            begun = message.begun
-            for field, items in BEGINNINGS[name].items():
-                begun.ClearField(field)
-                getattr(begun, field).extend(items)
-            info.array = message.SerializeToString()
-            tensor = response.step.observations[max(response.step.observations)]
-            del tensor.shape[:]
-            tensor.shape.append(len(info.array))
+    def change(begun):
+        for field, items in BEGINNINGS[name].items():
+            begun.ClearField(field)
+            getattr(begun, field).extend(items)
 
     with (
         # Of three lanes the first and the last end in their second step.
         serve_gym(lambda: CountingEnv(2 if next(made) % 3 != 1 else 9), num_envs=3) as server,
-        Relay(server.url, change) as relay,
+        beginnings_changed(
+            server.url, lambda message, number: message.HasField("begun") and change(message.begun)
+        ) as relay,
     ):
         envs = bridge.make_vec_remote(relay.url, blocking=True, autoreset_mode="SameStep", on_lost="raise", timeout=20)
         envs.reset()
@@ -277,5 +289,156 @@ def test_beginnings_of_wrong_lanes_cost_the_world_and_change_no_observation(name
                 assert "error" in infos
 
         with pytest.raises(PeerError, match=r"how (the )?lanes"):
+            play()
+        envs.close()
+
+
+def say_begun(message, lanes):
+    """Say in an info that some lanes of CountingEnv have begun an episode of the number 99."""
+    rows = np.array([[99, 0]] * len(lanes), np.int64).tobytes()
+    message.begun.CopyFrom(bridge_pb2.Value.Begun(lanes=lanes, rows=[rows]))
+
+
+# How environments are made and stepped that ask for no such thing; what comes of it is told by the step, or raised.
+UNASKED = {
+    "in the next step": {"blocking": True, "on_lost": "raise"},
+    "in the next step, and waits": {"blocking": True},
+    "by a reset of the caller": {"blocking": True, "autoreset_mode": "Disabled", "on_lost": "raise"},
+    "in the same step by two requests": {
+        "blocking": True,
+        "autoreset_mode": "SameStep",
+        "on_lost": "continue",
+        "step_timeout": 15.0,
+    },
+    "by slots that wait for none": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "lanes"),
+    [*((way, [0, 1, 2]) for way in UNASKED), *(("in the next step", lanes) for lanes in ([0], [], [7]))],
+)
+def test_beginnings_that_nobody_asked_for_are_told_as_the_servers_mistake(way, lanes):
+    """A server of ours tells no beginnings to who has not asked for them."""
+    said = rf"expected no lanes that begin anew within this answer, got the lanes {re.escape(str(lanes))}"
+    options = UNASKED[way]
+    with (
+        serve_gym(lambda: CountingEnv(9), num_envs=3) as server,
+        beginnings_changed(server.url, lambda message, number: number == 3 and say_begun(message, lanes)) as relay,
+        contextlib.closing(bridge.make_vec_remote(relay.url, timeout=20, **options)) as envs,
+    ):
+        zeros = np.zeros(3, np.int64)
+        envs.reset()
+        envs.step(zeros)
+        if options.get("on_lost") == "raise":
+            with pytest.raises(PeerError, match=said):
+                envs.step(zeros)
+        else:
+            # Slots that wait for none may have their first observations in a later step.
+            steps = (envs.step(zeros) for _ in range(50))
+            observations, _, _, truncations, infos = next(step for step in steps if step[3].any())
+            assert truncations.all()
+            errors = infos["final_info"]["error"] if "final_info" in infos else infos["error"]
+            assert all(re.search(said, error) for error in errors)
+            # None of an episode that the server says has begun.
+            assert 99 not in [row[0] for row in observations if row is not None]
+
+
+def test_beginnings_told_to_a_single_environment_are_told_as_the_servers_mistake():
+    with (
+        serve_gym(lambda: CountingEnv(9)) as server,
+        beginnings_changed(server.url, lambda message, number: number == 3 and say_begun(message, [0])) as relay,
+    ):
+        env = bridge.make_remote(relay.url, timeout=20)
+        env.reset()
+        env.step(0)
+        with pytest.raises(
+            PeerError, match=r"expected no lanes that begin anew within this answer, got the lanes \[0\]"
+        ):
+            env.step(0)
+        env.close()
+
+
+def test_beginnings_told_in_real_time_are_told_as_the_servers_mistake():
+    with (
+        serve_gym(lambda: CountingEnv(10**6), num_envs=2, fps=100) as server,
+        beginnings_changed(server.url, lambda message, number: number == 4 and say_begun(message, [0, 1])) as relay,
+    ):
+        envs = bridge.make_vec_remote(relay.url, blocking=True, on_lost="raise", timeout=20)
+        zeros = np.zeros(2, np.int64)
+
+        def play():
+            envs.reset()
+            for _ in range(20):
+                envs.step(zeros)
+
+        with pytest.raises(
+            PeerError, match=r"expected no lanes that begin anew within this answer, got the lanes \[0, 1\]"
+        ):
+            play()
+        envs.close()
+
+
+@pytest.mark.parametrize("lanes", [[], [1], [0, 1, 2]])
+def test_beginnings_without_an_end_are_told_as_the_servers_mistake(lanes):
+    """The client has asked for beginnings in the step that ends an episode, but none has ended."""
+    with (
+        serve_gym(lambda: CountingEnv(9), num_envs=3) as server,
+        beginnings_changed(server.url, lambda message, number: number == 3 and say_begun(message, lanes)) as relay,
+    ):
+        envs = bridge.make_vec_remote(relay.url, blocking=True, autoreset_mode="SameStep", on_lost="raise", timeout=20)
+        zeros = np.zeros(3, np.int64)
+        envs.reset()
+        envs.step(zeros)
+
+        def play():
+            observations, *_, infos = envs.step(zeros)
+            assert {episode for episode, _ in observations.tolist()} == {1}
+            assert "error" in infos
+            envs.step(zeros)
+
+        with pytest.raises(PeerError, match=rf"how the lanes {re.escape(str(lanes))} began, where \[\] have ended"):
+            play()
+        envs.close()
+
+
+def test_beginnings_told_with_a_reset_are_told_as_the_servers_mistake():
+    """Also where the steps before it have asked for them."""
+    with (
+        serve_gym(lambda: CountingEnv(9), num_envs=3) as server,
+        beginnings_changed(server.url, lambda message, number: number == 3 and say_begun(message, [0, 1, 2])) as relay,
+    ):
+        envs = bridge.make_vec_remote(relay.url, blocking=True, autoreset_mode="SameStep", timeout=20)
+        envs.reset()
+        envs.step(np.zeros(3, np.int64))
+        observations, infos = envs.reset()
+        assert observations.tolist() == [[1, 1]] * 3, "the last ones, and none of an episode numbered 99"
+        said = r"expected no lanes that begin anew within this answer, got the lanes \[0, 1, 2\]"
+        assert all(re.search(said, error) for error in infos["error"])
+        envs.close()
+
+
+def test_beginnings_within_beginnings_are_told_as_the_servers_mistake():
+    def change(message, number):
+        if message.HasField("begun"):
+            inner = bridge_pb2.Value.FromString(message.begun.info or values.EMPTY_DICT)
+            say_begun(inner, [0])
+            message.begun.info = inner.SerializeToString()
+
+    with (
+        serve_gym(lambda: CountingEnv(2), num_envs=3) as server,
+        beginnings_changed(server.url, change) as relay,
+    ):
+        envs = bridge.make_vec_remote(relay.url, blocking=True, autoreset_mode="SameStep", on_lost="raise", timeout=20)
+        zeros = np.zeros(3, np.int64)
+        envs.reset()
+
+        def play():
+            for _ in range(4):
+                envs.step(zeros)
+
+        with pytest.raises(
+            PeerError, match=r"expected no lanes that begin anew within this answer, got the lanes \[0\]"
+        ):
             play()
         envs.close()

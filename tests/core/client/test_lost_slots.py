@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 import time
+import warnings
 from collections import Counter
 
 import gymnasium
@@ -725,3 +726,26 @@ def test_an_environment_that_raises_on_every_server_ends_the_loop(tmp_path):
         envs.close()
         for server in servers:
             server.stop()
+
+
+def test_a_last_observation_that_is_told_again_brings_no_remark_again():
+    """A slot that was lost gives it once more; what its info said once was told with the step."""
+
+    class Odd(CountingEnv):
+        def step(self, action):
+            *result, info = super().step(action)
+            return *result, {**info, "handle": object()}
+
+    zeros = np.zeros(2, np.int64)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with serve_gym(lambda: Odd(9)) as server:
+            envs = make_vec_remote(server.url, num_envs=2, lanes=True, blocking=True)
+            envs.reset()
+            seen = envs.step(zeros)[0]
+        assert sum("handle" in str(each.message) for each in told) == 1
+        observations, _, _, truncations, _ = envs.step(zeros)
+        envs.close()
+    assert truncations.tolist() == [True, True]
+    assert observations.tolist() == seen.tolist() == [[1, 1]] * 2
+    assert sum("handle" in str(each.message) for each in told) == 1

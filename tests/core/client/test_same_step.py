@@ -417,3 +417,21 @@ def test_episodes_are_those_of_worlds_by_every_way(way: str) -> None:
         theirs = play(plain.url, False, {})
     assert sum(int(step[2].sum()) for step in mine[1:]) > 3
     assert_identical(mine, theirs)
+
+
+def test_the_end_of_an_episode_is_told_with_the_observation_of_its_last_step() -> None:
+    """Of lanes of several worlds, of which each tells with its Steps how its lanes began."""
+    found = []
+    with serve_gym(lambda: CountingEnv(3), num_envs=2) as one, serve_gym(lambda: CountingEnv(3), num_envs=3) as two:
+        for apart in ({}, {"on_lost": "continue", "step_timeout": 30.0}):
+            envs = make_vec_remote([one.url, two.url], blocking=True, autoreset_mode="SameStep", **apart)
+            results = [envs.reset(seed=0), *(envs.step(np.zeros(5, np.int64)) for _ in range(8))]
+            for *_, infos in results:
+                infos.pop("valid", None)
+            found.append(results)
+            envs.close()
+    for one_trip, two_trips in zip(*found, strict=True):
+        assert [row[1] for row in one_trip[0].tolist()] == [row[1] for row in two_trips[0].tolist()]
+        assert one_trip[-1].keys() == two_trips[-1].keys()
+        if "final_obs" in one_trip[-1]:
+            assert [row[1] for row in one_trip[-1]["final_obs"]] == [3] * 5

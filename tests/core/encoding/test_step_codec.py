@@ -268,3 +268,18 @@ def test_a_request_is_one_message_and_not_two_in_a_row():
     assert list(step.requested_observations) == [2]
     assert list(step.actions) == [1]
     assert made.write_requests([np.array([[1.0, 2.0, 3.0]])]) == [data]
+
+
+@pytest.mark.parametrize("shape", [(1,), (64,), (2, 30), (256,), (257,), (300, 2)])
+@pytest.mark.parametrize("dtype", ["i4", "i8", "u4", "u8"])
+def test_few_and_many_integers_are_written_as_protobuf_writes_them(dtype: str, shape: tuple[int, ...]) -> None:
+    """Each of them a byte, or None, where one takes more: protobuf then writes the message."""
+    codec, array = make((dtype,), shape, info=False), np.resize(np.array([0, 1, 127], dtype), shape)
+    message = pb.EnvironmentRequest.FromString(codec.write_request([array]))
+    written = unpack_tensor(message.step.actions[1])
+    assert (written.dtype, written.tolist()) == (array.dtype, array.tolist())
+    for wrong in (128, 255, 256, np.iinfo(dtype).max, np.iinfo(dtype).min or 300):
+        for place in (0, -1):
+            larger = array.copy()
+            larger.flat[place] = wrong
+            assert codec.write_request([larger]) is None

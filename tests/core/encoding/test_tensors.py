@@ -623,3 +623,30 @@ def test_a_batched_spec_has_a_leading_dimension_in_its_bounds_too():
     assert spec.maximum is not None
     assert spec.maximum.shape == ()
     assert Spec.from_proto(spec.to_proto()).minimum.tolist() == [[0, 1]] * 3  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("shape", [(1,), (64,), (2, 30), (256,), (257,), (300, 2)])
+@pytest.mark.parametrize("dtype", ["i1", "i4", "i8", "u1", "u4", "u8"])
+def test_one_integer_out_of_range_is_found_among_few_and_among_many(dtype, shape):
+    limits = np.iinfo(dtype)
+    low, high = max(limits.min, -5), 100
+    spec = Spec.number("x", (), dtype, np.asarray(low, dtype), np.asarray(high, dtype))
+    inside = np.resize(np.array([low, 3, high], dtype), shape)
+    spec.check_range(inside)
+    spec.check_range(np.zeros((0, *shape[1:]), dtype))
+    for wrong, side in ((limits.min, "below the minimum"), (high + 1, "above the maximum"), (limits.max, "above")):
+        if low <= wrong <= high:
+            continue
+        for place in (0, -1):
+            array = inside.copy()
+            array.flat[place] = wrong
+            with pytest.raises(TensorError, match=side):
+                spec.check_range(array)
+    # One bound alone, and bounds that differ by element.
+    for bounds in ((np.asarray(low, dtype), None), (None, np.asarray(high, dtype))):
+        Spec.number("x", (), dtype, *bounds).check_range(inside)
+    rows = np.resize(np.array([3], dtype), shape)
+    own = Spec.number("x", shape, dtype, rows, rows + np.arange(rows.size).reshape(shape).astype(dtype) % 2)
+    own.check_range(rows)
+    with pytest.raises(TensorError, match="below the minimum"):
+        own.check_range(rows - np.asarray(1, dtype))

@@ -354,3 +354,20 @@ def test_an_info_that_contains_itself_twice_is_encoded_at_once():
     read, told, _ = values.decode_info(values.encode_info([info, {"y": 3}], values.Notes()))
     assert same(read, [{"good": 1}, {"y": 3}])
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("size", [0, 40, 100, 127, 128, 20_000])
+def test_an_info_that_tells_of_beginnings_alone_is_read_as_any_other(size):
+    begun = pb.Value.Begun(lanes=[0, 3, 300], rows=[bytes(size)])
+    data = values.EMPTY_DICT + pb.Value(begun=begun).SerializeToString()
+    plain = values.decode_step_info(data)
+    assert (plain.info, plain.notes, plain.failed, plain.begun) == ({}, (), (), begun)
+    assert plain.form is values.UNCHANGED
+    # What follows is read too, and so are further beginnings, which protobuf merges.
+    more = values.decode_step_info(data + pb.Value(failed=[3], notes=["look"]).SerializeToString())
+    assert (list(more.failed), list(more.notes), more.begun) == ([3], ["look"], begun)
+    twice = values.decode_step_info(data + pb.Value(begun=begun).SerializeToString())
+    assert list(twice.begun.lanes) == [0, 3, 300] * 2
+    for wrong in (data[:-1], data[: len(values.EMPTY_DICT) + 2], data + b"\xff"):
+        with pytest.raises(TensorError):
+            values.decode_step_info(wrong)

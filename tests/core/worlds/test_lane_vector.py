@@ -294,3 +294,22 @@ def test_closing_closes_every_environment_and_raises_what_the_first_one_raised()
         envs.close()
     assert [env.closed for env in envs.envs] == [True] * 4
     envs.closed = True  # else it is closed once more when nobody refers to it
+
+
+def test_lanes_that_are_reset_alone_leave_the_others_as_they_were_told():
+    """As worlds of their own do, also where environments write what they see into one array."""
+    envs = with_lanes_of_ours(SyncVectorEnv([SharesArrays] * 3), None)
+    envs.reset_lanes([5, 6, 7], None)
+    before = envs.step_lanes(np.zeros(3, np.int64))[0].copy()
+    after, infos = envs.reset_lanes(None, None, np.array([False, True, False]))
+    assert_identical(after[[0, 2]], before[[0, 2]])
+    assert_identical(after[1], SharesArrays.observation)
+    assert list(infos) == [1]
+    envs.close()
+
+
+def test_a_mask_before_the_first_reset_is_refused_where_the_other_lanes_have_no_observation():
+    envs = with_lanes_of_ours(SyncVectorEnv([CountingEnv] * 3), None)
+    with pytest.raises((TypeError, ValueError)):
+        envs.reset_lanes(None, None, np.array([False, True, False]))
+    envs.close()

@@ -190,7 +190,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         Args:
             pending: The asynchronous call.
             timeout: Seconds; None: the environment's own timeout.
-            same_step: Whether slots whose episodes ended begin the next ones now; `Results.begun` holds what they
+            same_step: Whether slots whose episodes ended begin the next ones now; `Results.first` holds what they
                 begin with.
             on_lost: What becomes of a slot whose remote was lost: `wait`, `raise`, or `continue` with its last
                 observation.

@@ -15,6 +15,7 @@ from bridge.core.client.slots.members import SlotMembers
 from bridge.core.client.slots.slot import EpisodeEvent, EpisodeState, Member, SlotState
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.remote import COUNTS, RemoteReport
+from bridge.core.client.world.session_states import StepAnswered
 from bridge.core.client.world.step_reader import Batch, BegunAnswer, StepReader
 from bridge.core.encoding import values
 from bridge.core.encoding.infos import ACTION, as_rows, batch_interventions, joins, lane_info, merge_lanes
@@ -110,8 +111,13 @@ class Results:
         """Infos of all rows that do not come from the remotes: arrays `(size,)`."""
         self.moved: Array | None = None
         """Which rows were truncated because their world moved off a server that drains; None: none were."""
-        self.begun: Results | None = None
-        """The first observations of episodes that began in this very step (SAME_STEP); None: none did."""
+        self.first: list[Column] | None = None
+        """The columns of all rows with the first observations of episodes that began in this very step (SAME_STEP);
+        None: none did."""
+        self._begun: Results | None = None
+        """What these episodes began with beside the observations; None: nothing."""
+        self.tells_begun = False
+        """True if an answer says how lanes that it ended began their next episodes."""
         self.complete = False
         """True if all rows have an observation."""
         self.plain = False
@@ -150,6 +156,9 @@ class Results:
                     info = answer.reader.read_begun(answer.message.begun, batch, start)
                 else:
                     info = answer.reader.read_into(answer.message, batch, start, member.remote.now())
+                if answer.reader.begun is not None:
+                    answer.reader.check_begun(stepped=stepped)
+                    self.tells_begun = True
             except RemoteError as error:
                 # Only this remote sent what its space cannot hold: the others' answers are here, and are handed out.
                 pool.lose(member, member.remote.give_up(error))
@@ -237,6 +246,46 @@ class Results:
                 first = reason.partition("\n")[0]
                 self._pool.log.warning("slot %d: episode truncated: %s", member.start + lane, first)
 
+    def begin(self, begun: Results) -> None:
+        """Take what episodes began with that were asked for in this very step."""
+        self._begun, self.first = begun, begun.batch.columns
+        if not begun.rows_alone:
+            pairs, ended = zip(self.batch.columns, begun.batch.columns, strict=True), self.ended
+            self.first = [_replaced(column, new, ended) for column, new in pairs]
+
+    def begin_told(self, ended: Array) -> bool:
+        """Take the first observations of lanes whose next episodes began in the Steps that ended the last ones.
+
+        Args:
+            ended: The rows whose episodes ended, bools `(size,)`.
+
+        Returns:
+            Whether the answers to these Steps tell of all of them, and no more than observations. Else nothing has
+            changed: the rest has to be asked for, or there is more to be read.
+        """
+        first: list[Column] = [column.copy() for column in self.batch.columns]
+        told: list[tuple[Member, StepAnswered, bool]] = []
+        for member, rows in self._places:
+            lanes, answer = ended[rows].nonzero()[0].tolist(), member.last
+            begun = None if answer is None else answer.reader.begun
+            if begun is None and not lanes:
+                continue
+            if answer is None or isinstance(answer.message, BegunAnswer) or member.episode is not EpisodeState.RUNNING:
+                return False
+            # An answer that is wrong is read once more, by what raises the error.
+            if begun is None or not lanes or begun.lanes != lanes or begun.code or begun.info:
+                return False
+            try:
+                answer.reader.write_rows(begun, first, rows.start)
+            except UNREADABLE:
+                return False
+            renewed = StepAnswered(BegunAnswer(answer.message, begun), answer.reader)
+            told.append((member, renewed, len(lanes) == member.lanes))
+        for member, renewed, together in told:
+            member.renewed(renewed, together=together)
+        self.first = first
+        return True
+
     def cut_unbegun(self, failures: dict[int, EnvironmentFailedError]) -> None:
         """Truncate rows whose lanes were to begin their episodes in the step before this one, and could not."""
         self.batch.truncations[list(failures)] = True
@@ -263,12 +312,12 @@ class Results:
 
     def merged_infos(self) -> dict[str, Any]:
         """Return the infos by Gymnasium's rules: arrays over the rows with `_key` masks."""
-        if self.begun is None and not (self._any_info or self.errors) and self.moved is None:
+        if self.first is None and not (self._any_info or self.errors) and self.moved is None:
             return self.common.copy()  # as nearly always
-        infos = {**(self._merged() if self.begun is None else self._same_step_infos(self.begun)), **self.common}
+        infos = {**(self._merged() if self.first is None else self._same_step_infos()), **self.common}
         if self._infos and any(info and _acted_for(info) for *_, info in self._infos):
             space, owns = self._pool.members.world_info().action_space, self.own_infos()
-            if self.begun is not None:  # what was executed in slots that ended is told with their final observation
+            if self.first is not None:  # what was executed in slots that ended is told with their final observation
                 ended = self.ended
                 finals = [own if over else {} for own, over in zip(owns, ended, strict=True)]
                 if any(ACTION in own for own in finals):
@@ -345,10 +394,14 @@ class Results:
             own[slot]["moved"] = True
         return own
 
-    def _same_step_infos(self, begun: Results) -> dict[str, Any]:
+    def first_infos(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the info that the episode in each of these rows began with in this very step."""
+        return [{} for _ in rows] if self._begun is None else self._begun.own_infos(rows)
+
+    def _same_step_infos(self) -> dict[str, Any]:
         """Return the infos of a step after which slots that ended began their next episodes at once."""
         joiner = InfoJoiner(self.size)
-        last, first, ended = self.own_infos(), begun.own_infos(), self.ended
+        last, first, ended = self.own_infos(), self.first_infos(range(self.size)), self.ended
         for slot in range(self.size):
             if ended[slot]:
                 # What this step returned of the old episode; the observation that the caller gets is the new one's.
@@ -366,19 +419,21 @@ class Results:
         Raises:
             ConnectionLostError: A slot never had one.
         """
-        # The reward and flags of the last answer were handed out with it: this time they are written into copies.
-        flags = self.batch.rewards.copy(), self.batch.terminations.copy(), self.batch.truncations.copy()
-        only_columns = Batch(self.batch.columns, *flags)
         for member, rows in self._places:
             if self.valid[rows.start]:
                 continue
             if member.last is None:
                 raise ConnectionLostError(member.remote.url, f"it went before its first observation: {member.error}")
-            member.last.reader.read_into(member.last.message, only_columns, rows.start, member.remote.now())
+            # The reward, flags and info of the last answer were handed out with it.
+            member.last.reader.write_again(member.last.message, self.batch, rows.start)
 
     def row(self, slot: int) -> Any:
         """Return one row's observation."""
         return self._layout.row(self.batch.columns, slot)
+
+    def rows_of(self, slots: list[int]) -> list[Any]:
+        """Return the observations of some rows, which share no memory with the others."""
+        return self._layout.rows_of(self.batch.columns, slots)
 
     def rows(self) -> tuple[Any, ...]:
         """Return each row's observation, None where it has none. Small ones may be parts of the columns."""
@@ -388,15 +443,7 @@ class Results:
 
     def batched(self) -> Any:
         """Return the observations of all rows as Gymnasium batches them; of an episode that began, its first one."""
-        columns = self.batch.columns
-        if self.begun is not None and self.begun.rows_alone:
-            columns = self.begun.batch.columns
-        elif self.begun is not None:
-            columns = [
-                _replaced(column, new, self.ended)
-                for column, new in zip(columns, self.begun.batch.columns, strict=True)
-            ]
-        return self._layout.batch(columns)
+        return self._layout.batch(self.batch.columns if self.first is None else self.first)
 
 
 def _acted_for(info: Any) -> bool:

@@ -356,6 +356,16 @@ class Member:
         # An observation shows that its world is well again, whatever it was lost by.
         self.last, self.answer, self.error = answer, None, None
 
+    def renewed(self, answer: StepAnswered, *, together: bool) -> None:
+        """Keep how lanes began their next episodes in the Step that was handed out last.
+
+        Args:
+            answer: The answer to that Step, with how they began.
+            together: Whether these are all of its lanes.
+        """
+        self.last, answer.reader.begun = answer, None
+        self.episodes += together
+
     @property
     def state(self) -> SlotState:
         """The state of its slots, as the user is told."""

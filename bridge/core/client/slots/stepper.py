@@ -328,16 +328,22 @@ class Stepper:
         results.hand_out()
         return results
 
-    def _begin_next(self, ended: Array) -> None:
-        """Begin the next episode of slots that ended, in this very step."""
+    def _begin_next(self, ended: Array, told: bool) -> None:
+        """Begin the next episode of slots that ended, in this very step.
+
+        Args:
+            ended: These slots, bools `(num_envs,)`.
+            told: Whether an answer says how lanes began; that of a world in which none ended must not.
+        """
         for member in self.pool.members.filling:
             chosen = ended[member.slots]
             lanes = chosen.nonzero()[0].tolist()
-            if not lanes or member.episode not in (EpisodeState.RUNNING, EpisodeState.ENDED):
+            if not (lanes or told) or member.episode not in (EpisodeState.RUNNING, EpisodeState.ENDED):
                 continue  # one that was cut begins anew once its remote is back
             if member.single:
-                self.pool.begin(member, None, reset=False)
-            elif not self.pool.renew_in_step(member, chosen, lanes):
+                if lanes:
+                    self.pool.begin(member, None, reset=False)
+            elif not self.pool.renew_in_step(member, chosen, lanes) and lanes:
                 settings = reset_settings(reset_mask=None if len(lanes) == len(chosen) else chosen)
                 if member.remote.realtime is not None:
                     settings["restart"] = pack_tensor(False)  # their next episodes run already
@@ -349,7 +355,7 @@ class Stepper:
         Args:
             timeout: Seconds.
             same_step: Whether slots whose episodes ended begin the next ones now, and are waited for:
-                `Results.begun` holds what they begin with.
+                `Results.first` holds what they begin with.
             on_lost: What becomes of a slot whose remote was lost: `wait` for it, `raise`, or `continue` with its last
                 observation.
 
@@ -375,11 +381,14 @@ class Stepper:
             # begin or a Reset of the slots that ended (in real time only the entry into the episode that runs by then).
             # Gymnasium returns both at once: the new episode's observation, with the reward and flags of the old one's
             # end, whose last observation and info are in `final_obs` and `final_info`. So both results are kept:
-            # `results` says how the step went, `results.begun` what the slots that ended begin with. Nobody sets
-            # `same_step` for a world that is SAME_STEP by itself: its answer holds both already.
-            if not same_step or not np.count_nonzero(ended := results.ended):
+            # `results` says how the step went, and takes what the slots that ended begin with. Nobody sets `same_step`
+            # for a world that is SAME_STEP by itself: its answer holds both already.
+            if not same_step:
                 return results
-            self._begin_next(ended)
+            ended = results.ended
+            if results.begin_told(ended) if results.tells_begun else not ended.any():
+                return results
+            self._begin_next(ended, results.tells_begun)
             self._stepped = results  # a wait that times out in the second trip goes on there when it is called again
         self.pool.handing_out = False
         # Where lanes have begun in the step itself, nothing is waited for: a look at the sockets costs system calls.
@@ -392,7 +401,8 @@ class Stepper:
         if not begun.complete:
             begun.fill_last()
             results.batch.truncations |= begun.batch.truncations & ~results.batch.terminations
-        results.begun, self._unbegun = begun, begun.failures
+        results.begin(begun)
+        self._unbegun = begun.failures
         return results
 
     def take_results(self, before: Results | None = None) -> Results:

@@ -301,9 +301,10 @@ class ClientSession:
         came of it.
         """
         world = self._require_world()
-        if world.begins_in_step is same_step or self.foreign or world.info.lanes is None or world.realtime is not None:
+        reader = world.reader
+        if reader.begins_in_step is same_step or self.foreign or world.info.lanes is None or world.realtime is not None:
             return
-        world.begins_in_step = same_step
+        reader.begins_in_step = same_step
         data = self.write(property_write("world.autoreset", pack_tensor("same_step" if same_step else "next_step")))
         # Nobody waits for the answer, which is dropped.
         self._pending.append(OpenRequest(RequestKind.QUESTION, -1, now))
@@ -314,14 +315,15 @@ class ClientSession:
 
         Args:
             answer: To that Step, which was read last.
-            lanes: Those that ended.
+            lanes: Those that ended; where there are none, an answer that says how some began breaks the protocol.
         """
         world = self._require_world()
         begun = world.reader.take_begun()
         if begun is None or isinstance(answer, BegunAnswer):
             return None
-        if begun.lanes != lanes:
-            return self._break(f"it says how the lanes {list(begun.lanes)} began, where {lanes} have ended")
+        if begun.lanes != lanes or not lanes:
+            got = f"{list(begun.lanes)!s:.80}"
+            return self._break(f"it says how the lanes {got} began, where {lanes!s:.80} have ended")
         if begun.code:
             # As where a Reset is refused.
             error = refusal(self._url, pb.Status(code=begun.code, message=begun.message))

@@ -113,8 +113,6 @@ class JoinedWorld:
         """A key that is equal for worlds whose Steps `write_steps` may write together; None: it may not."""
         self.reads_columns = bool(properties.get("reads_columns"))
         """Whether the server takes long lists of what is alike as columns."""
-        self.begins_in_step = False
-        """Whether the server was asked to begin the next episodes of lanes that ended in the same Step."""
         self._known: dict[Any, bytes] = {}
         self.first_step = self._write_first_step()
         """The Step without an action, by which an episode begins."""

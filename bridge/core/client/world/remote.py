@@ -383,6 +383,9 @@ class Remote:
 
     def set_autoreset(self, *, same_step: bool) -> None:
         """Say when lanes that ended begin their next episodes; as of the session. It leaves with the next request."""
+        world = self.session.world
+        if world is not None and world.reader.begins_in_step is same_step:
+            return  # as in nearly every step
         self.session.set_autoreset(same_step=same_step, now=self.now())
 
     def begun_in_step(self, answer: StepMessage, lanes: list[int]) -> StepAnswered | Refused | Lost | None:

@@ -95,6 +95,8 @@ class StepReader:
     """Seconds that a step may take longer since a person follows it, by the last info that told a pace."""
     failed: Sequence[int] = ()
     """The lanes whose environments failed in the last answer, each alone; `error` of their infos says why."""
+    begins_in_step: bool = False
+    """Whether the server was asked to begin the next episodes of lanes that a Step ends in that same Step."""
     begun: bridge_pb2.Value.Begun | None = None
     """How lanes that the last answer ended began their next episodes, as it says; None: it does not."""
     names: KnownNames | None = None
@@ -171,6 +173,11 @@ class StepReader:
         self.agents = self.missing = ()
         return found
 
+    def check_begun(self, *, stepped: bool) -> None:
+        """Raise PeerError where the answer that was read says how lanes began, and is none to a Step with actions."""
+        if not stepped and self.begun is not None:
+            raise PeerError(self.url, f"its observations cannot be read: {_unasked(self.take_begun())}")
+
     def take_begun(self) -> bridge_pb2.Value.Begun | None:
         """Return `begun` of the answer that was read, once."""
         begun, self.begun = self.begun, None
@@ -202,9 +209,7 @@ class StepReader:
             PeerError: An observation is missing, or not of its spec.
         """
         if isinstance(message, BegunAnswer):
-            self._write_tensors(self._read_leaves(message.ended), batch, slot)
-            # Those that filled a column by themselves are parts of the message.
-            batch.columns[:] = [column.copy() for column in batch.columns]
+            self._write_last(message, batch, slot)
             return self.read_begun(message.begun, batch, slot)
         try:
             if isinstance(message, StepAnswer):
@@ -223,11 +228,24 @@ class StepReader:
             raise PeerError(self.url, f"its observations cannot be read: {error}") from error
         return info
 
-    def _read_leaves(self, message: pb.EnvironmentResponse | StepAnswer) -> list[Array]:
-        """Return the observation's tensors of an answer that was read before."""
-        if isinstance(message, StepAnswer):
-            return message.arrays()[: len(self.leaves)]
-        return [spec.read(message.step.observations[uid]) for uid, spec in self.leaves]
+    def write_again(self, message: StepMessage, batch: Batch, slot: int) -> None:
+        """Write the observations of an answer that was read before into a batch, from `slot` on."""
+        # No more than these: what an info tells once would be taken for news.
+        self._write_last(message, batch, slot)
+        if isinstance(message, BegunAnswer):
+            self.write_rows(message.begun, batch.columns, slot)
+
+    def _write_last(self, message: StepMessage, batch: Batch, slot: int) -> None:
+        """Write the observations of an answer that was read before, as they are before lanes begin anew."""
+        ended = message.ended if isinstance(message, BegunAnswer) else message
+        if isinstance(ended, StepAnswer):
+            tensors: Sequence[Array] = ended.arrays()[: len(self.leaves)]
+        else:
+            tensors = [spec.read(ended.step.observations[uid]) for uid, spec in self.leaves]
+        self._write_tensors(tensors, batch, slot)
+        if ended is not message:
+            # Those that filled a column by themselves are parts of the message.
+            batch.columns[:] = [column.copy() for column in batch.columns]
 
     def _write_tensors(self, tensors: Sequence[Array], batch: Batch, slot: int) -> None:
         for index, array in enumerate(tensors):
@@ -248,14 +266,21 @@ class StepReader:
             PeerError: An observation is missing, or not of its spec.
         """
         try:
-            slots, rows = [slot + lane for lane in begun.lanes], begun.rows
-            if len(rows) != len(self.leaves):
-                raise TensorError(f"expected rows of {len(self.leaves)} observations, got {len(rows)}")
-            for index, data in enumerate(rows):
-                self.layout.write_lanes(batch.columns, index, slots, data)
-            return self._decode_info(begun.info or values.EMPTY_DICT)
+            self.write_rows(begun, batch.columns, slot)
+            info = self._decode_info(begun.info or values.EMPTY_DICT)
+            if self.begun is not None:
+                raise _unasked(self.take_begun())
         except UNREADABLE as error:
             raise PeerError(self.url, f"how lanes began their episodes cannot be read: {error}") from error
+        return info
+
+    def write_rows(self, begun: bridge_pb2.Value.Begun, columns: list[Column], slot: int) -> None:
+        """Write the first observations of lanes into columns, from `slot` on; raises TensorError."""
+        slots, rows = [slot + lane for lane in begun.lanes], begun.rows
+        if len(rows) != len(self.leaves):
+            raise TensorError(f"expected rows of {len(self.leaves)} observations, got {len(rows)}")
+        for index, data in enumerate(rows):
+            self.layout.write_lanes(columns, index, slots, data)
 
     def read_rows(self, answers: Sequence[StepAnswer], batch: Batch, slots: Any) -> None:
         """Write what single environments answered by the same template into a batch, but for the infos.
@@ -318,6 +343,9 @@ class StepReader:
         for note in notes[: _MOST_NOTES - self._notes]:
             warn(f"{self.url}: {note:.1000}")
         self._notes = min(_MOST_NOTES, self._notes + len(notes))
+        # Last, so that remarks of an answer that nobody reads are taken all the same.
+        if self.begun is not None and not self.begins_in_step:
+            raise _unasked(self.take_begun())
         return info
 
     def _read_tensors(self, message: pb.EnvironmentResponse, now: float) -> tuple[list[Array], Any, Any, Any, Any]:
@@ -342,6 +370,12 @@ class StepReader:
         if self.realtime is not None:
             info = self.realtime.extend(info, observations, now)
         return tensors, reward, terminated, truncated, info
+
+
+def _unasked(begun: bridge_pb2.Value.Begun | None) -> TensorError:
+    """Return the error of an answer that says how lanes began, where nobody has asked for that."""
+    lanes = [] if begun is None else list(begun.lanes)
+    return TensorError(f"expected no lanes that begin anew within this answer, got the lanes {lanes!s:.80}")
 
 
 def _allowance(info: Any) -> float:
