@@ -14,9 +14,9 @@ import bridge
 DEADLINE = 60.0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_program_serves_until_a_signal_and_ends_in_order(number: signal.Signals) -> None:
-    program = "import bridge; bridge.serve('CartPole-v1', num_envs=2); print('the end')"
+@pytest.mark.parametrize(("number", "page"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)])
+def test_a_program_serves_until_a_signal_and_ends_in_order(number: signal.Signals, page: bool) -> None:
+    program = f"import bridge; bridge.serve('CartPole-v1', num_envs=2, web={page}); print('the end')"
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:
@@ -32,7 +32,8 @@ def test_a_program_serves_until_a_signal_and_ends_in_order(number: signal.Signal
         finally:
             server.kill()
     assert (server.returncode, rest, problems) == (0, "the end\n", "")
-    assert first == f"serving at {url} until Ctrl-C\n"
+    shown = f" {url.replace('grpc', 'ws', 1)}, with a page at {url.replace('grpc', 'http', 1)}/" if page else ""
+    assert first == f"serving at {url}{shown} until Ctrl-C\n"
 
 
 def test_its_keywords_are_those_of_serve_gym_but_for_start() -> None:
