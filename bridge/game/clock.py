@@ -202,12 +202,12 @@ class _ProgramPacer(FramePacer):
 
     # Frames
 
-    def _run(self, job: Job) -> Coroutine[Any, Any, None]:
+    def run_job(self, job: Job, at: float | None) -> Coroutine[Any, Any, None]:
         """Begin a reset or a frame; who stood in for agents in it is known from here on."""
         choice = self._env.chosen
         if job.kind == "step" and choice is not None and self.world.substitution is not None:
             self.world.substitution.substituted(choice.substitutes)
-        return super()._run(job)
+        return super().run_job(job, at)
 
     def _note(self, job: Job, now: float, spent: float, outcome: Outcome | None, error: str) -> None:
         """Tell the loop what came of a job, at the time at which the program called, and choose what follows."""

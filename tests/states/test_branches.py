@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +17,7 @@ from bridge import Origin, Recorder, Recording, make_remote, make_vec_remote, se
 from bridge.cli import main
 from tests.peers import Stream
 from tests.states_envs import Walk, wrapped
-from tests.support import assert_identical, stable_id
+from tests.support import assert_identical, chosen, stable_id
 
 pytest.importorskip("pyarrow")
 
@@ -131,8 +132,11 @@ def test_each_lane_has_a_parent_of_its_own_also_in_another_world(tmp_path: Path,
     assert found["1.0.2"].episode.endswith("-2.0.1")
 
 
-@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "slots"])
-@pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "worlds"])
+@pytest.mark.parametrize(
+    ("lanes", "blocking"),
+    chosen(itertools.product([True, False], repeat=2), lambda lanes, blocking: lanes is blocking),
+    ids=["lanes-blocking", "lanes-slots", "worlds-blocking", "worlds-slots"],
+)
 def test_a_clients_recorder_records_branches_too(tmp_path: Path, lanes: bool, blocking: bool) -> None:
     with serve_gym("FrozenLake-v1") as server:
         made = make_vec_remote(server.url, num_envs=3, lanes=lanes, blocking=blocking, timeout=DEADLINE)
