@@ -308,7 +308,7 @@ def test_who_watches_saves_nothing_and_a_server_may_have_no_states() -> None:
     ("given", "told"),
     [
         ({"fps": 100.0}, "worlds in lock-step that one client has"),
-        ({"num_envs": 2, "vectorization_mode": "async"}, "in other processes, or in a simulator"),
+        ({"num_envs": 2, "vectorization_mode": "async"}, "in other processes, and are not saved"),
     ],
     ids=["realtime", "async"],
 )
