@@ -96,9 +96,14 @@ def test_export_says_which_episodes_it_leaves_out(tmp_path, capsys):
     assert "0 of 3 episodes\n" in out.out + out.err
 
 
-def test_replay_of_what_a_script_served_says_how_to_name_it(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(CountingEnv, "__module__", "__main__")  # as of a class in `serve_robot.py` itself
-    with serve_gym(CountingEnv, record=tmp_path) as server:
+class OfScript(CountingEnv):
+    """As a class of the script that serves it, such as `serve_robot.py`."""
+
+    __module__ = "__main__"
+
+
+def test_replay_of_what_a_script_served_says_how_to_name_it(tmp_path, capsys):
+    with serve_gym(OfScript, record=tmp_path) as server:
         env = make_remote(server.url)
         env.reset(seed=0)
         env.step(0)
@@ -106,7 +111,7 @@ def test_replay_of_what_a_script_served_says_how_to_name_it(tmp_path, capsys, mo
     (episode,) = read_folder(tmp_path).episodes()
     assert main(["replay", f"{tmp_path}/{episode.id}", "--verify"]) == 2
     said = capsys.readouterr().err
-    assert "--env MODULE:CountingEnv, where MODULE is the name of the script that served it, without .py" in said
+    assert "--env MODULE:OfScript, where MODULE is the name of the script that served it, without .py" in said
 
 
 def test_runs_prints_nothing_that_a_terminal_obeys(tmp_path, capsys):
