@@ -360,6 +360,10 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         """Say in numbers how the slots are, as `RemoteVectorEnv.report`."""
         return self.env.report()
 
+    def latency_summary(self) -> tuple[dict[str, Any], ...]:
+        """Return percentiles of each remote's latency in seconds, as `RemoteVectorEnv.latency_summary`."""
+        return self.env.latency_summary()
+
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Read a public attribute of every environment."""
         return self.env.get_attr(name)

@@ -9,7 +9,7 @@ from typing import Any
 from bridge.cli.program import OK, positive, say
 from bridge.cli.target import ENV_HELP, find_factory
 from bridge.errors import RecordingError
-from bridge.recording.selection import add_selection_options, selection_of
+from bridge.recording.selection import add_selection_options, is_complete, selection_of
 
 __all__ = ["register"]
 
@@ -67,7 +67,10 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         found = [open_episode(path)]
     episodes = selection_of(arguments).of(found)
-    say(f"{len(episodes)} of {len(found)} episodes")
+    said = f"{len(episodes)} of {len(found)} episodes"
+    if partial := sum(not is_complete(episode) for episode in found) if arguments.complete else 0:
+        said += f"; left out are {partial} without a step, an end or all rows (--unfinished)"
+    say(said)
     if not episodes:
         raise RecordingError(
             "there are no such episodes; `gymnasium-bridge runs` lists those that there are, of which --unfinished "

@@ -267,8 +267,8 @@ def _title(texts: Mapping[str, str], agents: Sequence[str], lanes: int) -> str:
 
 def _vector_form(texts: Mapping[str, str]) -> str:
     """Say what a vector of single environments gets, of a server that says so; an older one makes worlds."""
-    if "server.name" not in texts:
-        return ""
+    if "server.name" not in texts or texts.get("server.limits.max_worlds") == "0":
+        return ""  # there is the default world alone, such as a robot
     most = int(texts.get("server.lanes") or 0)
     form = f"one world of N lanes (up to {most})" if most > 1 else "N worlds"
     return f"; num_envs=N with blocking=True gets {form}"

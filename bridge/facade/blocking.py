@@ -49,4 +49,9 @@ def serve(env: EnvLike, **keywords: Any) -> None:
     server = serve_gym(env, **keywords, start=False)
     # The process does nothing else: its threads may hand over to each other less often.
     sys.setswitchinterval(SWITCH_INTERVAL)
-    server.run(started=lambda: print(f"serving at {' '.join(server.urls)} until Ctrl-C", flush=True))
+
+    def say() -> None:
+        page = f", with a page at {server.web_url}" if server.web_url else ""
+        print(f"serving at {' '.join(server.urls)}{page} until Ctrl-C", flush=True)
+
+    server.run(started=say)

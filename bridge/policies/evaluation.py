@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import iterate
 
 from bridge.core.client.endpoints import Directory
+from bridge.core.client.envs.vector_env import slots_of
 from bridge.core.client.slots.slot import SlotState
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import feature, provided
@@ -57,7 +58,7 @@ class EvaluatedEpisode:
     total: float = 0.0
     """The sum of its rewards."""
     length: int = 0
-    """Its steps."""
+    """Its steps; in real time, the frames of the world."""
     success: bool | None = None
     """`is_success` or `success` of its last info; None: there is neither."""
     corrected: int = 0
@@ -78,7 +79,7 @@ class Evaluation:
     seconds_in_policy_network: float = 0.0
     """The part of these that a served policy's function did not take."""
     steps: int = 0
-    """All steps, those of lost episodes included."""
+    """All steps, in real time all frames; those of lost episodes included."""
     lost: list[str] = dataclasses.field(default_factory=list)
     """Each episode that was begun again: its number and seed, and why."""
 
@@ -170,6 +171,7 @@ class _Part:
         """Their names for the policy, which are no other part's."""
         self.worlds = [report.slots for report in envs.remotes() if report.slots]
         """The rows that step together."""
+        self.in_real_time = envs.unwrapped.fps is not None
         self.episodes: dict[int, EvaluatedEpisode] = {}
         """Those that are played, by row."""
         self.actions = envs.action_space.sample()
@@ -248,6 +250,8 @@ class _Part:
         rows: list[int] = found.tolist()
         self.observations = put(self.observations, rows, observations)
         errors, moved, acted, *successes = (_told(infos, name) for name in _INFOS)
+        # Elsewhere an environment may have an info of this name.
+        frames = _told(infos, "frames") if self.in_real_time else {}
         samples = self._samples(observations)
         by_others = {} if self.recorder is None else self.recorder.interventions(infos)
         for at, row in enumerate(rows):
@@ -260,9 +264,10 @@ class _Part:
                 self.lose(row, _reason(errors.get(at)))
                 continue
             episode.total += float(rewards[at])
-            episode.length += 1
+            passed = int(frames.get(at, 1))
+            episode.length += passed
             episode.corrected += bool(acted.get(at))
-            self.work.result.steps += 1
+            self.work.result.steps += passed
             if self.recorder is not None:
                 by, action = by_others.get(at, ("agent", self.actions[row]))
                 flags = {"terminated": bool(terminations[at]), "truncated": bool(truncations[at])}
@@ -369,7 +374,8 @@ def evaluate(
     Episode k is seeded `seed + k`, whichever slot plays it, so that the number of slots changes nothing; each counts,
     however long it takes. An episode whose server is lost is begun again, on any slot. Half of the slots step while
     the policy acts for the other half. The lanes of one world step together, and so are one half. A slot that has no
-    episode left is not stepped; a lane is, beside the others of its world, and counts for nothing then.
+    episode left is not stepped; a lane is, beside the others of its world, and counts for nothing then. In real time
+    all slots step together, each step waits for the next frame (`wait="next_frame"`), and lengths are in frames.
 
     Args:
         urls: As for `make_vec_remote`: a URL, a list of them, or a directory.
@@ -415,7 +421,24 @@ def evaluate(
 
 
 def _connect(opened: contextlib.ExitStack, urls: Any, num_envs: int | None, keywords: dict[str, Any]) -> list[Any]:
-    """Return the environments in two parts, or in one where they cannot be divided; `opened` closes them."""
+    """Return the environments in parts that step in turns; `opened` closes them.
+
+    In real time they are one part, whose steps wait for the next frame each. Without the wait the policy would be asked
+    as often as the network allows, and would use a chunk of actions up within a frame or two. Of two parts each would
+    wait for the other's frame, and so decide in every second one.
+    """
+    parts = _divided(opened, urls, num_envs, keywords)
+    # Servers say whether they are in real time once they are joined, and those in lock-step refuse the setting.
+    infos = [remote.info for envs in parts for remote in slots_of(envs).remotes()]
+    if keywords.get("wait") is not None or not all(info is not None and info.fps for info in infos):
+        return parts
+    for envs in parts:
+        envs.close()  # a robot has one seat
+    return [_made(opened, urls, num_envs, {**keywords, "wait": "next_frame"})]
+
+
+def _divided(opened: contextlib.ExitStack, urls: Any, num_envs: int | None, keywords: dict[str, Any]) -> list[Any]:
+    """Return the environments in two parts, or in one where they cannot be divided."""
     of_each = not isinstance(urls, (str, Directory)) and len(urls) > 1 and num_envs in (None, len(urls))
     count = num_envs or 1
     # A list of URLs with a slot each is divided, and not its slots: each server is in one half.

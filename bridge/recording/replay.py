@@ -366,11 +366,14 @@ def _unknown(stream: RecordedStream) -> SettingError:
     entry_point, env_id = str(stream.header.get("entry_point") or ""), stream.header.get("env_id")
     # Nobody can name a lambda, or a function inside another.
     module, _, name = (entry_point if entry_point and "<" not in entry_point else "MODULE:NAME").partition(":")
+    of_script = module == "__main__"  # here that is this program
+    module = "MODULE" if of_script else module
     example = f"{module.partition('.')[0]}:{env_id}" if env_id else f"{module}:{name}"
+    where = ", where MODULE is the name of the script that served it, without .py" if of_script else ""
     return SettingError(
         f"the environment {stream.title!r} of the recording is not registered here as it was there "
         f"(entry point {entry_point!r}); a recording imports nothing by itself: name what makes it, for "
-        f"example --env {example}"
+        f"example --env {example}{where}"
     )
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # it needs an extra, which the help of the commands does not
     from bridge.recording.reader import RecordedEpisode
 
-__all__ = ["Selection", "add_selection_options", "selection_of"]
+__all__ = ["Selection", "add_selection_options", "is_complete", "selection_of"]
 
 DEFAULT = "default"
 """Who acts where nobody does."""
@@ -37,7 +37,7 @@ class Selection:
 
     def has(self, episode: RecordedEpisode) -> bool:
         """True if an episode is chosen."""
-        if self.complete and (episode.incomplete or episode.end in ("running", "closed", "lost") or not episode.length):
+        if self.complete and not is_complete(episode):
             return False
         if self.env_id is not None and not fnmatch.fnmatchcase(episode.stream.title, self.env_id):
             return False
@@ -56,6 +56,11 @@ class Selection:
     def of(self, episodes: Sequence[RecordedEpisode]) -> list[RecordedEpisode]:
         """Return the episodes that are chosen."""
         return [episode for episode in episodes if self.has(episode)]
+
+
+def is_complete(episode: RecordedEpisode) -> bool:
+    """True if an episode has steps, has ended, and lacks nothing."""
+    return bool(episode.length) and not episode.incomplete and episode.end not in ("running", "closed", "lost")
 
 
 def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) -> None:

@@ -9,18 +9,19 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge import TLS, FileDirectory, serve_gym
+from bridge import TLS, FileDirectory, Limits, RealTime, serve_gym
 from bridge.cli import main
 from bridge.cli.evaluate import EvaluationProgress
 from bridge.errors import ConnectError, InvalidActionError, RemoteError, SettingError
 from bridge.policies import RemotePolicy, compare, evaluate, serve_policy
-from bridge.testing import make_certificates
+from bridge.testing import VirtualClock, make_certificates
 from tests.browser import in_browser, launched
 from tests.support import until
 
@@ -486,3 +487,67 @@ def test_a_page_shows_the_worlds_of_a_running_evaluation_and_its_results_so_far(
             shown.set()
             thread.join()
     assert found[0].returns.tolist() == [4.0] * 12
+
+
+class Timed(gymnasium.Env):
+    """Ends after ten steps; an info has the name of one that real-time worlds give."""
+
+    observation_space = spaces.Box(0, 10, (1,), np.float32)
+    action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.count = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.count += 1
+        return np.full(1, self.count, np.float32), 1.0, self.count == 10, False, {"frames": 7}
+
+
+@pytest.mark.parametrize(
+    ("keywords", "url", "num_envs"),
+    [
+        ({"limits": Limits(max_worlds=0)}, "?world=", 1),  # a robot, of which there is one
+        ({}, "", 1),
+        ({}, "", 3),
+        ({"num_envs": 2, "vectorization_mode": "sync"}, "", 2),
+    ],
+)
+def test_in_real_time_each_decision_has_a_frame_and_lengths_are_frames(keywords, url, num_envs):
+    decisions = 0
+
+    def count(observations):
+        nonlocal decisions
+        decisions += len(observations)
+        return np.zeros((len(observations), 2), np.float32)
+
+    with serve_gym(Timed, fps=100.0, **keywords) as server:
+        found = evaluate(server.url + url, count, episodes=4, num_envs=num_envs)
+    assert [(episode.length, episode.total) for episode in found.episodes] == [(10, 10.0)] * 4
+    assert found.steps == 40
+    # Fewer where the machine was slow, and frames passed without a decision.
+    assert decisions <= 40
+
+
+def test_with_wait_now_a_policy_decides_as_often_as_it_can():
+    decisions = 0
+
+    def count(observations):
+        nonlocal decisions
+        decisions += len(observations)
+        return np.zeros((len(observations), 2), np.float32)
+
+    clock = VirtualClock()
+    with serve_gym(Timed, fps=100.0, realtime=RealTime(clock=clock)) as server, ThreadPoolExecutor(1) as thread:
+        playing = thread.submit(evaluate, server.url, count, episodes=1, wait="now")
+        until(lambda: decisions > 20)  # while no frame passes
+        clock.advance(0.2)
+        found = playing.result(30)
+    assert [episode.length for episode in found.episodes] == [10]
+
+
+def test_in_lock_step_an_info_named_frames_is_the_environments_own():
+    with serve_gym(Timed) as server:
+        found = evaluate(server.url, lambda seen: np.zeros((len(seen), 2), np.float32), episodes=2, num_envs=2)
+    assert [episode.length for episode in found.episodes] == [10, 10]

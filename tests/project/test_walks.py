@@ -155,7 +155,7 @@ def test_a_newcomer_goes_through_the_readme(desk: Desk, opened) -> None:
     server = desk.open(replaced(serve, {"50051": here}))
     page = opened(server.url("http"))
     says(page, "body", "CartPole-v1 is ready.")
-    # "While the server runs, step the environment that the page shows."
+    # "In a second terminal with `.venv` activated, step what the page shows."
     client = desk.open(desk.write("connect.py", replaced(blocks[1][1], {"50051": here})))
     says(page, "#worlds", "● agent")
     shows(page, "() => document.getElementById('canvas').dataset.pictures > 20")

@@ -15,7 +15,7 @@ from bridge.errors import RecordingError, SettingError
 from bridge.recording.episodes import load_episode
 from bridge.recording.player import EpisodeEnv, serve_episode
 from bridge.recording.reader import open_episode, read_folder
-from bridge.testing import VirtualClock
+from bridge.testing import CountingEnv, VirtualClock
 from tests.parallel_envs import Relay
 from tests.preloaded import Program
 from tests.recording.changes import change
@@ -75,6 +75,43 @@ def test_runs_lists_the_episodes(tmp_path, capsys):
     assert (facts[0]["seed"], facts[1]["seed"], facts[0]["players"]) == (3, None, ["person:Ann"])
     assert main(["runs", str(tmp_path), "--who", "agent"]) == 0
     assert capsys.readouterr().out.endswith("0 episodes, 0 steps\n")
+
+
+def test_export_says_which_episodes_it_leaves_out(tmp_path, capsys):
+    with serve_gym("CartPole-v1", record=tmp_path / "runs") as server:
+        env = make_remote(server.url)
+        env.reset(seed=0)
+        env.reset(seed=1)  # the first one has no step
+        while not env.step(0)[2]:
+            pass
+        env.reset(seed=2)
+        env.step(0)
+        env.close()  # and the last one no end
+    arguments = ["export", str(tmp_path / "runs"), "--mp4", str(tmp_path / "films"), "--who", "nobody"]
+    assert main(arguments) == 1
+    out = capsys.readouterr()
+    assert "0 of 3 episodes; left out are 2 without a step, an end or all rows (--unfinished)\n" in out.out + out.err
+    assert main([*arguments, "--unfinished"]) == 1
+    out = capsys.readouterr()
+    assert "0 of 3 episodes\n" in out.out + out.err
+
+
+class OfScript(CountingEnv):
+    """As a class of the script that serves it, such as `serve_robot.py`."""
+
+    __module__ = "__main__"
+
+
+def test_replay_of_what_a_script_served_says_how_to_name_it(tmp_path, capsys):
+    with serve_gym(OfScript, record=tmp_path) as server:
+        env = make_remote(server.url)
+        env.reset(seed=0)
+        env.step(0)
+        env.close()
+    (episode,) = read_folder(tmp_path).episodes()
+    assert main(["replay", f"{tmp_path}/{episode.id}", "--verify"]) == 2
+    said = capsys.readouterr().err
+    assert "--env MODULE:OfScript, where MODULE is the name of the script that served it, without .py" in said
 
 
 def test_runs_prints_nothing_that_a_terminal_obeys(tmp_path, capsys):

@@ -101,6 +101,28 @@ def test_a_lock_step_server_is_played_in_a_world_of_one_s_own_by_the_keyboard_al
         until(lambda: server.worlds == [])
 
 
+def test_a_world_that_its_agent_has_left_is_shown_and_left_for_one_of_one_s_own(opened):
+    with serve_gym(lambda render_mode=None: Paddle(render_mode, length=25), web=True) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        env.step(1)
+        env.close()
+        page = opened(server.web_url)
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 0")
+        chosen = "() => document.querySelector('#worlds [aria-current=true]')?.dataset.world"
+        assert page.evaluate(chosen) == ""
+        page.click("#play")
+        says(page, "#worlds", "● person")
+        shows(page, f"() => ({chosen})()?.startsWith('world-')")
+        until(lambda: server.status()["viewers"] == 1)  # the own world's: the other one is looked at no more
+        page.keyboard.press("Escape")
+        shows(page, f"() => ({chosen})() === ''")
+        says(page, "#worlds", "1 watching")
+        until(lambda: server.status()["viewers"] == 1)
+        # It stands still: no step is counted any more.
+        shows(page, "() => document.getElementById('steps').textContent === '–'")
+
+
 def test_stopping_in_a_world_of_one_s_own_leaves_no_world_and_no_error(opened):
     with serve_gym(Paddle, web=True) as server:
         page = opened(server.web_url)

@@ -328,6 +328,28 @@ def test_settings_that_are_none_are_refused(settings, said, viewers):
         make_remote(f"{server.url}?world=").close()  # and the world has its one seat still
 
 
+@everywhere
+def test_a_world_that_its_agent_has_left_is_seen_as_it_is(viewers, isolation):
+    with serve_gym(Painted, web=True, isolation=isolation) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        for _ in range(50):
+            env.step(1)
+        env.close()
+        viewer = viewers(server).join()
+        state, seen = viewer.look("frame", "watch")
+        assert (state, shade(seen["frame"])) == (pb.RUNNING, 50)
+        # Who asks for what an agent sees waits until there is one, and has the pictures of its episode then.
+        viewer.wants("frame", "observation")
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        state, seen = viewer.seen("frame", "observation")
+        assert (state, seen["observation"].tolist()) == (pb.RUNNING, [0])
+        env.step(1)
+        until(lambda: viewer.look("observation")[1]["observation"].tolist() == [1])
+        env.close()
+
+
 def test_a_viewer_that_dies_while_it_waits_leaves_nothing_behind(viewers):
     with serve_gym(Painted, web=True) as server:
         env = make_remote(f"{server.url}?world=")

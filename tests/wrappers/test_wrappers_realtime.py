@@ -133,6 +133,38 @@ def test_throttle_paces_the_bare_environment_and_lock_step_worlds_too(clock: Vir
         throttle.close()
 
 
+@pytest.mark.parametrize("lanes", [False, True])
+def test_send_brings_its_actions_to_the_world_under_a_throttle_too(
+    serve: Any, clock: VirtualClock, lanes: bool
+) -> None:
+    made: list[Recording] = []
+
+    def make() -> Recording:
+        made.append(Recording(LONG))
+        return made[-1]
+
+    more = {"num_envs": 2, "vectorization_mode": "sync"} if lanes else {}
+    envs = BlockingReset(Throttle(make_vec_remote(serve(make, **more).url, num_envs=2), clock=clock))
+    envs.reset()
+    before = sum(len(env.seen) for env in made)
+    envs.send(np.array([1, 1]), [0, 1])
+    waiting = {0, 1}
+    while waiting:
+        waiting.difference_update(envs.recv(len(waiting))[0].tolist())
+    clock.advance(0.2)
+    seen = [action for env in made for action in env.seen]
+    assert seen[before:].count(1) == 4, "each of both worlds used it for two frames"
+    envs.close()
+
+
+def test_the_latency_of_blocking_loops_is_summed_up_as_that_of_others(serve: Any, clock: VirtualClock) -> None:
+    envs = BlockingReset(Throttle(make_vec_remote(serve().url, num_envs=2), clock=clock))
+    envs.reset()
+    envs.step(np.array([0, 0]))
+    assert [one["round_trip"]["count"] > 0 for one in envs.latency_summary()] == [True, True]
+    envs.close()
+
+
 @pytest.mark.parametrize("fps", [0, -1.0, "10", float("inf"), True])
 def test_throttle_refuses_a_frame_rate_that_is_none(serve: Any, fps: Any) -> None:
     envs = make_vec_remote(serve().url)

@@ -460,6 +460,9 @@ class CoreServer:
     def _serve(self) -> None:
         self._idle_worlds.start()
         self._serving.serve()
+        # The deputy may have ended the loop while this thread was starting a process. Nobody else knows of that one,
+        # and the program would wait for its end for ever.
+        self._shutdown.end_processes()
         self._loop.close()
 
     def wait(self, grace: float | None = None) -> None:

@@ -167,9 +167,13 @@ class Shutdown:
     def _finish(self) -> None:
         # Sessions whose last request ended with their world are closed now: the loop serves nothing any more.
         self._loop.serve()
-        for process in list(self._processes):  # of worlds that are being made, or do not close
-            process.abandon()
+        self.end_processes()
         self._serving.finish()
+
+    def end_processes(self) -> None:
+        """End the processes that are left: of worlds that are being made, or do not close."""
+        for process in list(self._processes):
+            process.abandon()
 
 
 def _end_process(number: int) -> None:

@@ -76,12 +76,13 @@ function seatChips({seats, players = {}, taken_over_by: people = []}) {
 function drawWorlds() {
   const list = $("worlds");
   const worlds = state.server.worlds.map((world) => ({...world, returns: null, match: world.match?.seats.map((one) => one.taken_by)}));
-  const text = JSON.stringify([worlds, state.server.servers, state.selected]);
+  const shown = state.playing?.own ? state.playing.name : state.selected;
+  const text = JSON.stringify([worlds, state.server.servers, shown]);
   if (isShown(list, text)) return;
   replaceKeepingFocus(list, "world", [...state.server.worlds.map((world) => {
     const button = document.createElement("button");
     button.dataset.world = world.name;
-    button.setAttribute("aria-current", String(world.name === state.selected));
+    button.setAttribute("aria-current", String(world.name === shown));
     const name = document.createElement("b");
     name.textContent = short(world.title);
     name.title = world.title;

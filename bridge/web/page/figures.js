@@ -36,8 +36,10 @@ export function figures() {
   const now = performance.now();
   const {arrived, steps} = state.frames;
   const seconds = arrived.length > 1 ? (arrived.at(-1) - arrived[0]) / 1000 : 0;
-  $("rate").textContent = seconds && now - arrived.at(-1) < 2000 ? ((arrived.length - 1) / seconds).toFixed(1) : "0";
-  if (steps.length > 1) {
+  const comes = now - (arrived.at(-1) ?? -Infinity) < 2000; // else the world stands still, or nobody knows
+  $("rate").textContent = seconds && comes ? ((arrived.length - 1) / seconds).toFixed(1) : "0";
+  if (!comes) $("steps").textContent = "–";
+  else if (steps.length > 1) {
     const span = (steps.at(-1)[0] - steps[0][0]) / 1000;
     $("steps").textContent = span ? ((steps.at(-1)[1] - steps[0][1]) / span).toFixed(span < 1 ? 1 : 0) : "–";
   }

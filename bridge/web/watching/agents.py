@@ -179,6 +179,10 @@ class WatchingAgent(Agent):
             ]
             self.observations.update(enumerate(extras, start=self._first))
         self._wants_picture = False
+        self._only_looks = False
+        """True if the Step at hand asks a spectator's agent for pictures alone."""
+        self._entered = False
+        """True if the inner agent is in an episode."""
         self._number = 0
         self._data = b""
         self._figures = np.full(len(WATCH), np.nan)
@@ -200,7 +204,9 @@ class WatchingAgent(Agent):
         """Note whether a picture is asked for, and tell the world the rest."""
         # A client that does not ask for `frame` in this Step gets no picture, and waits for none.
         self._wants_picture = self._view is not None and self._first in uids
-        self._inner.prepare([uid for uid in uids if uid < self._first])
+        others = [uid for uid in uids if uid < self._first]
+        self._only_looks = self._wants_picture and self._spectates and self._in_lockstep and not others
+        self._inner.prepare(others)
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
         """Hand on a Reset."""
@@ -208,10 +214,11 @@ class WatchingAgent(Agent):
 
     async def begin(self) -> int:
         """Begin a sequence, and wait for a picture where one is asked for."""
+        self._entered = False
         resets = self._world.resets
         if self._spectates or not self._in_lockstep:
             resets.end(self)  # no ResetWorld waits for one that waits, nor for a spectator
-        state = await self._inner.begin()
+        state = await self._enter()
         resets.end(self._inner)  # agents of some worlds enter it by themselves
         if not self._spectates:
             resets.start(self)
@@ -220,8 +227,21 @@ class WatchingAgent(Agent):
 
     async def step(self, actions: Mapping[int, Array]) -> int:
         """Step, and wait for a picture where one is asked for."""
-        state = await self._inner.step(actions)
+        if self._spectates and (self._only_looks or not self._entered):
+            state = await self._enter()
+        else:
+            state = await self._inner.step(actions)
         await self._look()
+        return state
+
+    async def _enter(self) -> int:
+        """Have the inner agent enter an episode, unless only pictures are asked for."""
+        # A spectator waits until somebody plays. Pictures show what there is: also the world that an agent has left,
+        # where the next episode may be hours away, and the viewer be gone long before.
+        if self._only_looks:
+            return pb.RUNNING
+        state = await self._inner.begin()
+        self._entered = True
         return state
 
     @property

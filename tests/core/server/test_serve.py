@@ -6,17 +6,20 @@ import inspect
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import bridge
+from tests.project.processes import waits_for_sigterm
+from tests.support import until
 
 DEADLINE = 60.0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_program_serves_until_a_signal_and_ends_in_order(number: signal.Signals) -> None:
-    program = "import bridge; bridge.serve('CartPole-v1', num_envs=2); print('the end')"
+@pytest.mark.parametrize(("number", "page"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)])
+def test_a_program_serves_until_a_signal_and_ends_in_order(number: signal.Signals, page: bool) -> None:
+    program = f"import bridge; bridge.serve('CartPole-v1', num_envs=2, web={page}); print('the end')"
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         try:
@@ -32,7 +35,27 @@ def test_a_program_serves_until_a_signal_and_ends_in_order(number: signal.Signal
         finally:
             server.kill()
     assert (server.returncode, rest, problems) == (0, "the end\n", "")
-    assert first == f"serving at {url} until Ctrl-C\n"
+    shown = f" {url.replace('grpc', 'ws', 1)}, with a page at {url.replace('grpc', 'http', 1)}/" if page else ""
+    assert first == f"serving at {url}{shown} until Ctrl-C\n"
+
+
+def test_ctrl_c_while_the_first_world_s_process_starts_ends_the_program_too(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import bridge\n"
+        "from bridge.testing import CountingEnv\n"
+        "if __name__ == '__main__':\n"
+        f"    bridge.serve(CountingEnv, unix_path={str(tmp_path / 's')!r}, isolation='process')\n"
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as server:
+        try:
+            # It listens, handles signals, and makes the environment next: "serving at" comes after that.
+            until(lambda: (tmp_path / "s").exists() and waits_for_sigterm(server.pid))
+            server.send_signal(signal.SIGINT)
+            _, problems = server.communicate(timeout=DEADLINE)
+        finally:
+            server.kill()
+    assert (server.returncode, problems) == (0, b"")
 
 
 def test_its_keywords_are_those_of_serve_gym_but_for_start() -> None:

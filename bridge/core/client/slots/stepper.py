@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias
 
@@ -232,20 +232,24 @@ class Stepper:
         # Where nothing is outstanding, as nearly always, a look at the sockets would cost each step a system call.
         if coming or time.monotonic() - self.pool.polled_at > 1.0:
             self.pool.drain()
+        acted: Collection[Member] = ()
         if self.pacer is not None:
             # The action leaves at once, and `pacer` waits for the frame's end, so that the observation is new.
-            self._act(columns)
+            acted = self._act(columns)
             self.pacer()
             self.pool.drain()
-        self.send_steps(self.pool.members.filling, None, columns)
+        self.send_steps(self.pool.members.filling, None, columns, acted)
 
-    def send_steps(self, members: list[Member], positions: list[int] | None, columns: list[Any]) -> None:
+    def send_steps(
+        self, members: list[Member], positions: list[int] | None, columns: list[Any], acted: Collection[Member] = ()
+    ) -> None:
         """Send the Steps of members; finished ones begin anew.
 
         Args:
             members: Which.
             positions: The first row of each one's actions in `columns`; None: its first slot.
             columns: The actions.
+            acted: Whose actions are sent already: their Steps ask what came of them, and have none.
         """
         now, pool = time.monotonic(), self.pool
         running: list[tuple[Member, int]] = []
@@ -261,9 +265,7 @@ class Stepper:
         for (member, position), request in zip(running, written, strict=True):
             if request is None:
                 world = member.remote.world
-                acted = self.pacer is not None and world.realtime is not None
-                # `_act` has sent the action: the Step asks what came of it, and has none.
-                request = world.first_step if acted else world.write_columns(columns, position)
+                request = world.first_step if member in acted else world.write_columns(columns, position)
             requests.append(request)
         if len(pool.members.filling) < len(pool.members.at):  # there are lanes
             for member, _ in running:
@@ -298,14 +300,15 @@ class Stepper:
                     found[place] = request
         return found
 
-    def _act(self, columns: list[Any]) -> None:
-        """Send the actions to real-time worlds ahead of the Step that asks what came of them."""
+    def _act(self, columns: list[Any]) -> Collection[Member]:
+        """Send the actions to real-time worlds ahead of the Step that asks what came of them; return whose."""
         running = (member for member in self.pool.members.filling if member.episode is EpisodeState.RUNNING)
-        remotes = [(member.remote, member.start) for member in running if member.remote.realtime is not None]
+        members = [member for member in running if member.remote.realtime is not None]
         # All are written before one is sent, which checks their sizes.
-        requests = [remote.world.write_columns(columns, start) for remote, start in remotes]
-        for (remote, _), request in zip(remotes, requests, strict=True):
-            remote.act(request)
+        requests = [member.remote.world.write_columns(columns, member.start) for member in members]
+        for member, request in zip(members, requests, strict=True):
+            member.remote.act(request)
+        return set(members)
 
     def finish_step(self) -> Results:
         """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
