@@ -94,7 +94,7 @@ class GameSource:
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         refuse_unknown(settings, (), "CreateWorld")
         await self._wait_for_program(runtime)
-        screen = described(self._spaces, self._several)
+        screen = described(self._spaces, self._several, self._handover.default.actions or {})
         named = screen if self._names is None else self._names.wrap(screen)
         inner = await adopt(lambda: named, runtime.executor)
         env = GameEnvironment(inner, screen, self._handover, runtime.scheduler, self._standstill)

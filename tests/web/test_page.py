@@ -20,6 +20,12 @@ from tests.websocket_tools import Hand
 
 pytestmark = in_browser
 
+# Until the figures and graphs beside the picture are drawn for the next time, whatever they show.
+DRAWN_AGAIN = """() => new Promise((resolve) => {
+    const rate = document.getElementById('rate');
+    new MutationObserver(resolve).observe(rate, {childList: true, characterData: true, subtree: true});
+})"""
+
 
 def test_the_canvas_shows_the_environment_s_pixels(opened):
     with serve_gym(Paddle, web=True) as server:
@@ -38,6 +44,57 @@ def test_the_canvas_shows_the_environment_s_pixels(opened):
         shows(page, f"() => ({PADDLE})() > {before} + 30")
         assert page.evaluate("() => document.getElementById('canvas').width") == 200
         env.close()
+
+
+def test_a_world_whose_agent_left_before_anybody_looked_on_says_what_to_do(opened):
+    with serve_gym(Paddle, web=True) as server:
+        env = make_remote(f"{server.url}?world=")
+        env.reset(seed=0)
+        env.close()
+        page = opened(server.web_url)
+        page.wait_for_selector("#begin")
+        says(page, "#empty-text", "Paddle is ready.")
+        env = make_remote(f"{server.url}?world=")  # the next agent is looked at
+        env.reset(seed=0)
+        env.step(1)
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 0")
+        shows(page, "() => document.getElementById('empty').hidden")
+        env.close()
+        says(page, "#worlds", "○ agent")
+        page.evaluate(DRAWN_AGAIN)
+        assert page.is_hidden("#empty"), "its last picture stays"
+
+
+def test_the_list_marks_the_world_that_is_played_and_the_graph_of_returns_outlasts_another_look(opened):
+    inked = """() => {
+        const canvas = document.getElementById('returns-graph');
+        return canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value > 0);
+    }"""
+    current = "() => document.querySelector('#worlds [aria-current=true]').dataset.world"
+    with serve_gym(lambda render_mode=None: Paddle(render_mode, length=3), web=True) as server:
+        env = make_remote(f"{server.url}?world=")
+        page = opened(server.web_url)
+        says(page, "#badge", "watching")
+
+        def graph_after_an_episode():
+            env.reset()
+            for _ in range(3):
+                env.step(0)
+            return page.evaluate(inked)
+
+        until(graph_after_an_episode)
+        before = page.evaluate(current)
+        page.click("#worlds button")
+        page.evaluate(DRAWN_AGAIN)
+        assert page.evaluate(inked)
+        env.close()
+        says(page, "#play", "Play")
+        page.click("#play")
+        says(page, "#badge", "playing your own world")
+        shows(page, f"() => ({current})() !== {json.dumps(before)}")
+        page.keyboard.press("Escape")
+        says(page, "#badge", "watching")
+        shows(page, f"() => ({current})() === {json.dumps(before)}")
 
 
 @pytest.mark.slow

@@ -38,9 +38,16 @@ function drawWords() {
   write($("badge"), badge?.text ?? "");
   $("badge").className = badge?.live ? "badge live" : "badge";
   write($("stage-title"), short(playing?.own ? playing.title : world?.title ?? server.title ?? ""));
-  const idle = selected === null ? !firstWorld() : world?.waiting; // nobody plays: there is no picture
+  // Nobody plays, and there is no picture: the world waits to begin, or its agent left before anybody looked on.
+  const left = Boolean(state.unseen && world && isAlone(world));
+  const idle = selected === null ? !firstWorld() : world?.waiting || left;
   $("empty").hidden = Boolean(playing || state.wanted || !idle || !isKnown());
-  if (server.title) write($("empty-text"), `${short(world?.waiting ? world.title : server.title)} is ready.`);
+  if (server.title) write($("empty-text"), `${short(world?.waiting || left ? world.title : server.title)} is ready.`);
+}
+
+// True if a world stands still because nobody has its seat.
+function isAlone({fps, lanes = 0, replay, kind, seats = {}}) {
+  return !fps && lanes <= 1 && !replay && kind !== "perlert" && !Object.values(seats).some(Boolean);
 }
 
 function chip(text, on) {
@@ -48,6 +55,11 @@ function chip(text, on) {
   element.className = on ? "chip on" : "chip";
   element.textContent = text;
   return element;
+}
+
+// A rate in words. That of a program with a loop of its own is measured: its last digits would change all the time.
+function rate(fps) {
+  return fps < 20 ? Number(fps.toFixed(1)) : Math.round(fps);
 }
 
 // True if a list is shown already as its text says; it is not replaced then, under somebody's finger.
@@ -76,19 +88,20 @@ function seatChips({seats, players = {}, taken_over_by: people = []}) {
 function drawWorlds() {
   const list = $("worlds");
   const worlds = state.server.worlds.map((world) => ({...world, returns: null, match: world.match?.seats.map((one) => one.taken_by)}));
-  const text = JSON.stringify([worlds, state.server.servers, state.selected]);
+  const current = worldOf(state.playing?.name)?.name ?? state.selected; // who plays a world of their own looks at that
+  const text = JSON.stringify([worlds, state.server.servers, current]);
   if (isShown(list, text)) return;
   replaceKeepingFocus(list, "world", [...state.server.worlds.map((world) => {
     const button = document.createElement("button");
     button.dataset.world = world.name;
-    button.setAttribute("aria-current", String(world.name === state.selected));
+    button.setAttribute("aria-current", String(world.name === current));
     const name = document.createElement("b");
     name.textContent = short(world.title);
     name.title = world.title;
     const about = document.createElement("small");
     const fps = world.fps ?? (world.waiting ? serverOf(world).fps : null);
     const place = world.server === undefined ? world.name.slice(0, 14) : world.name.replace(/(world-.{4}).*/, "$1…").replace(/\/$/, "");
-    const kind = world.kind === "perlert" ? "PERLERT" : fps ? `${fps} fps` : "lock-step";
+    const kind = world.kind === "perlert" ? "PERLERT" : fps ? `${rate(fps)} fps` : "lock-step";
     const parts = world.replay
       ? ["replay", `${world.replay.length} step${world.replay.length === 1 ? "" : "s"}`]
       : [kind, world.lanes ? `${world.lanes} lanes` : "", place];

@@ -40,6 +40,7 @@ export const state = {
   /** @type {{world: string, seat: string, player: string, until: number} | null} */
   gaveBack: null, // the seat that the person gave back last, while the server may still say that the person has it
   comingBackUntil: 0, // while somebody comes back, a seat that is taken may still be the own one
+  unseen: false, // whether no picture of the world that is looked at has come for a while: it has none to show
   frames: {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []},
   trip: 0, // milliseconds of the last round trip that waited for no world
   latencies: [], // milliseconds from keys to their pictures

@@ -13,6 +13,7 @@ import {intTensor, request, textTensor, values} from "./wire.js";
 import {announce, badge, myName, tell} from "./words.js";
 
 const MOST_AHEAD = 8;
+const SOON = 500; // milliseconds in which the first picture comes of a world that has one
 
 function lanesWanted() {
   const text = $("lanes").value.trim();
@@ -26,15 +27,18 @@ function lanesWanted() {
 }
 
 let shown = null; // the name of the world whose picture and figures the page has
+let painted = null; // the same, once there is a picture
 
 // Show nothing of the world that was looked at before.
 export function clear(name) {
   state.frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
-  state.returns.length = 0;
   if (name === shown) return;
   shown = name;
+  state.returns.length = 0;
+  state.unseen = false;
   const canvas = $("canvas");
   canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
+  painted = null;
   for (const id of ["age", "viewers", "last-return"]) note(id, "–");
   note("episodes", "");
   showFigures(); // at once: what is selected by now is another world
@@ -64,6 +68,11 @@ export async function watch(name) {
     const ahead = Math.max(1, Math.min(MOST_AHEAD, Math.ceil(((performance.now() - sent) * 60) / 1000)));
     const [frame, figures] = [observations.get("frame").uid, observations.get("watch").uid];
     const step = request.step([], [frame, figures]);
+    setTimeout(() => {
+      if (state.watching !== stream || painted === name) return;
+      state.unseen = true;
+      draw();
+    }, SOON);
     const asked = [];
     const ask = () => {
       asked.push(stream.askUntilItGoesOn(step));
@@ -200,6 +209,11 @@ function paint(picture, bitmap) {
     $("frame").style.setProperty("--ratio", String(bitmap.width / bitmap.height));
   }
   canvas.getContext("2d").drawImage(bitmap, 0, 0);
+  painted = shown;
+  if (state.unseen) {
+    state.unseen = false;
+    draw();
+  }
   const now = performance.now();
   canvas.dataset.pictures = String(Number(canvas.dataset.pictures ?? 0) + 1);
   // Its way here took about half of a round trip.
