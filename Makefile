@@ -63,8 +63,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Tests that need nothing but the core and the extra `test-core`.
 CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 
-# Tests run side by side: most of them wait, for processes that start and for time that passes.
-WORKERS ?= 4
+# Tests run side by side, in more processes than two processors: most of them wait, for processes that start and for time
+# that passes. Four left a third of the processors' time unused.
+WORKERS ?= 6
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .PHONY: demo test test-ci test-all test-core test-versions test-without test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check check-python check-web check-calls bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
@@ -112,9 +113,11 @@ timed-%: FORCE
 	@began=$$(date +%s); code=0; $(MAKE) --no-print-directory '$*' || code=$$?; \
 		echo "== make $*: $$(($$(date +%s) - began)) s"; exit $$code
 
-# What pytest makes of the test files, once: each of its processes would do it at the beginning of `test-ci`.
-compiled-tests: $(VENV)/.installed-test
-	-@$(BIN)/python -m pytest --quiet --collect-only -p no:cacheprovider > /dev/null
+# What pytest makes of the test files, once: else each of its processes would do it at the beginning, 20 s of processor
+# time. It makes files that have changed anew by itself.
+$(VENV)/.compiled: | $(VENV)/.installed-test
+	-@$(BIN)/python -m pytest --quiet --collect-only -p no:cacheprovider > /dev/null && touch $@
+compiled-tests: $(VENV)/.compiled
 
 # Environments by names without a folder, as `timed-%` takes them.
 env-old: $(OLD)/.installed
@@ -128,13 +131,13 @@ env-openenv:
 demo: $(VENV)/.installed-demo
 	@$(BIN)/gymnasium-bridge demo
 
-test: $(VENV)/.installed-test
+test: $(VENV)/.installed-test | $(VENV)/.compiled
 	$(PYTEST) -m "not slow and not repeat"
 
-test-ci: $(VENV)/.installed-test $(OLD)/.installed
+test-ci: $(VENV)/.installed-test $(OLD)/.installed | $(VENV)/.compiled
 	$(PYTEST) -m "not repeat"
 
-test-all: $(VENV)/.installed-test $(OLD)/.installed
+test-all: $(VENV)/.installed-test $(OLD)/.installed | $(VENV)/.compiled
 	$(PYTEST)
 
 test-old-peer: $(VENV)/.installed-test $(OLD)/.installed
@@ -147,13 +150,15 @@ test-core:
 	.venv-core/bin/python -m pytest $(CORE_TESTS)
 
 # VERSIONS names some environments; none: all of tests/versions/environments.py, and the table of tests/versions/README.md.
-# FEATURE names folders of `bridge`, one or several.
+# FEATURE names folders of `bridge`, one or several. CORE says which of the core tests these two run, as pytest's `-m` has
+# it: `not repeat` leaves out those that repeat others with further parameters.
+CORE ?=
 test-without: | $(BIN)/pip
-	$(BIN)/python -m tests.without $(FEATURE)
+	$(BIN)/python -m tests.without -m "$(CORE)" $(FEATURE)
 
 test-versions: $(VENV)/.installed-test
 	$(BIN)/python -m tests.versions.environments $(VERSIONS)
-	$(BIN)/python -m tests.versions.run_core $(VERSIONS)
+	$(BIN)/python -m tests.versions.run_core -m "$(CORE)" $(VERSIONS)
 	$(BIN)/python -m pytest tests/versions --versions="$(VERSIONS)" $(if $(VERSIONS),,--write)
 
 test-pins: $(VENV)/.installed-test

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from bridge.core.adapters.timed import TimeAction
     from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, FileDirectory, Scheme
     from bridge.core.client.envs.env import RemoteEnv
-    from bridge.core.client.envs.parallel_env import RemoteParallelEnv, make_parallel_remote
+    from bridge.core.client.envs.parallel_env import RemoteParallelEnv
     from bridge.core.client.envs.vector_env import RemoteVectorEnv
     from bridge.core.client.messages import MessageReply, MessageTarget
     from bridge.core.client.slots.slot import SlotState
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from bridge.core.worlds.turn_pacer import Decision, Turn, TurnPacer
     from bridge.facade.blocking import serve
     from bridge.facade.make import make_remote, make_vec_remote
+    from bridge.facade.make_parallel import make_parallel_remote
     from bridge.facade.serve import serve_gym
     from bridge.facade.serve_game import serve_game
     from bridge.facade.serve_parallel import serve_parallel
@@ -198,7 +199,7 @@ _PLACES = {
     "TimeAction": "bridge.core.adapters.timed",
     "Web": "bridge.web.site",
     "__version__": "bridge.version",
-    "make_parallel_remote": "bridge.core.client.envs.parallel_env",
+    "make_parallel_remote": "bridge.facade.make_parallel",
     "make_remote": "bridge.facade.make",
     "make_vec_remote": "bridge.facade.make",
     "register_space": "bridge.core.encoding.space_json",

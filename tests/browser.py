@@ -34,6 +34,12 @@ PIXEL = """() => {
 }"""
 # Make `known` what the page knows, also what it does not show yet.
 KNOWN = "async () => { window.known = (await import('/state.js')).state; }"
+# Keep what an element of the page says from now on; of the announcements those that are read aloud.
+KEEP = """(selector) => {
+  const element = document.querySelector(selector), kept = ((window.kept ??= {})[selector] = []);
+  const keep = () => element.ariaLive !== "off" && kept.push(element.textContent);
+  new MutationObserver(keep).observe(element, {childList: true, characterData: true, subtree: true});
+}"""
 # Hold a key for some milliseconds; how long it was held.
 TAP = """async (milliseconds) => {
   const event = (kind) => document.dispatchEvent(new KeyboardEvent(kind, {key: "ArrowRight", bubbles: true}));
@@ -97,7 +103,19 @@ def shows(page: Any, condition: str) -> None:
 
 
 def says(page: Any, selector: str, text: str) -> None:
-    """Wait until an element of the page has a text in it."""
+    """Wait until an element of the page has a text in it, which stays there until the test does something."""
     page.wait_for_function(
-        "([selector, text]) => document.querySelector(selector).textContent.includes(text)", arg=[selector, text]
+        "([selector, text]) => document.querySelector(selector)?.textContent.includes(text)", arg=[selector, text]
+    )
+
+
+def keep(page: Any, selector: str) -> None:
+    """Keep what an element says from now on, for `said`."""
+    page.evaluate(KEEP, selector)
+
+
+def said(page: Any, selector: str, text: str) -> None:
+    """Wait until an element has had a text in it since `keep`: by now it may have the next one."""
+    page.wait_for_function(
+        "([selector, text]) => window.kept[selector].some((each) => each.includes(text))", arg=[selector, text]
     )

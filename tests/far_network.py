@@ -73,8 +73,11 @@ class _Stream:
         self.arrived: dict[int, Callable[[], Any]] = {}
         self.most_waiting = 0
         self.busy = self.closed = False
+        self.on_send: Callable[[], None] = lambda: None
+        """Called before a request is sent."""
 
     def send(self, request: bytes) -> None:
+        self.on_send()
         self.duplex.a.send(self._net.clock.now(), request)
 
     def finish(self) -> None:

@@ -3,6 +3,8 @@
 In a clone of what is committed, the feature's folder goes, the tests that import it, and its lines in `pyproject.toml`;
 nothing else. What is left is installed without extras into an environment of its own. There the core tests pass, an
 environment is served and stepped, and using the feature raises the one error that names it.
+
+`-m "not repeat"` leaves out core tests that repeat others with further parameters.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.places import ROOT
 
+SIDE_BY_SIDE = 2
+"""How many features are tried at a time: one whose package is installed mostly waits."""
 PLAY = """
 import contextlib
 from bridge import make_remote, make_vec_remote, serve_gym
@@ -148,12 +153,13 @@ def checked(*command: str | Path, cwd: Path) -> None:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
 
 
-def failure_without(feature: str, folder: Path) -> str:
+def failure_without(feature: str, folder: Path, marks: str) -> str:
     """Try an installation without a feature; return what failed, or "" where nothing did.
 
     Args:
         feature: The folder of `bridge` to delete.
         folder: An empty folder.
+        marks: Which of the core tests, as pytest's `-m` has it; "": all.
     """
     clone, elsewhere = folder / "clone", folder / "elsewhere"
     elsewhere.mkdir()
@@ -172,7 +178,7 @@ def failure_without(feature: str, folder: Path) -> str:
     # As a clone has it, since the tests lie beside the package.
     checked(*pip, "--editable", f"{clone}[test-core]", cwd=elsewhere)
     command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not Pong and not MiniGrid"]
-    done = run(*command, "@tests/core.txt", cwd=clone)
+    done = run(*command, "-m", marks, "@tests/core.txt", cwd=clone)
     print(f"without {feature}: {done.stdout.strip().splitlines()[-1]}", flush=True)
     return done.stdout if done.returncode else ""
 
@@ -181,12 +187,19 @@ def main() -> None:
     """Try an installation without each feature that is named, and say what failed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("features", nargs="+", choices=sorted(USES), metavar="FEATURE", help=", ".join(sorted(USES)))
-    failed = []
-    for feature in parser.parse_args().features:
+    parser.add_argument("-m", dest="marks", default="", metavar="MARKS", help="which of the core tests, as for pytest")
+    asked = parser.parse_args()
+
+    def fails(feature: str) -> bool:
         with tempfile.TemporaryDirectory() as folder:
-            if failure := failure_without(feature, Path(folder)):
+            if failure := failure_without(feature, Path(folder), asked.marks):
                 print(f"without {feature}:\n{failure}")
-                failed.append(feature)
+        return bool(failure)
+
+    with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
+        failed = [
+            feature for feature, does in zip(asked.features, pool.map(fails, asked.features), strict=True) if does
+        ]
     if failed:
         sys.exit(f"something fails without {', '.join(failed)}")
 

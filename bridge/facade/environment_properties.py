@@ -28,17 +28,9 @@ def _way(env: Any) -> str:
     return way_of(env)
 
 
-def _way_of_agent(name: str, space: Any) -> str:
-    from bridge.states.way import way_of_agent
-
-    return way_of_agent(name, space)
-
-
 _BY_FEATURE = {
     "web": EnvironmentProperty("controls", "what keys do for a person, as JSON", _controls, _controls_of_agent),
-    "states": EnvironmentProperty(
-        "states", "how its state would be saved, or none and why, by a look at it", _way, _way_of_agent
-    ),
+    "states": EnvironmentProperty("states", "how its state would be saved, or none and why, by a look at it", _way),
 }
 ENVIRONMENT_PROPERTIES = tuple(item for name, item in _BY_FEATURE.items() if has_feature(name))
 """Each imports its feature once it is read."""

@@ -43,6 +43,7 @@ __all__ = [
     "GROUP",
     "SERVERS",
     "FeatureKeywords",
+    "announce",
     "find_scheme",
     "make_remote",
     "make_vec_remote",
@@ -152,7 +153,6 @@ class _WorldKeywords(RemoteKeywords, FeatureKeywords, total=False):
     env_id: str | None
     env: Callable[..., Any] | None
     role: Role | None
-    messages: Sequence[str]
 
 
 class EnvKeywords(_WorldKeywords, total=False):
@@ -213,7 +213,7 @@ def make_remote(
         SettingError: The package of the URL's scheme cannot be used, or the scheme is for `make_vec_remote` alone.
         TypeError: There is no such keyword, or not with this scheme.
     """
-    _announce(keywords, states)
+    announce(keywords, states)
     name, scheme = find_scheme([url])
     if scheme is SERVERS:
         _check_own("make_remote", name, scheme, keywords, scheme_options)
@@ -290,7 +290,7 @@ def make_vec_remote(
         SettingError: The package of the URLs' scheme cannot be used, or the scheme is for `make_remote` alone.
         TypeError: There is no such keyword, or not with this scheme.
     """
-    _announce(keywords, states)
+    announce(keywords, states)
     of_blocking = {name: keywords.pop(name) for name in _OF_BLOCKING & keywords.keys()}
     if of_blocking and not blocking:
         raise TypeError(f"make_vec_remote() takes {', '.join(sorted(of_blocking))} only with blocking=True")
@@ -306,7 +306,7 @@ def make_vec_remote(
     return blocked
 
 
-def _announce(keywords: Any, states: bool) -> None:
+def announce(keywords: Any, states: bool) -> None:
     """Add the message of states to those that a client is going to send."""
     if states:
         given = keywords.get("messages", ())

@@ -206,8 +206,13 @@ class Replay:
         else:
             self._host = made(self._maker())
             self._properties = self._host.properties()
+            self._ids = {str(agent): agent for agent in self._host.facts.agents}
             row = self._follow(way)
             result, alive = (row.observation, row.info), row.alive
+            if self.stream.kind == "agents":
+                # Those that ended by the last step have no part in the branch.
+                seen, told = ({agent: part[agent] for agent in alive if agent in part} for part in result)
+                result = seen, told
         self._properties = self._host.properties()
         return Row(Kind.RESET, 0.0, observation=kept(result[0]), info=kept(result[1]), alive=alive)
 

@@ -27,10 +27,14 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
+from bridge.core.worlds.kinds import facts_of, is_parallel
+from bridge.core.worlds.lane_vector import with_lanes_of_ours
 from bridge.states.digest import digest_of, objects_in
 from bridge.states.fields import fields_of
-from bridge.states.graph import CannotCopyError, layers_of, restore, take
+from bridge.states.graph import restore, take
 from bridge.states.history import History, Ledger, foreign_in
+from bridge.states.layers import layers_of
+from bridge.states.refusal import CannotCopyError
 from bridge.states.replay import StateReplay, replayed
 from bridge.states.scan import Shared
 
@@ -129,14 +133,14 @@ def single(make: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _one(made: Any) -> Any:
-    if isinstance(made, VectorEnv):
-        vector: Any = made.unwrapped
-        if not isinstance(vector, SyncVectorEnv) or vector is not made:
-            raise CannotCopyError(f"the lanes of {type(made).__name__} are not stepped one by one")
-        lanes: Any = vector
+    """Return what is copied of what a function made: of lanes that are stepped one by one the first."""
+    if isinstance(made, SyncVectorEnv):
+        lanes: Any = made
         return lanes.envs[0]
-    if not isinstance(made, gymnasium.Env):
-        raise CannotCopyError(f"a {type(made).__name__} is no environment of Gymnasium")
+    if isinstance(made, VectorEnv):
+        return with_lanes_of_ours(made, facts_of(made).reward_space)
+    if not isinstance(made, gymnasium.Env) and not is_parallel(made):
+        raise CannotCopyError(f"a {type(made).__name__} is no environment of Gymnasium or PettingZoo")
     return made
 
 
@@ -151,8 +155,10 @@ def judge(make: Callable[[], Any]) -> Verdict:
 
 def examine_replay(make: Callable[[], Any]) -> str:
     """Try out whether what a function makes can be replayed; return why not, "": it can."""
-    make = single(make)
     env = _one(make())
+    if isinstance(env, VectorEnv):
+        with contextlib.closing(env):
+            return "lanes that are stepped together are not replayed"
     history = History(env, Ledger(_MOST_STEPS, _MOST_BYTES), fresh=True)
     began = time.monotonic()
     try:
@@ -174,7 +180,7 @@ def examine_replay(make: Callable[[], Any]) -> str:
 
 def _try_replay(history: History, env: Any, make: Callable[[], Any], moment: int, seed: int) -> None:
     # A copy: the generator of its own space is a part of the state.
-    watched, space = _Watched(history), copy.deepcopy(env.action_space)
+    watched, space = _Watched(history), copy.deepcopy(_actions_of(env))
     space.seed(seed)
     # Seeded and not, and of an environment that has been played before.
     watched.reset(seed if seed % 2 else None)
@@ -202,7 +208,6 @@ def _try_replay(history: History, env: Any, make: Callable[[], Any], moment: int
 
 def examine(make: Callable[[], Any]) -> str:
     """Try out whether what a function makes can be copied; return why not, "": it can."""
-    make = single(make)
     env = _one(make())
     other = _one(make())
     began = time.monotonic()
@@ -233,8 +238,9 @@ def _refuse_moving(env: Any, other: Any) -> None:
     )
     common = [value for key, value in mine.items() if key in theirs]
     before = digest_of(common, samples=False)
-    env.action_space.seed(0)
-    _Watched(env).advance(_STEPS, env.action_space)
+    space = _actions_of(env)
+    space.seed(0)
+    _Watched(env).advance(_STEPS, space)
     if digest_of(common, samples=False) != before:
         raise _DiffersError("it changes an object that other environments of its kind have too")
 
@@ -248,11 +254,36 @@ def _refuse_foreign(env: Any, other: Any) -> None:
             raise CannotCopyError(f"other environments of its kind have its {title} too")
 
 
+class _JointSpace:
+    """The actions of all that may act in an environment of several agents.
+
+    Args:
+        env: The environment.
+    """
+
+    def __init__(self, env: Any) -> None:
+        self._spaces = {agent: env.action_space(agent) for agent in env.possible_agents}
+
+    def seed(self, seed: int) -> None:
+        for number, space in enumerate(self._spaces.values()):
+            space.seed(seed + number)
+
+    def sample(self) -> dict[Any, Any]:
+        return {agent: space.sample() for agent, space in self._spaces.items()}
+
+
+def _actions_of(env: Any) -> Any:
+    """Return what actions are drawn from: the environment's own space, whose generator is a part of its state."""
+    return _JointSpace(env) if is_parallel(env) else env.action_space
+
+
 class _Watched:
     """Resets and steps an environment, and looks at what it shares with others."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
+        self._inner = env.env if isinstance(env, History) else env
+        self._several, self._lanes = is_parallel(self._inner), isinstance(self._inner, VectorEnv)
         self.shared: Shared | None = None
 
     def _around(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -272,18 +303,24 @@ class _Watched:
         return self._around(self._env.reset, **({} if seed is None else {"seed": seed}))
 
     def step(self, action: Any) -> Any:
-        return self._around(self._env.step, action)
+        given = {agent: action[agent] for agent in self._inner.agents} if self._several else action
+        return self._around(self._env.step, given)
+
+    def _has_ended(self, result: Any) -> bool:
+        if self._lanes:  # which begin anew by themselves
+            return False
+        return not self._inner.agents if self._several else bool(result[2] or result[3])
 
     def advance(self, steps: int, space: Any) -> None:
         """Step it so often, across the ends of episodes."""
         for _ in range(steps):
             try:
-                _, _, terminated, truncated, _ = self.step(space.sample())
+                ended = self._has_ended(self.step(space.sample()))
             except _DiffersError:
                 raise
             except Exception:
-                terminated = truncated = True
-            if terminated or truncated:
+                ended = True
+            if ended:
                 self.reset()
 
     def run(self, actions: Sequence[Any]) -> list[Any]:
@@ -293,7 +330,7 @@ class _Watched:
             try:
                 result = self.step(action)
                 found.append(_kept(result))
-                if result[2] or result[3]:
+                if self._has_ended(result):
                     found.append(_kept(self.reset()))
             except (_DiffersError, CannotCopyError):
                 raise
@@ -304,7 +341,7 @@ class _Watched:
 
 
 def _try_out(env: Any, other: Any, moment: int, seed: int) -> None:
-    watched, space = _Watched(env), env.action_space
+    watched, space = _Watched(env), _actions_of(env)
     space.seed(seed)
     snapshot, _ = take(env)
     watched.shared = snapshot.common
@@ -344,8 +381,9 @@ def _try_out(env: Any, other: Any, moment: int, seed: int) -> None:
 def _try_closing(env: Any, other: Any) -> None:
     watched = _Watched(env)
     watched.reset(7)
-    env.action_space.seed(7)
-    actions = [env.action_space.sample() for _ in range(_STEPS)]
+    space = _actions_of(env)
+    space.seed(7)
+    actions = [space.sample() for _ in range(_STEPS)]
     snapshot, _ = take(env)
     wanted = watched.run(actions)
     restore(snapshot, other)

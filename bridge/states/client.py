@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import numpy as np
 from google.protobuf.message import DecodeError
+from gymnasium.vector import VectorEnv
 
 from bridge.core.client.envs.env import RemoteEnv
 from bridge.core.client.messages import MessageAnswer, MessageReply, MessageTarget
@@ -32,7 +33,7 @@ def save_state(env: Any, slots: Sequence[int] | None = None) -> Any:
     """Save the state of a remote environment, or of slots of a vector environment; the episode goes on.
 
     Args:
-        env: What `make_remote` or `make_vec_remote` returns, blocking or not.
+        env: What `make_remote`, `make_vec_remote` or `make_parallel_remote` returns.
         slots: The slots; None: all. One request for each world.
 
     Returns:
@@ -43,7 +44,7 @@ def save_state(env: Any, slots: Sequence[int] | None = None) -> Any:
             RESOURCE_EXHAUSTED: a limit of the server's; PERMISSION_DENIED: this client watches; UNIMPLEMENTED: the
             server, or the kind of world, has no states. Nothing was changed.
     """
-    if isinstance(env, RemoteEnv):
+    if _is_one(env):
         _refuse_slots(slots)
         request = states_pb2.StatesRequest(save=states_pb2.SaveStates(lanes=[0]))
         (answer,) = env.send_message(FORM, request.SerializeToString()).answers
@@ -70,32 +71,32 @@ def restore_state(
     *,
     seed: int | Sequence[int | None] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Go on from a saved state: in a remote environment, or in slots of a vector environment.
+    """Go on from a saved state: in a remote environment, of one agent or of several, or in slots of a vector.
 
     Args:
-        env: What `make_remote` or `make_vec_remote` returns, blocking or not.
+        env: What `make_remote`, `make_vec_remote` or `make_parallel_remote` returns.
         state: The state; for slots also one for each, in their order.
         slots: The slots, each once; None: all. All lanes of a world are one request.
         seed: Seeds the environments' generators anew, of slot i with `seed + i`, or with its own of a list, so that
             branches differ. None: they go on as the original's.
 
     Returns:
-        Observation and info, as they were when the state was saved; of a vector environment what its `reset` returns,
-        for the other slots as they are.
+        Observation and info, as they were when the state was saved; of several agents by agent, of those that were
+        alive; of a vector environment what its `reset` returns, for the other slots as they are.
 
     Raises:
         RefusedError: NOT_FOUND: the state is gone, or of another server; FAILED_PRECONDITION: it is of another
             environment, or kept in another world's process. The episode goes on.
         SettingError: A slot is at another server than the state, or there are more or fewer states than slots.
     """
-    if isinstance(env, RemoteEnv):
+    if _is_one(env):
         _refuse_slots(slots)
         if not isinstance(state, SavedState):
             raise SettingError(f"expected a SavedState, as save_state() returns it, got {state!r:.80}")
         (number,) = _seeds(seed, [0])
         branch = states_pb2.RestoreStates(branches=[_branch(state, 0, number)])
         request = states_pb2.StatesRequest(restore=branch)
-        return _began(env.send_message(FORM, request.SerializeToString()), env.url)
+        return _began(env.send_message(FORM, request.SerializeToString()))
     order = _checked(env, slots)
     states = [state] * len(order) if isinstance(state, SavedState) else list(state)
     if len(states) != len(order) or not all(isinstance(one, SavedState) for one in states):
@@ -119,7 +120,7 @@ def restore_state(
 
     # What records the slots here calls them by no lanes: each is an environment of its own.
     origins = {slot: Origin(of_slot[slot].moment, seed=seeds[slot]) for slot in order}
-    return _began(env.send_message(FORM, write, order, origins), ", ".join(dict.fromkeys(urls)))
+    return _began(env.send_message(FORM, write, order, origins))
 
 
 def release_states(env: Any, states: Iterable[SavedState], slots: Sequence[int] | None = None) -> None:
@@ -132,10 +133,16 @@ def release_states(env: Any, states: Iterable[SavedState], slots: Sequence[int] 
     """
     identifiers = [state.identifier for state in states]
     release = states_pb2.StatesRequest(release=states_pb2.ReleaseStates(states=identifiers)).SerializeToString()
-    if isinstance(env, RemoteEnv):
+    if _is_one(env):
         env.send_message(FORM, release)
     else:
         env.send_message(FORM, release, range(env.num_envs) if slots is None else slots)
+
+
+def _is_one(env: Any) -> bool:
+    """True if an environment is one, of one agent or of several; False: it has slots."""
+    # By what it has: the class for several agents needs PettingZoo.
+    return isinstance(env, RemoteEnv) or (not isinstance(env, VectorEnv) and hasattr(env, "possible_agents"))
 
 
 def _refuse_slots(slots: Any) -> None:
@@ -172,9 +179,10 @@ def _branch(state: SavedState, lane: int, seed: int | None) -> states_pb2.Restor
     return branch
 
 
-def _began(reply: MessageReply, url: str) -> tuple[Any, dict[str, Any]]:
+def _began(reply: MessageReply) -> tuple[Any, dict[str, Any]]:
     if reply.began is None:
-        raise PeerError(url, "it restored a state, and told nothing of it")
+        urls = dict.fromkeys(answer.target.url for answer in reply.answers)
+        raise PeerError(", ".join(urls), "it restored a state, and told nothing of it")
     return reply.began
 
 

@@ -9,8 +9,9 @@ from collections import OrderedDict, defaultdict
 from typing import Any
 
 import gymnasium
+from gymnasium.vector import VectorEnv
 
-__all__ = ["dict_of", "fields_of", "held_by", "impure", "is_pure", "is_trusted", "module_of", "slots_of"]
+__all__ = ["dict_of", "fields_of", "held_by", "impure", "is_env", "is_pure", "is_trusted", "module_of", "slots_of"]
 
 _TRUSTED = frozenset(("numpy", "gymnasium", "ale_py", "mujoco", "Box2D", "pygame", "builtins", "google", "bridge"))
 """Packages whose environments and objects draw from their own generators alone."""
@@ -26,6 +27,20 @@ def is_trusted(module: Any) -> bool:
     """True if the code of a module shares no state between environments."""
     top = str(module).partition(".")[0]
     return top in _TRUSTED or (top in sys.stdlib_module_names and top != "__main__")
+
+
+def is_env(value: Any) -> bool:
+    """True if a value is an environment of Gymnasium or PettingZoo, a vector of such, or a wrapper around one."""
+    kind: Any = type(value)
+    return _is_env(kind)
+
+
+@functools.lru_cache(4096)
+def _is_env(kind: type) -> bool:
+    if issubclass(kind, (gymnasium.Env, VectorEnv)):
+        return True
+    # By its name, because PettingZoo need not be installed.
+    return any(module_of(each) == "pettingzoo.utils.env" for each in kind.__mro__)
 
 
 def dict_of(value: Any) -> Any:

@@ -16,14 +16,16 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import VectorWrapper
 
 from bridge.states.fields import fields_of, held_by, is_trusted, module_of
+from bridge.states.refusal import CannotCopyError, place_name
 
 __all__ = ["bits_of_reset", "seed_generators", "seed_sequence"]
 
 Place = tuple[str, ...]
 """The number of a layer, the name of its field, and the way from there."""
-_GENERATORS = (np.random.BitGenerator, np.random.RandomState, random.Random)
+_GENERATORS = (np.random.BitGenerator, np.random.RandomState, random.Random, np.random.SeedSequence)
 
 
 def bits_of_reset(layers: Sequence[Any], fields: Sequence[Mapping[str, Any]]) -> Any:
@@ -33,7 +35,8 @@ def bits_of_reset(layers: Sequence[Any], fields: Sequence[Mapping[str, Any]]) ->
         layers: The environment and its wrappers.
         fields: The attributes of each of them.
     """
-    base = next((at for at, layer in enumerate(layers) if not isinstance(layer, gymnasium.Wrapper)), 0)
+    wrappers = gymnasium.Wrapper, VectorWrapper
+    base = next((at for at, layer in enumerate(layers) if not isinstance(layer, wrappers)), 0)
     own = fields[base].get("_np_random")
     return own.bit_generator if isinstance(own, np.random.Generator) else None
 
@@ -54,18 +57,27 @@ def seed_generators(layers: Sequence[Any], seed: int) -> None:
     Args:
         layers: The environment and its wrappers.
         seed: The seed of the branch.
+
+    Raises:
+        CannotCopyError: It makes generators of what cannot be changed where it is.
     """
     fields = [dict(fields_of(layer)) for layer in layers]
     own = bits_of_reset(layers, fields)
-    for place, generator in list(_generators_of(layers, fields)):
+    found = list(_generators_of(layers, fields))
+    for place, generator in found:
+        if isinstance(generator, np.random.SeedSequence):
+            text = f"{place_name(place)} is a SeedSequence, which cannot be seeded anew where it is"
+            raise CannotCopyError(f"{text}: restore without a seed")
+    for place, generator in found:
         sequence = seed_sequence(seed, None if generator is own else place)
         if isinstance(generator, random.Random):
             generator.seed(int(sequence.generate_state(2, np.uint64)[0]))
         elif isinstance(generator, np.random.RandomState):
             generator.set_state(np.random.RandomState(np.random.MT19937(sequence)).get_state())
         else:
+            # With the sequence by which it makes others (`spawn`), as a pickle has it.
             bits: Any = generator
-            bits.state = type(bits)(sequence).state
+            bits.__setstate__(type(bits)(sequence).__reduce__()[2])
     for layer in layers:
         if "_np_random_seed" in getattr(layer, "__dict__", {}):
             layer.__dict__["_np_random_seed"] = seed

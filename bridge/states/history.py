@@ -23,10 +23,13 @@ import gymnasium
 import numpy as np
 
 from bridge.pb import bridge_pb2
+from bridge.states.constants import has_cells
+from bridge.states.copyable import Fields, take_fields
 from bridge.states.digest import digest_of
 from bridge.states.fields import fields_of, held_by, is_pure, module_of
-from bridge.states.graph import CannotCopyError, Fields, has_cells, layers_of, make_generators, take_fields
 from bridge.states.kinds import draws
+from bridge.states.layers import layers_of, make_generators
+from bridge.states.refusal import CannotCopyError
 
 __all__ = ["Event", "History", "Ledger", "Track", "foreign_in", "told"]
 
@@ -99,7 +102,12 @@ def told(result: Any) -> str:
 
     Of steps, the observations are left out: all that is copied is compared at the end.
     """
-    return digest_of([result[0]] if len(result) == 2 else [result[1], bool(result[2]), bool(result[3])])
+    return digest_of([result[0]] if len(result) == 2 else [result[1], *map(_flags, result[2:4])])
+
+
+def _flags(value: Any) -> Any:
+    """Return whether an episode ended, of several agents of each."""
+    return {agent: bool(flag) for agent, flag in value.items()} if isinstance(value, Mapping) else bool(value)
 
 
 def foreign_in(env: Any) -> list[Any]:
@@ -265,6 +273,13 @@ class History:
         assert self.track is not None, "there is one to grow"
         self.track.size += size
         self.ledger.taken += size
+
+    def move(self, ledger: Ledger) -> None:
+        """Keep what is done for another client from here on, or for the same one by another name."""
+        if self.track is not None:
+            self.ledger.taken -= self.track.size
+            ledger.taken += self.track.size
+        self.ledger = ledger
 
     def stop(self, why: str) -> None:
         """Forget what was done, until the next reset."""

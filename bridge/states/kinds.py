@@ -16,7 +16,7 @@ import numpy as np
 from bridge.states.atari import AtariState
 from bridge.states.fields import module_of
 
-__all__ = ["OwnWay", "draws", "own_way"]
+__all__ = ["OwnWay", "draws", "is_value", "own_way"]
 
 _DRAWING = {
     "pygame": (
@@ -34,6 +34,7 @@ _DRAWING = {
     "pygame.surface": ("Surface", "SurfaceType"),
     "pygame.time": ("Clock",),
     "pygame.font": ("Font",),
+    "pygame.freetype": ("Font",),
     "pygame.mixer": ("Sound", "Channel"),
     "pygame.window": ("Window",),
 }
@@ -53,6 +54,15 @@ _DRAWING_MODULES = (
     "glfw",
 )
 """Modules all of whose objects draw."""
+
+
+_VALUES = {"pygame.rect": ("Rect", "FRect"), "pygame.math": ("Vector2", "Vector3"), "pygame.color": ("Color",)}
+"""The classes of a module whose objects are a few numbers, which `copy.copy` copies."""
+
+
+def is_value(kind: type) -> bool:
+    """True if the objects of a class of C are a few numbers, such as a rectangle, and no more."""
+    return kind.__name__ in _VALUES.get(module_of(kind), ())
 
 
 def draws(value: Any) -> bool:

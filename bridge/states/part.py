@@ -11,18 +11,21 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
+from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from bridge.core.encoding import values
 from bridge.core.encoding.message_form import Origin
 from bridge.core.worlds.messages import MessagePart, Stage
 from bridge.errors import Code, RequestError
 from bridge.states.check import single
-from bridge.states.graph import CannotCopyError, EnvSnapshot, copied, layers_of, restore, take
+from bridge.states.graph import EnvSnapshot, copied, restore, take
 from bridge.states.history import History, Ledger, Track
+from bridge.states.layers import layers_of
+from bridge.states.refusal import CannotCopyError
 from bridge.states.replay import ReplayState, StateReplay, replayed
 
 __all__ = ["StatesPart", "drop", "forget", "left"]
@@ -110,12 +113,24 @@ class StatesPart(MessagePart):
         if not whole:
             return [_title(env, self.stage), b"", ""]
         try:
-            return [_title(env, self.stage), cloudpickle.dumps(single(self.stage.make)), ""]
+            return [_title(env, self.stage), cloudpickle.dumps(self._make_one()), ""]
         except Exception as error:  # whatever the pickling of a user's objects raises
             return [_title(env, self.stage), b"", f"what makes it cannot be sent to a process of its own: {error!r}"]
 
+    @property
+    def _together(self) -> bool:
+        """True if lanes are stepped as a whole: by a simulator, or within wrappers around all of them."""
+        facts = self.stage.facts
+        return facts.num_envs is not None and not facts.steps_lanes
+
+    def _make_one(self) -> Callable[[], Any]:
+        """Return what makes another one of what is copied."""
+        return self.stage.make if self._together else single(self.stage.make)
+
     def _keep(self, client: int, max_steps: int, max_bytes: int) -> Any:
         """Keep from here on what is done, for a client."""
+        if self._together:  # which is not replayed
+            return None
         for lane in range(len(self.stage.envs)):
             self._history(lane, client, max_steps, max_bytes)
         return None
@@ -123,12 +138,16 @@ class StatesPart(MessagePart):
     def _history(self, lane: int, client: int, max_steps: int, max_bytes: int) -> History:
         env, history = self._one(lane), self._histories.get(lane)
         ledger = _ledgers.setdefault((self._start, client), Ledger(max_steps, max_bytes))
-        if history is None or history.ledger is not ledger or history.env is not env:
+        if history is None or history.env is not env:
             history = self._histories[lane] = History(env, ledger, fresh=self.stage.fresh)
             self.stage.intercept(lane, history)
+        elif history.ledger is not ledger:
+            history.move(ledger)
         return history
 
     def _save(self, lanes: Sequence[int], identifiers: Sequence[str], way: str, *limits: int) -> Any:
+        if self._together:
+            return self._save_together(lanes, identifiers)
         found: list[_Saved] = []
         for lane in lanes:
             env, origin = self._one(lane), Origin(self.stage.moment, lane)
@@ -151,16 +170,58 @@ class StatesPart(MessagePart):
         self._states.update(zip(identifiers, found, strict=True))
         return [["+".join(saved.state.how), saved.state.size] for saved in found]
 
+    def _save_together(self, lanes: Sequence[int], identifiers: Sequence[str]) -> Any:
+        """Save all lanes at once, which have one state together."""
+        whole, moment = self._all(lanes), self.stage.moment
+        try:
+            state, result = take(whole, *self.stage.newest(None))
+        except CannotCopyError as error:
+            raise _refused(error) from error
+        for lane, identifier in zip(lanes, identifiers, strict=True):
+            self._states[identifier] = _Saved(state, result, Origin(moment, lane))
+        return [["+".join(state.how), state.size // len(lanes)]] * len(lanes)
+
+    def _restore_together(self, branches: Sequence[Any]) -> Any:
+        self.stage.check_place(None)
+        whole = self._all([lane for _, lane, _ in branches])
+        saved = {lane: self._saved(identifier) for identifier, lane, _ in branches}
+        first = saved[0]
+        if any(one.state is not first.state or one.origin.lane != lane for lane, one in saved.items()):
+            text = f"the lanes of {self.stage.facts.kind} are restored all at once, each to its own state of one save"
+            raise RequestError(Code.FAILED_PRECONDITION, text)
+        assert isinstance(first.state, EnvSnapshot), "lanes that are stepped together are not replayed"
+        (seed,) = [seed for _, lane, seed in branches if lane == 0]
+        try:
+            observation, info = restore(first.state, whole, *first.result, seed=seed)
+        except CannotCopyError as error:
+            raise _refused(error) from error
+        self.stage.place(None, observation, info, dataclasses.replace(first.origin, seed=seed))
+        return True
+
+    def _all(self, lanes: Sequence[int]) -> Any:
+        """Return what steps all lanes, which have to be named."""
+        whole, count = self._one(0), self.stage.facts.num_envs
+        if sorted(lanes) != list(range(count)):
+            text = f"the lanes of {self.stage.facts.kind} are saved and restored as a whole: name all {count} of them"
+            raise RequestError(Code.INVALID_ARGUMENT, text)
+        return whole
+
+    def _saved(self, identifier: str) -> _Saved:
+        saved = self._states.get(identifier)
+        if saved is None:
+            text = "the state is not where this environment is: it is kept in the process of another world"
+            raise RequestError(Code.FAILED_PRECONDITION, text)
+        return saved
+
     def _restore(self, branches: Sequence[Any], *limits: int) -> Any:
         """Begin to restore; return whether all is done, else `go_on` is to be asked."""
+        if self._together:
+            return self._restore_together(branches)
         self.stage.check_place()
         self._end_jobs()
         jobs = []
         for identifier, lane, seed in branches:
-            saved, env = self._states.get(identifier), self._one(lane)
-            if saved is None:
-                text = "the state is not where this environment is: it is kept in the process of another world"
-                raise RequestError(Code.FAILED_PRECONDITION, text)
+            saved, env = self._saved(identifier), self._one(lane)
             kinds = [type(layer) for layer in layers_of(env)]
             if kinds != saved.state.kinds:
                 raise RequestError(Code.FAILED_PRECONDITION, "the state is of an environment with other wrappers")
@@ -178,7 +239,7 @@ class StatesPart(MessagePart):
                 if isinstance(job.saved.state, EnvSnapshot):
                     continue
                 if job.replay is None:
-                    make, held = single(self.stage.make), self._may_be_held()
+                    make, held = self._make_one(), self._may_be_held()
                     job.replay = StateReplay(job.saved.state, self._one(job.lane), make, in_place=held)
                 if not job.replay.advance(until - time.monotonic()) or time.monotonic() > until + _SLICE:
                     return False
@@ -252,12 +313,13 @@ class StatesPart(MessagePart):
         return None
 
     def _one(self, lane: int) -> Any:
-        envs = self.stage.envs
-        if not envs:
-            text = f"the lanes of {self.stage.facts.kind} are in other processes, or in a simulator, which is not saved"
-            raise RequestError(Code.UNIMPLEMENTED, text)
-        if self.stage.facts.agents:
-            raise RequestError(Code.UNIMPLEMENTED, "an environment of several agents is not saved")
+        """Return what is copied for a lane: its environment, or what steps all lanes as a whole."""
+        envs, whole = self.stage.envs, self.stage.whole
+        if self._together:
+            if isinstance(whole.unwrapped, AsyncVectorEnv):
+                text = f"the lanes of {self.stage.facts.kind} are in other processes, and are not saved"
+                raise RequestError(Code.UNIMPLEMENTED, text)
+            return whole
         if not 0 <= lane < len(envs):
             raise RequestError(Code.INVALID_ARGUMENT, f"expected lanes 0 to {len(envs) - 1}, got {lane}")
         return envs[lane]
@@ -301,6 +363,8 @@ def _refused(why: object) -> RequestError:
 def _title(env: Any, stage: Stage) -> str:
     """Return what an environment is, as text: its wrappers and its class, its id and its arguments."""
     names = [f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in layers_of(env)]
+    if isinstance(env, VectorEnv):
+        names.insert(0, f"{env.num_envs} lanes of")
     spec = getattr(env, "spec", None)
     recipe = getattr(stage.make, "__self__", None)
     kwargs: Mapping[str, Any] = {**(getattr(spec, "kwargs", None) or {}), **(getattr(recipe, "kwargs", None) or {})}

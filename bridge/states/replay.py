@@ -18,9 +18,11 @@ import numpy as np
 
 from bridge.core.encoding import values
 from bridge.core.worlds import kinds
+from bridge.states.copyable import Fields, put_fields, take_fields
 from bridge.states.generators import seed_generators
-from bridge.states.graph import CannotCopyError, Fields, layers_of, put_fields, take_fields
 from bridge.states.history import Event, History, Track, told
+from bridge.states.layers import layers_of
+from bridge.states.refusal import CannotCopyError
 
 __all__ = ["ReplayState", "StateReplay", "replayed"]
 
@@ -164,7 +166,7 @@ def _done(env: Any, event: Event) -> str:
         seed_generators(layers_of(env), given)
         return ""
     if event.kind == "set":
-        env.set_wrapper_attr(*given)
+        kinds.set_attribute(env, *given)
         return ""
     found = kinds.attribute_of(env, given.name)
     if callable(found):

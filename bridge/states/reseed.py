@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.states.generators import seed_generators
-from bridge.states.graph import CannotCopyError, layers_of, restore, take
+from bridge.states.graph import restore, take
+from bridge.states.layers import layers_of
+from bridge.states.refusal import CannotCopyError
 
 __all__ = ["reseed"]
 

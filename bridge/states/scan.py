@@ -64,6 +64,16 @@ _NOT_FOLLOWED = frozenset(
 """Methods that neither a step nor a reset calls, but by their names."""
 
 
+_SPACES = ("observation_space", "action_space")
+"""Methods of environments of several agents, which have to return the same space each time, and so remember it."""
+
+
+def _is_clean(module: Any) -> bool:
+    """True if the code of a module need not be followed: it shares nothing that decides what comes next."""
+    # Other than those of a trusted package, the objects of PettingZoo's classes hold what is of others.
+    return is_trusted(module) or str(module).partition(".")[0] == "pettingzoo"
+
+
 class Shared:
     """What classes and the code of their methods share.
 
@@ -239,7 +249,7 @@ class _Scan:
         """Look at a class and its bases, and at its metaclass."""
         metaclass: Any = type(kind)
         for owner in (*kind.__mro__, *metaclass.__mro__):
-            if owner in self._own or is_trusted(module_of(owner)):
+            if owner in self._own or _is_clean(module_of(owner)):
                 continue
             self._own[owner] = None
             if issubclass(owner, threading.Thread):
@@ -259,7 +269,7 @@ class _Scan:
 
     def _add_module(self, module: types.ModuleType) -> None:
         """Look at all that is in a module that is used as a value."""
-        if is_trusted(module.__name__):
+        if _is_clean(module.__name__):
             self._trusted[module] = None
             return
         if module in self._modules:
@@ -291,9 +301,9 @@ class _Scan:
             if isinstance(item, type):
                 self._add(item)
             elif not functions and not isinstance(item, (types.ModuleType, gymnasium.Env)):
-                if not is_trusted(module_of(kind)):
+                if not _is_clean(module_of(kind)):
                     self._add(kind)
-                if not is_trusted(module_of(kind)) or isinstance(item, _HOLDERS):
+                if not _is_clean(module_of(kind)) or isinstance(item, _HOLDERS):
                     waiting += _parts_of(item)
 
     def _use(self, name: str) -> None:
@@ -313,7 +323,7 @@ class _Scan:
         reason = self._of_classes()
         while not reason and self._waiting:
             function = self._waiting.popleft()
-            if function in self._functions or is_trusted(function.__module__):
+            if function in self._functions or _is_clean(function.__module__):
                 continue
             self._functions[function] = None
             reason = self._of_function(function) or self._of_classes()
@@ -349,7 +359,10 @@ class _Scan:
             for name, value in vars(owner).items():
                 if isinstance(value, _GENERATORS):
                     return f"{owner.__qualname__}.{name} is a generator that all objects of the class share"
-                if isinstance(value, functools._lru_cache_wrapper):  # noqa: SLF001
+                if not isinstance(value, functools._lru_cache_wrapper):  # noqa: SLF001
+                    continue
+                # A space that is remembered decides nothing as long as nobody draws from it.
+                if name not in _SPACES or "sample" in self._used:
                     return f"{owner.__qualname__}.{name} remembers results for all objects of the class (lru_cache)"
         return self._reason
 
@@ -380,6 +393,9 @@ class _Scan:
                 if what == "stores":
                     return f"{where} writes {value!r} of its module or of what surrounds its class: all share it"
                 if what == "changes":
+                    if value == "metadata" and where.endswith(".__init__"):
+                        # What an environment says of itself, such as its name. That it stays so is looked at.
+                        continue
                     if "render" in where.lower():
                         # A cache of pictures, such as MiniGrid's: it decides nothing that comes next.
                         self._drawn.add(value)
@@ -415,7 +431,7 @@ class _Scan:
                     value = getattr(owner, name, None)
                     if owner is sys and name == "modules":
                         return f"{where} uses sys.modules, by which it reaches what no copy has"
-                    if is_data(value) and (not is_trusted(owner.__name__) or value is os.environ):
+                    if is_data(value) and (not _is_clean(owner.__name__) or value is os.environ):
                         self._places[id(owner), name] = owner, name
                         self._look_into(value, where)
                 reason = self._reason or _reason(value, where)

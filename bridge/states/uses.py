@@ -96,6 +96,20 @@ class CodeUses:
     ) -> None:
         self._steps = [step for step in dis.get_instructions(code) if step.opname not in _NOTHING]
         self._names, self._closure, self._of_class, self._modules = names, closure, of_class, modules
+        self._module: Any = None
+        """The module that was loaded by the instruction before, or what was read of it; None: something else was."""
+        self._called: Any = None
+        """What was loaded last, where it is a function or a class."""
+        self._after = ""
+        """The instruction before."""
+        self._held = ""
+        """The name of a shared value that was loaded, until something else is done."""
+        self._source: Any = None
+        """The module that is imported from."""
+        self._bound: Any = None
+        """The module that the next variable will be."""
+        self._sets = False
+        """True after `setattr`."""
 
     def found(self) -> Iterator[tuple[str, Any]]:
         """Give what the code uses.
@@ -107,90 +121,98 @@ class CodeUses:
             changes in a class or in its module; `module` and one of which it uses what cannot be followed; `missing`
             and the name of one that is not loaded; `hash`; `refused` and what no environment with states may use.
         """
-        names, closure, modules = self._names, self._closure, self._modules
-        module: Any = None
-        called: Any = None  # what was loaded last, where it is a function or a class
-        after = ""  # the instruction before
-        held = ""  # the name of a shared value that was loaded, until something else is done
-        source: Any = None  # the module that is imported from
-        bound: Any = None  # the module that the next variable will be
-        sets = False  # True after `setattr`
         for number, step in enumerate(self._steps):
-            name = step.argval if isinstance(step.argval, str) else ""
             if step.opname in _ATTRIBUTES:
-                if held and name in _CHANGES:
-                    yield "changes", held
-                if isinstance(module, types.ModuleType):
-                    owner, module = module, getattr(module, name, None)
-                    called = module
-                    if not isinstance(module, types.ModuleType):
-                        yield "attribute", (owner, name)
-                else:
-                    module = None
-                    yield "method", name
-                    if number and self._steps[number - 1].opname in _ATTRIBUTES:
-                        yield "chain", (self._steps[number - 1].argval, name)
-                    if name == "__dict__":
-                        yield "by name", None
-                # An attribute of a variable is another value: what was held before lies below it.
-                held = name if name in self._of_class else ("" if after.startswith("LOAD_FAST") else held)
-                after = step.opname
-                continue
-            if step.opname in _CALLS and any(called is one for one in _SEEDED) and self._gives_none(number):
-                yield "refused", f"{called.__name__}() without a seed, which draws one from the system"
-            if (step.opname, step.argval) in _IMPORTS:
-                yield "value", random
-            if step.opname == "IMPORT_NAME":
-                source, bound, missing = self._imported(number)
-                if missing:
-                    yield "missing", missing
-                module, after = None, step.opname
-                continue
-            if step.opname == "IMPORT_FROM":
-                bound = getattr(source, name, None) if source is not None else None
-                if bound is not None and not isinstance(bound, types.ModuleType):
-                    yield "attribute", (source, name)
-                module, after = None, step.opname
-                continue
-            if step.opname.startswith(("STORE_FAST", "STORE_DEREF", "STORE_NAME")):
-                variable = step.argval[0] if isinstance(step.argval, tuple) else step.argval
-                becomes = bound if bound is not None else module
-                if isinstance(becomes, types.ModuleType) and becomes is not random and becomes is not np.random:
-                    modules[variable] = becomes
-                    module = None
-                bound = None
-            after = step.opname
-            if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
-                yield "method", name
-                if isinstance(module, types.ModuleType):
-                    yield "stores", f"{module.__name__}.{name}"
-                    module = None
-            # A module that is used as a value: what becomes of it is not followed.
-            if isinstance(module, types.ModuleType):
-                yield ("value", random) if module is random or module is np.random else ("module", module)
-            if step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE") and held:
-                yield "changes", held
-            if step.opname not in _READS and step.opname not in _GLOBALS and step.opname not in _CELLS:
-                held = ""
-            module = None
-            if not _is_none(step):
-                called = None
-            local = step.argval[-1] if isinstance(step.argval, tuple) and step.argval else step.argval
-            if step.opname in _GLOBALS or (step.opname in _CELLS and step.argval in closure):
-                known = names if step.opname in _GLOBALS else closure
-                module = called = known.get(step.argval)
-                if sets and isinstance(module, types.ModuleType):
-                    yield "stores", f"attributes of {module.__name__}"
-                sets = step.argval not in known and step.argval in ("setattr", "delattr")
-                if step.argval not in known:
-                    yield from self._builtin(step.argval, number)
-                elif not isinstance(module, types.ModuleType):
-                    held = step.argval if is_data(module) and not is_fixed(module) else ""
-                    yield ("data", step.argval) if is_data(module) and known is names else ("value", module)
-            elif step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and local in modules:
-                module = called = modules[local]
-            elif step.opname in _STORES or (step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in closure):
-                yield "stores", step.argval
+                yield from self._read_attribute(step.argval, number)
+            elif step.opname in ("IMPORT_NAME", "IMPORT_FROM"):
+                yield from self._import(step, number)
+            else:
+                if step.opname in _CALLS and any(self._called is one for one in _SEEDED) and self._gives_none(number):
+                    yield "refused", f"{self._called.__name__}() without a seed, which draws one from the system"
+                yield from self._store(step)
+                self._module = None
+                if not _is_none(step):
+                    self._called = None
+                yield from self._load(step, number)
+            self._after = step.opname
+
+    def _read_attribute(self, name: str, number: int) -> Iterator[tuple[str, Any]]:
+        if self._held and name in _CHANGES:
+            yield "changes", self._held
+        if isinstance(self._module, types.ModuleType):
+            owner, self._module = self._module, getattr(self._module, name, None)
+            self._called = self._module
+            if not isinstance(self._module, types.ModuleType):
+                yield "attribute", (owner, name)
+        else:
+            self._module = None
+            yield "method", name
+            if number and self._steps[number - 1].opname in _ATTRIBUTES:
+                yield "chain", (self._steps[number - 1].argval, name)
+            if name == "__dict__":
+                yield "by name", None
+        if name in self._of_class:
+            self._held = name
+        elif self._after.startswith("LOAD_FAST"):
+            # An attribute of a variable is another value: what was held before lies below it.
+            self._held = ""
+
+    def _import(self, step: dis.Instruction, number: int) -> Iterator[tuple[str, Any]]:
+        if (step.opname, step.argval) in _IMPORTS:
+            yield "value", random
+        if step.opname == "IMPORT_NAME":
+            self._source, self._bound, missing = self._imported(number)
+            if missing:
+                yield "missing", missing
+        else:
+            name, source = step.argval, self._source
+            self._bound = getattr(source, name, None) if source is not None else None
+            if self._bound is not None and not isinstance(self._bound, types.ModuleType):
+                yield "attribute", (source, name)
+        self._module = None
+
+    def _store(self, step: dis.Instruction) -> Iterator[tuple[str, Any]]:
+        """Give what an instruction does with what was loaded before it: with a module, or with a shared value."""
+        if step.opname.startswith(("STORE_FAST", "STORE_DEREF", "STORE_NAME")):
+            variable = step.argval[0] if isinstance(step.argval, tuple) else step.argval
+            becomes = self._bound if self._bound is not None else self._module
+            if isinstance(becomes, types.ModuleType) and becomes is not random and becomes is not np.random:
+                self._modules[variable] = becomes
+                self._module = None
+            self._bound = None
+        if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
+            yield "method", step.argval
+            if isinstance(self._module, types.ModuleType):
+                yield "stores", f"{self._module.__name__}.{step.argval}"
+                self._module = None
+        # A module that is used as a value: what becomes of it is not followed.
+        if isinstance(self._module, types.ModuleType):
+            is_shared = self._module is random or self._module is np.random
+            yield ("value", random) if is_shared else ("module", self._module)
+        if step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE") and self._held:
+            yield "changes", self._held
+        if step.opname not in _READS and step.opname not in _GLOBALS and step.opname not in _CELLS:
+            self._held = ""
+
+    def _load(self, step: dis.Instruction, number: int) -> Iterator[tuple[str, Any]]:
+        """Give what an instruction loads by a name, or writes by one that others know too."""
+        names, closure = self._names, self._closure
+        local = step.argval[-1] if isinstance(step.argval, tuple) and step.argval else step.argval
+        if step.opname in _GLOBALS or (step.opname in _CELLS and step.argval in closure):
+            known = names if step.opname in _GLOBALS else closure
+            module = self._module = self._called = known.get(step.argval)
+            if self._sets and isinstance(module, types.ModuleType):
+                yield "stores", f"attributes of {module.__name__}"
+            self._sets = step.argval not in known and step.argval in ("setattr", "delattr")
+            if step.argval not in known:
+                yield from self._builtin(step.argval, number)
+            elif not isinstance(module, types.ModuleType):
+                self._held = step.argval if is_data(module) and not is_fixed(module) else ""
+                yield ("data", step.argval) if is_data(module) and known is names else ("value", module)
+        elif step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and local in self._modules:
+            self._module = self._called = self._modules[local]
+        elif step.opname in _STORES or (step.opname in ("STORE_DEREF", "DELETE_DEREF") and step.argval in closure):
+            yield "stores", step.argval
 
     def _builtin(self, name: str, number: int) -> Iterator[tuple[str, Any]]:
         if name in _BUILTINS:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
+
 from bridge.core.worlds.kinds import local_parts
-from bridge.states.graph import CannotCopyError, layers_of, take
+from bridge.states.graph import take
+from bridge.states.layers import layers_of
+from bridge.states.refusal import CannotCopyError
 from bridge.states.scan import code_in, shared_by
 
-__all__ = ["NONE", "way_of", "way_of_agent"]
+__all__ = ["NONE", "way_of"]
 
 NONE = "none: "
 """What the text begins with where there is no state, before the reason."""
@@ -20,19 +24,15 @@ def way_of(env: Any) -> str:
     It looks at what the environment holds now. Whether a copy goes on alike is found by the check of its kind, which a
     first save has done.
     """
-    parts = local_parts(env)
-    if not parts:
-        return f"{NONE}its lanes are in other processes, or in a simulator"
+    together = isinstance(env, VectorEnv) and not isinstance(env, SyncVectorEnv)
+    if together and isinstance(env.unwrapped, AsyncVectorEnv):
+        return f"{NONE}its lanes are in other processes"
+    one = env if together else local_parts(env)[0]
     try:
-        snapshot, _ = take(parts[0])
-    except CannotCopyError:
-        reason = shared_by(code_in(layers_of(parts[0]))).reason
+        snapshot, _ = take(one)
+    except CannotCopyError as error:
+        reason = str(error) if together else shared_by(code_in(layers_of(one))).reason
         return f"{NONE}{reason}" if reason else "replay"
     except Exception as error:  # whatever a library raises before a first reset
         return f"{NONE}it cannot be looked at before its first reset: {error}"
     return "+".join(snapshot.how)
-
-
-def way_of_agent(name: str, space: Any) -> str:
-    """Return why the environment of several agents has no state."""
-    return f"{NONE}it has several agents"

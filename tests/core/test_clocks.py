@@ -35,7 +35,7 @@ MAY_NAME_THE_DATE = {
     "fleet/top.py",
     "perlert/perlert_server.py",
     "recording/writer.py",
-    "states/graph.py",
+    "states/constants.py",
     "core/transport/certificates.py",
     "core/transport/tls.py",
 }

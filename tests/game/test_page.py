@@ -76,7 +76,7 @@ def test_who_watches_a_game_that_stands_still_reads_so_until_it_goes_on(frame):
             env.reset()
             page = opened(game.web_url)
             says(page, "#badge", "watching")
-            assert page.text_content("#stall") == ""
+            shows(page, "() => document.getElementById('stall').textContent === ''")
             goes.clear()
             says(page, "#stall", "The game stands still: its program has paused, or hangs")
             assert page.is_visible("#stall")

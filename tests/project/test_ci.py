@@ -117,6 +117,20 @@ def test_an_installation_that_failed_is_tried_again(cache: Cache) -> None:
     assert cache.runs(), "what was there before may be broken"
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("target", ["test", "test-ci", "test-all"])
+def test_the_tests_are_compiled_once_before_several_processes_read_them(tmp_path: Path, target: str) -> None:
+    def commands() -> list[str]:
+        command = ["make", "--dry-run", target, f"VENV={tmp_path}"]
+        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
+
+    (compiles,) = (at for at, line in enumerate(commands()) if "--collect-only" in line)
+    (runs,) = (at for at, line in enumerate(commands()) if "--numprocesses" in line)
+    assert compiles < runs
+    (tmp_path / ".compiled").touch()
+    assert not any("--collect-only" in line for line in commands())
+
+
 @pytest.fixture
 def run_all(tmp_path: Path) -> Callable[..., Any]:
     """Run `.ci/run` where all commands that it calls only say what they are, or fail."""

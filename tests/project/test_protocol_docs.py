@@ -49,6 +49,7 @@ def test_a_page_without_a_mark_is_an_error(generate):
         generate.generate("protocol.md", "nothing")
 
 
+@pytest.mark.slow
 def test_the_check_tells_a_stale_page(generate, tmp_path, monkeypatch):
     pytest.importorskip("griffe")
     monkeypatch.syspath_prepend(ROOT / "docs")  # as of a script in that folder

@@ -258,6 +258,7 @@ def test_the_reference_is_readable_in_the_repository_as_it_is() -> None:
         assert re.search(rf"^  {flag}\b", REFERENCE, re.MULTILINE), flag
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="argparse writes a help otherwise there")
 def test_the_reference_is_current() -> None:
     pytest.importorskip("griffe")

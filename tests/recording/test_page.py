@@ -276,7 +276,7 @@ def test_an_episode_is_shown_as_a_world_with_pause_seek_and_speed(shown):
     steer(one, speed=4, paused=False)
     until(lambda: state(one)["position"] == 40)
     until(lambda: state(one)["paused"], 20)
-    steer(one, paused=False)  # from its beginning
+    steer(one, speed=0.25, paused=False)  # from its beginning, for some seconds
     until(lambda: 0 < state(one)["position"] < 40)
 
 

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from bridge.states.check import examine as examine
 from bridge.states.check import examine_replay as examine_replay
-from bridge.states.graph import CannotCopyError, restore, take
+from bridge.states.graph import restore, take
 from bridge.states.history import History, Ledger
 from bridge.states.replay import StateReplay, replayed
 
 STEPS = 100
 MOMENTS = (1, 50, 120, 149)
 """Steps before the save; some of these environments do in step 150 what no earlier step shows."""
+
+
+@contextlib.contextmanager
+def refusals() -> Iterator[None]:
+    """End a block at a refusal, which is right."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__name__ != "CannotCopyError":
+            raise
 
 
 def played(env: Any, actions: list[Any]) -> list[Any]:
@@ -36,7 +47,7 @@ def goes_wrong(kind: Any) -> bool:
             env.action_space.seed(1)
             played(env, [env.action_space.sample() for _ in range(moment)])
             actions = [env.action_space.sample() for _ in range(STEPS)]
-            with contextlib.suppress(CannotCopyError):
+            with refusals():
                 snapshot, _ = take(env)
                 wanted = played(env, actions)
                 restore(snapshot, env)
@@ -60,7 +71,7 @@ def is_replayed_wrong(kind: Any) -> bool:
             env.action_space.seed(1)
             played(history, [env.action_space.sample() for _ in range(moment)])
             actions = [env.action_space.sample() for _ in range(STEPS)]
-            with contextlib.suppress(CannotCopyError):
+            with refusals():
                 state = replayed(history)
                 wanted = played(history, actions)
                 replay = StateReplay(state, env, kind, in_place=False)

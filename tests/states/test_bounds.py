@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from typing import Any
 
@@ -15,7 +16,7 @@ from bridge.core.encoding.tensors import unpack_tensor
 from bridge.errors import BridgeError, Code, RefusedError
 from bridge.testing import Inspector
 from tests.states_envs import Walk
-from tests.support import assert_identical, server_process
+from tests.support import assert_identical, server_process, until
 
 DEADLINE = 60.0
 # On the port that it is given, so that another one can take its place.
@@ -70,6 +71,48 @@ def test_saves_without_end_leave_the_server_and_others_alone() -> None:
         assert_identical(other.step(1), wanted)
         with Inspector(server.url, DEADLINE) as inspector:
             assert unpack_tensor(inspector.read_property("server.messages.states.states")) == 51
+
+
+class Slow(Walk):
+    """Takes some milliseconds to be copied."""
+
+    def make(self) -> None:
+        self.parts = [[float(number)] for number in range(2000)]
+
+
+def test_small_saves_that_are_released_at_once_are_charged_where_somebody_else_waits() -> None:
+    with serve_gym(Slow) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
+        env.reset(seed=0)
+        for _ in range(100):
+            env.save_state().release()
+        assert server.status()["charged_client"] < 0.05, "there is nobody to be fair to"
+        over = threading.Event()
+
+        def attack() -> None:
+            while not over.is_set():
+                env.save_state().release()
+
+        attacker = threading.Thread(target=attack)
+        attacker.start()
+        try:
+            with closing(make_remote(server.url, timeout=DEADLINE)) as victim:
+                victim.reset(seed=0)
+
+                def play() -> None:
+                    if victim.step(0)[2]:
+                        victim.reset()
+
+                def is_charged() -> bool:
+                    play()
+                    return server.status()["charged_client"] > 0.2
+
+                until(is_charged, DEADLINE)
+                for _ in range(100):
+                    play()
+        finally:
+            over.set()
+            attacker.join(DEADLINE)
+        env.step(0)
 
 
 class Huge(Walk):

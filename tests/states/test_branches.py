@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from contextlib import closing
 from pathlib import Path
@@ -12,11 +13,21 @@ import numpy as np
 import pytest
 from google.protobuf import any_pb2
 
-from bridge import Origin, Recorder, Recording, make_remote, make_vec_remote, serve_gym
+from bridge import (
+    Origin,
+    Recorder,
+    Recording,
+    make_parallel_remote,
+    make_remote,
+    make_vec_remote,
+    serve_gym,
+    serve_parallel,
+)
 from bridge.cli import main
 from tests.peers import Stream
+from tests.states.herds import Fragile, Herd
 from tests.states_envs import Walk, wrapped
-from tests.support import assert_identical, stable_id
+from tests.support import assert_identical, chosen, stable_id
 
 pytest.importorskip("pyarrow")
 
@@ -131,8 +142,11 @@ def test_each_lane_has_a_parent_of_its_own_also_in_another_world(tmp_path: Path,
     assert found["1.0.2"].episode.endswith("-2.0.1")
 
 
-@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "slots"])
-@pytest.mark.parametrize("lanes", [True, False], ids=["lanes", "worlds"])
+@pytest.mark.parametrize(
+    ("lanes", "blocking"),
+    chosen(itertools.product([True, False], repeat=2), lambda lanes, blocking: lanes is blocking),
+    ids=["lanes-blocking", "lanes-slots", "worlds-blocking", "worlds-slots"],
+)
 def test_a_clients_recorder_records_branches_too(tmp_path: Path, lanes: bool, blocking: bool) -> None:
     with serve_gym("FrozenLake-v1") as server:
         made = make_vec_remote(server.url, num_envs=3, lanes=lanes, blocking=blocking, timeout=DEADLINE)
@@ -358,3 +372,39 @@ def test_a_recorded_environment_of_mujoco_verifies_its_branches(tmp_path: Path) 
             env.step(env.action_space.sample())
     assert len(verified(tmp_path)) == 2
     assert gymnasium.spec("Hopper-v5")
+
+
+class Short(Herd):
+    def __init__(self) -> None:
+        super().__init__(horizon=6)
+
+
+@pytest.mark.parametrize("observations", [False, True], ids=["actions", "observations"])
+@pytest.mark.parametrize("kind", [Short, Fragile], ids=stable_id)
+def test_branches_of_several_agents_know_their_parents_and_verify(
+    tmp_path: Path, kind: Any, observations: bool
+) -> None:
+    with (
+        serve_parallel(kind, record=Recording(tmp_path, observations=observations)) as server,
+        closing(make_parallel_remote(server.url, states=True, timeout=DEADLINE)) as env,
+    ):
+        spaces = {agent: env.action_space(agent) for agent in env.possible_agents}
+
+        def step(count: int) -> None:
+            for _ in range(count):
+                env.step({agent: spaces[agent].sample() for agent in env.agents})
+
+        env.reset(seed=3)
+        step(2)
+        state = env.save_state()
+        step(3)
+        env.restore_state(state)
+        step(1)
+        env.restore_state(state, seed=7)
+        step(2)
+        branch = env.save_state()
+        env.reset()
+        step(1)
+        env.restore_state(branch)
+        step(1)
+    assert parents(verified(tmp_path, kind)) == [None, ("1.0.1", 2, None), ("1.0.1", 2, 7), None, ("1.0.3", 2, None)]

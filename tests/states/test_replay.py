@@ -69,8 +69,8 @@ def kept(env: Any) -> None:
     [
         ("LunarLander-v3", 3, None),
         ("LunarLander-v3", None, "process"),
-        ("BipedalWalker-v3", None, None),
-        (wrapped, 3, None),
+        pytest.param("BipedalWalker-v3", None, None, marks=pytest.mark.slow),
+        pytest.param(wrapped, 3, None, marks=pytest.mark.slow),
         pytest.param(wrapped, None, "process", marks=pytest.mark.slow),
         pytest.param("BipedalWalker-v3", 3, "process", marks=pytest.mark.slow),
     ],
@@ -159,7 +159,7 @@ class Draws(Walk):
         self.x += self.held["old"].rand()
 
 
-@pytest.mark.parametrize("lanes", [False, True])
+@pytest.mark.parametrize("lanes", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_whatever_draws_is_seeded_in_a_replayed_branch_as_in_a_copied_one(lanes: bool) -> None:
     found = []
     for locked in (True, False):

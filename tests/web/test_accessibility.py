@@ -8,7 +8,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge import make_remote, serve_gym, serve_parallel
-from tests.browser import AXE, FINDINGS, in_browser, says, shows
+from tests.browser import AXE, FINDINGS, in_browser, keep, said, says, shows
 from tests.web_envs import Paddle, Race
 
 pytestmark = [in_browser, pytest.mark.slow]
@@ -84,17 +84,14 @@ def test_the_first_link_skips_to_the_picture_and_stays_on_the_page(opened):
 def test_ends_of_short_episodes_are_not_all_read_aloud(opened):
     with serve_gym(lambda render_mode: Paddle(render_mode, length=3), web=True, fps=30) as server:
         page = opened(server.web_url)
-        page.evaluate("""() => {
-          window.aloud = [];
-          const box = document.getElementById("announcement");
-          const note = () => box.ariaLive === "off" || !box.textContent || window.aloud.push(box.textContent);
-          new MutationObserver(note).observe(box, {childList: true});
-        }""")
+        assert page.get_attribute("#announcement", "aria-live") == "polite"
+        keep(page, "#announcement")
         page.click("#begin")
-        says(page, "#announcement", "Episode 12 ended")
-        aloud = page.evaluate("() => window.aloud")
-        assert aloud[0] == "Episode 1 ended. Return 3.00."
-        assert len(aloud) < 12
+        said(page, "#announcement", "Episode 1 ended. Return 3.00.")
+        number = "Number(/^Episode (\\d+) ended/.exec(announcement.textContent)?.[1] ?? 0)"
+        shows(page, f"() => {number} >= 12")
+        ended, aloud = page.evaluate(f"() => [{number}, window.kept['#announcement'].filter(Boolean)]")
+        assert len(aloud) < ended
 
 
 @pytest.mark.parametrize("reduced", ["reduce", "no-preference"])

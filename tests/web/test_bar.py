@@ -85,6 +85,7 @@ def sized(opened, server, size, **options):
     return page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "make"), sampled(itertools.product(SIZES, [Paddle, ManyKeys]), 3), ids=named)
 def test_the_picture_stands_still_while_one_plays_records_and_gives_back(opened, tmp_path, size, make):
     with serve_gym(make, web=True, fps=30, record=tmp_path) as server:
@@ -136,6 +137,7 @@ def test_the_picture_stands_still_while_one_takes_over_and_gives_back(opened, tm
         agent.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", sampled(ALL_SIZES, 3), ids=named)
 def test_a_bar_with_everything_in_it_is_one_row(opened, tmp_path, size):
     """Several seats and a recording; a long title, which gives way."""

@@ -83,7 +83,8 @@ def names(listener: DialListener) -> list[str]:
     return [endpoint.name for endpoint in listener.endpoints()]
 
 
-@pytest.mark.parametrize("more", ["", pytest.param("&fps=120", marks=pytest.mark.slow)], ids=["lock-step", "real-time"])
+@pytest.mark.slow
+@pytest.mark.parametrize("more", ["", "&fps=120"], ids=["lock-step", "real-time"])
 def test_the_page_passes_the_conformance_check_through_a_listener(opened: Any, more: str) -> None:
     port = free_port()
     opened(port, more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge import make_remote, serve_parallel
-from tests.browser import KNOWN, in_browser, says, shows
+from tests.browser import KNOWN, in_browser, keep, said, says, shows
 from tests.support import until, world_of
 from tests.web_envs import Race
 
@@ -60,8 +60,9 @@ def test_two_browsers_and_an_agent_play_a_match_to_its_end_and_again(opened, ser
     says(ben, "#announcement", "Ann is ready.")
     says(ann, "#match-hint", "Waiting for Ben.")
     says(viewer, "#match-hint", "Waiting for Ben.")
+    keep(viewer, "#announcement")  # that the round has begun is next
     ben.click("#ready")
-    says(viewer, "#announcement", "It begins in")
+    said(viewer, "#announcement", "It begins in")
     for page in (ann, ben, viewer):
         shows(page, "() => document.getElementById('match').hidden")
     says(ben, "#announcement", "Round 1 has begun.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import threading
 import time
 
@@ -13,7 +14,7 @@ import pytest
 from bridge import Limits, Recording, Web, make_remote, serve_gym
 from bridge.recording.episodes import load_episode
 from bridge.recording.reader import read_folder
-from tests.browser import TAP, in_browser, says, shows
+from tests.browser import TAP, in_browser, keep, says, shows
 from tests.inside import let_holds_lapse
 from tests.places import ROOT
 from tests.support import keeping, until
@@ -124,9 +125,13 @@ def test_who_does_nothing_is_counted_down_and_gives_the_seat_back(opened):
         says(page, "#badge", "hold a key, or agent goes on without you in")
         page.keyboard.down("ArrowLeft")
         says(page, "#badge", "you act for agent")
+        keep(page, "#badge")
         page.keyboard.up("ArrowLeft")
-        says(page, "#badge", "goes on without you in 3 s")
         says(page, "#message", "nothing was done for takeover_timeout=4 s, so the agent acts again")
+        badges = page.evaluate("() => window.kept['#badge']")
+        shown = [int(found[1]) for each in badges if (found := re.search(r"goes on without you in (\d) s", each))]
+        assert shown == sorted(shown, reverse=True)
+        assert shown[-1] < 4, "they are counted down"
         says(page, "#badge", "watching")
         says(page, "#play", "Take over")
         until(lambda: trainer.last == {})

@@ -51,6 +51,7 @@ class RemoteKeywords(AccessKeywords, total=False):
     player: str | None
     diagnostics: bool
     wait_for_server: float
+    messages: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,8 @@ class RemoteOptions(ClientAccess):
         wait_for_server: Seconds to wait for a server that is not up when it is connected to, at the start and in a
             `reset` after a loss: one that refuses the connection, whose name nobody knows, or that answers UNAVAILABLE.
             Of a list or a directory it is enough that one answers. 0: such an error is raised at once, as any other.
+        messages: The names of messages of features, or of other packages, that are going to be sent: the server is told
+            with each join, so that what they need is kept from the start.
 
     Raises:
         SettingError: A value is not one of those that it can be.
@@ -87,8 +90,13 @@ class RemoteOptions(ClientAccess):
     player: str | None = None
     diagnostics: bool = True
     wait_for_server: float = 0.0
+    messages: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        names = (self.messages,) if isinstance(self.messages, str) else tuple(self.messages)
+        if not all(isinstance(name, str) and name and " " not in name for name in names):
+            raise SettingError(f"expected messages to be names of messages, got {self.messages!r:.80}")
+        object.__setattr__(self, "messages", names)
         object.__setattr__(self, "timeout", checked_timeout(self.timeout))
         object.__setattr__(self, "wait_for_server", checked_wait(self.wait_for_server))
         # All are checked here, before anything is connected: a mistake is reported with the user's own call.
@@ -123,7 +131,7 @@ class RemoteOptions(ClientAccess):
             address = dataclasses.replace(address, compression=self.compression)
         if self.render_mode or self.env_kwargs:
             _check_is_new(address)
-        settings = {"wait": self.wait, "player": self.player}
+        settings = {"wait": self.wait, "player": self.player, ANNOUNCED: " ".join(self.messages) or None}
         return dataclasses.replace(
             named,
             address=address,
@@ -158,22 +166,12 @@ class EnvOptions(RemoteOptions):
         agent: In a world of several agents, which of them to join as; None: the first that is free. For
             `make_vec_remote` a list names one for each URL; with one URL and a list, there is a slot for each agent of
             that list. The URLs name a world that exists, `?world=NAME`.
-        messages: The names of messages of features, or of other packages, that are going to be sent: the server is told
-            with each join, so that what they need is kept from the start.
     """
 
     env_id: str | None = None
     env: Callable[..., Any] | None = None
     role: Role | None = None
     agent: str | Sequence[str] | None = None
-    messages: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        names = (self.messages,) if isinstance(self.messages, str) else tuple(self.messages)
-        if not all(isinstance(name, str) and name and " " not in name for name in names):
-            raise SettingError(f"expected messages to be names of messages, got {self.messages!r:.80}")
-        object.__setattr__(self, "messages", names)
 
     def request(self, url: str, agent: str | None = None, server_name: str | None = None) -> WorldRequest:
         """Return the request for a world at `url`, as `RemoteOptions` does, with this environment."""
@@ -194,7 +192,6 @@ class EnvOptions(RemoteOptions):
             join_settings={
                 **asked.join_settings,
                 **({} if self.role is None else {"role": self.role}),
-                **({ANNOUNCED: " ".join(self.messages)} if self.messages else {}),
             },
             env_factory=None if self.env is None else pack_factory(self.env),
         )

@@ -497,12 +497,17 @@ class Calls:
         finally:
             self._charge(call.client, time.thread_time() - began, SHARE)
 
-    def _charge_message(self, client: Client, seconds: float) -> None:
-        """Count the processor time of a message, if requests of others have come meanwhile.
+    def _charge_message(self, client: Client, seconds: float, beside: bool) -> None:
+        """Count the processor time of a message, if others need the server too.
 
         Else it takes time from nobody: a fork of many lanes is its client's work, as Steps are.
+
+        Args:
+            client: Whose message.
+            seconds: What it took.
+            beside: True if others have stepped since its last one: what they have sent meanwhile was not read yet.
         """
-        if seconds > 0.0 and any(call.client is not client for call, _ in self.ready):
+        if seconds > 0.0 and (beside or any(call.client is not client for call, _ in self.ready)):
             self._charge(client, seconds, MESSAGE_SHARE)
 
     def _serve(self, call: Call, request: Request | None) -> None:

@@ -14,7 +14,6 @@ from bridge.core.encoding.message_form import MESSAGES_KEY
 from bridge.core.encoding.properties import ENCODED, NUMBER, TEXT, Property
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.base import Agent
-from bridge.core.worlds.environment import Result
 from bridge.core.worlds.messages import MessageHandler, SessionMessage
 from bridge.core.worlds.scheduling import PendingResult, Scheduler
 from bridge.errors import Code, RequestError, SettingError
@@ -175,8 +174,8 @@ class ClientMessage:
         self._agent = agent
         self.client, self.world = client, world
         self.home = agent.home
-        self.placed: Result | None = None
-        """What the environments see that were put into another situation; None: none was."""
+        self.placed: int | None = None
+        """The state of the agent's sequence where environments were put into another situation; None: none was."""
         self.seconds = 0.0
         """Processor time that was used for it."""
 
@@ -189,8 +188,7 @@ class ClientMessage:
         self.charge(outcome.seconds)
         if outcome.placed is not None:
             # At once: whatever the handler does then, the environment is there, and its world follows.
-            self._agent.place(outcome.placed, outcome.lanes)
-            self.placed = outcome.placed
+            self.placed = self._agent.place(outcome.placed, outcome.lanes)
         return outcome.answer
 
     def charge(self, seconds: float) -> None:

@@ -94,6 +94,9 @@ class WorldUser(Protocol):
     def plays(self) -> bool:
         """True if it takes part in a world, and does not only watch."""
 
+    def end_placed(self) -> None:
+        """End its sequence: the environment was put into another situation, and its next Step begins one there."""
+
 
 @dataclasses.dataclass
 class _Entry:
@@ -411,6 +414,14 @@ class Registry:
     def inside(self, world: World) -> Sequence[WorldUser]:
         """Return the sessions that are in a world."""
         return self._inside.get(world, ())
+
+    def steps_beside(self, user: WorldUser) -> int:
+        """Return how many steps the worlds have made that others play in than the connection of a session."""
+        return sum(
+            world.counts().steps
+            for world, inside in self._inside.items()
+            if any(other.plays and other.connection is not user.connection for other in inside)
+        )
 
     def maker(self, world: World) -> WorldUser | None:
         """Return the session that has made a world for its client alone; None: it is gone, or was made for others."""

@@ -12,7 +12,7 @@ import functools
 import re
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +44,7 @@ from bridge.core.server.auth import (
 from bridge.core.server.messages import ClientMessage, ServedMessage
 from bridge.core.worlds.base import Agent, World, fill_observations
 from bridge.core.worlds.environment import Environment
+from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.resets import ResetOrder
 from bridge.core.worlds.scheduling import Executor
 from bridge.core.worlds.settings import read_text
@@ -85,6 +86,7 @@ class SessionEvent(enum.Enum):
     RESET = "Reset"
     RESET_WORLD = "ResetWorld"
     PLACED = "placed"
+    ALL_PLACED = "all agents placed"
     LEAVE_WORLD = "LeaveWorld"
     DESTROY_WORLD = "DestroyWorld"
     EXTENSION = "extension"
@@ -107,7 +109,8 @@ _U, _J, _R, _T, _I, _C = SessionState  # in the order of their definition
 # - A Step that ends a sequence leads out of RUNNING also where its answer cannot be sent. The next Step then tells the
 #   end and moves nothing (`answer_lost`).
 # - PLACED begins a sequence as a Step does, whose answer the message's is: the environment goes on in a situation that
-#   it was not led into by this sequence.
+#   it was not led into by this sequence. In a world of several agents a client has a connection for each, and one
+#   message is answered by one of them: ALL_PLACED ends the sequences of all, and their next Steps begin others there.
 # - CreateWorld, DestroyWorld and extensions have rows that change nothing, so that CLOSED, which has no row, refuses
 #   them.
 TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
@@ -123,6 +126,7 @@ TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
     (_J, SessionEvent.RESET): _J,
     (_J, SessionEvent.RESET_WORLD): _J,
     (_J, SessionEvent.PLACED): _R,
+    (_J, SessionEvent.ALL_PLACED): _J,
     (_J, SessionEvent.LEAVE_WORLD): _U,
     (_J, SessionEvent.DESTROY_WORLD): _J,
     (_J, SessionEvent.EXTENSION): _J,
@@ -134,6 +138,7 @@ TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
     (_R, SessionEvent.RESET): _I,
     (_R, SessionEvent.RESET_WORLD): _I,
     (_R, SessionEvent.PLACED): _R,
+    (_R, SessionEvent.ALL_PLACED): _I,
     (_R, SessionEvent.LEAVE_WORLD): _U,
     (_R, SessionEvent.DESTROY_WORLD): _R,
     (_R, SessionEvent.EXTENSION): _R,
@@ -143,6 +148,7 @@ TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
     (_T, SessionEvent.RESET): _T,
     (_T, SessionEvent.RESET_WORLD): _T,
     (_T, SessionEvent.PLACED): _R,
+    (_T, SessionEvent.ALL_PLACED): _T,
     (_T, SessionEvent.LEAVE_WORLD): _U,
     (_T, SessionEvent.DESTROY_WORLD): _T,
     (_T, SessionEvent.EXTENSION): _T,
@@ -152,6 +158,7 @@ TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
     (_I, SessionEvent.RESET): _I,
     (_I, SessionEvent.RESET_WORLD): _I,
     (_I, SessionEvent.PLACED): _R,
+    (_I, SessionEvent.ALL_PLACED): _I,
     (_I, SessionEvent.LEAVE_WORLD): _U,
     (_I, SessionEvent.DESTROY_WORLD): _I,
     (_I, SessionEvent.EXTENSION): _I,
@@ -192,8 +199,10 @@ class Session:
         self._client_version = client_version
         self.connection: object = self
         """The same for all sessions of one connection."""
-        self.charge: Callable[[float], None] = lambda seconds: None
-        """Counts processor time, in seconds, that this client has used beyond what requests may; set by `Calls`."""
+        self.charge: Callable[[float, bool], None] = lambda seconds, beside: None
+        """Counts processor time, in seconds, that this client has used for a message, and whether others have stepped
+        since its last one; set by `Calls`."""
+        self._steps_beside = 0
         self.reads_ahead = True
         """False if the transport, which sets this, reads no request before the last one is answered."""
         self.client_key = ""
@@ -612,7 +621,12 @@ class Session:
         try:
             await asked.announce(served.handler)
         finally:
-            self.charge(max(0.0, asked.seconds - served.message.free_seconds))
+            self._charge_for(served.message, asked.seconds)
+
+    def _charge_for(self, message: SessionMessage, seconds: float) -> None:
+        """Charge the processor time of a message."""
+        before, self._steps_beside = self._steps_beside, self._hub.steps_beside(self)
+        self.charge(max(0.0, seconds - message.free_seconds), before != self._steps_beside)
 
     async def _step(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         agent, world = self._agent, self._world
@@ -838,16 +852,20 @@ class Session:
         hub.messages.asked(client, self)
         asked = ClientMessage(message, agent.unwrapped, client, world.name)
         try:
-            answer = await asked.answer(served.handler, request)
+            with agent.unwrapped.held() if form.places else nullcontext():
+                answer = await asked.answer(served.handler, request)
         finally:
-            self.charge(max(0.0, asked.seconds - message.free_seconds))
-            if asked.placed is not None:
+            self._charge_for(message, asked.seconds)
+            if asked.placed == pb.RUNNING:
                 self._place(agent, world, wanted)
+            elif asked.placed is not None:
+                self._place_all(world)
         if not form.places:
             return answer
         response = bridge_pb2.PlacingResponse(response=answer)
         if asked.placed is not None:
-            response.step.state = pb.RUNNING
+            response.step.state = asked.placed  # type: ignore[assignment]
+        if asked.placed == pb.RUNNING:
             fill_observations(response.step, agent.observe(wanted))
         return response.SerializeToString()
 
@@ -860,6 +878,19 @@ class Session:
         agent.prepare(wanted)
         if wanted and self._wanted != tuple(wanted):
             self._remember(agent, tuple(wanted))
+
+    def _place_all(self, world: World) -> None:
+        """End the sequences of all agents of this client: their next Steps begin others in the new situation."""
+        # Those of others hear of the end by their next Steps, as of any that they did not ask for.
+        for user in self._hub.inside(world):
+            if user is self or (user.plays and self._is_same_client(user, world)):
+                user.end_placed()
+
+    def end_placed(self) -> None:
+        """End the sequence: the environment was put into another situation, and the next Step begins one there."""
+        if self._world is not None and self._agent is not None:
+            self._world.resets.end(self._agent)
+        self._move(SessionEvent.ALL_PLACED)
 
     def _check_wanted(self, agent: Agent, wanted: Iterable[int]) -> None:
         """Raise INVALID_ARGUMENT where a UID is that of no observation."""

@@ -193,9 +193,8 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"  server: tls=TLS(certificate='{server}', key='{key}')")
     print(f"          or --tls-certificate {server} --tls-key {key}")
     print(f"  client: tls=TLS(ca='{ca}'), or --tls-ca {ca}; its URL begins with grpcs://")
-    print(
-        f"  to let in only clients with a certificate: client_ca='{ca}' in the server's TLS(…), or --tls-client-ca {ca};"
-    )
+    print(f"  to let in only clients with a certificate: client_ca='{ca}' in the server's TLS(…),")
+    print(f"          or --tls-client-ca {ca}; and")
     print(f"          certificate='{paths['client.pem']}', key='{paths['client.key']}' in the client's")
     print(f"Keep {paths['ca.key']} to yourself: whoever has it can make certificates that your clients trust.")
     return 0

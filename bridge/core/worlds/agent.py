@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -80,8 +81,11 @@ class AgentPacer(Protocol):
     def properties_of(self, agent: EnvAgent) -> PropertyTree:
         """Return what an agent adds to the tree below `world`."""
 
-    def place(self, agent: EnvAgent, result: Result, lanes: Sequence[int]) -> None:
-        """Have an agent's sequence begin in the situation that the environment is in."""
+    def held(self, agent: EnvAgent) -> AbstractContextManager[None]:
+        """Return a context in which nobody steps the environment."""
+
+    def place(self, agent: EnvAgent, result: Result, lanes: Sequence[int]) -> int:
+        """Have a sequence begin in the situation that the environment is in; return the state of the agent's own."""
 
 
 class EnvAgent(Agent):
@@ -500,9 +504,13 @@ class EnvAgent(Agent):
         """Where the environment lives."""
         return self.world.env.home
 
-    def place(self, result: Result, lanes: Sequence[int]) -> None:
+    def held(self) -> AbstractContextManager[None]:
+        """Return a context in which nobody else steps the environment."""
+        return self._pacer.held(self)
+
+    def place(self, result: Result, lanes: Sequence[int]) -> int:
         """Begin a sequence in the situation that the environment is in, as `begin` does after a reset."""
-        self._pacer.place(self, result, lanes)
+        return self._pacer.place(self, result, lanes)
 
     def forget_failures(self) -> None:
         """Tell no more which lanes failed in the last transition."""

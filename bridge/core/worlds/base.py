@@ -10,6 +10,7 @@ import dataclasses
 import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -223,12 +224,24 @@ class Agent(abc.ABC):
         """As `Environment.home`."""
         return None
 
-    def place(self, result: Result, lanes: Sequence[int]) -> None:
+    def held(self) -> AbstractContextManager[None]:
+        """Return a context in which nobody else steps the environment: a message is answered that may place it.
+
+        Raises:
+            RequestError: FAILED_PRECONDITION: somebody's Step is under way.
+        """
+        return nullcontext()
+
+    def place(self, result: Result, lanes: Sequence[int]) -> int:
         """Take what the environment sees in another situation: a sequence begins there, without a reset.
 
         Args:
             result: Observation and info, as a reset returns them.
             lanes: Those that are there; of a single environment lane 0.
+
+        Returns:
+            The state of its own sequence. RUNNING: it is there. INTERRUPTED: the sequences of all agents are over, and
+            the next Step of each begins one there.
         """
         raise RequestError(Code.UNIMPLEMENTED, "this world cannot be put into another situation")
 

@@ -308,10 +308,11 @@ class EnvironmentProperty:
     description: str
     """In a sentence."""
     read: Callable[[Any], str]
-    """Returns the text of a Gymnasium environment, or of a vector of them, in the thread that it belongs to. A feature
-    is imported here, once somebody asks."""
-    read_agent: Callable[[str, Space[Any]], str]
-    """Returns the text for one of several agents, from the environment's name in its metadata and the action space."""
+    """Returns the text of an environment, or of a vector of them, in the thread that it belongs to. A feature is
+    imported here, once somebody asks."""
+    read_agent: Callable[[str, Space[Any]], str] | None = None
+    """Returns the text for one of several agents, from the environment's name in its metadata and the action space;
+    None: it is the same for all of them, and `read` is asked."""
 
     @property
     def key(self) -> str:

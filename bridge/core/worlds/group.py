@@ -17,7 +17,15 @@ from gymnasium import spaces
 from bridge.core.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.core.encoding.space_json import space_to_json
 from bridge.core.worlds.base import failures_in
-from bridge.core.worlds.environment import Call, EnvFacts, Environment, Job, Transition, environment_properties
+from bridge.core.worlds.environment import (
+    Call,
+    EnvFacts,
+    Environment,
+    Job,
+    Result,
+    Transition,
+    environment_properties,
+)
 from bridge.core.worlds.rewards import as_typed
 from bridge.core.worlds.settings import Settings, read_choice
 from bridge.errors import Code, RequestError, SettingError
@@ -187,14 +195,36 @@ class Group:
             told = Transition(keep(observation), reward, bool(terminated), bool(truncated), keep(info))
             return dict.fromkeys(names, told), [] if terminated or truncated else [*names]
         if job.kind == "reset":
-            observations, infos, alive = await env.reset(seed=job.seed, options=job.options)
-            results: Sequence[Mapping[object, Any]] = [observations, {}, {}, {}, infos]
+            result = await env.reset(seed=job.seed, options=job.options)
         else:
             actions = {}
             for name, action in job.actions.items():
                 actions[self.ids[name]] = await default_action(name) if action is DEFAULT else action
-            *results, alive = await env.step(actions)
+            result = await env.step(actions)
+        return self.told(job, result, seen, keep, read_reward)
+
+    def told(
+        self,
+        job: Job,
+        result: Result,
+        seen: Callable[[str], object],
+        keep: Callable[[Any], Any] = lambda results: results,
+        read_reward: Callable[[Any], Any] = as_typed,
+    ) -> tuple[dict[str, Transition], list[str]]:
+        """Return what each of several agents is told of a reset or a step, and who goes on; as `carry_out`.
+
+        Args:
+            job: What was done.
+            result: What the environment returned, with the living agents.
+            seen: As of `carry_out`, like those that follow.
+            keep: Copies.
+            read_reward: Reads a reward.
+        """
         with failures_in(job.kind):
+            *results, alive = result
+            if job.kind == "reset":
+                observations, infos = results
+                results = [observations, {}, {}, {}, infos]
             living = list(dict.fromkeys(map(str, alive)))  # each once, also where the environment repeats one
             unknown = [name for name in living if name not in self.ids]
             # After a reset without agents there would be nothing to step, and agents would wait for ever.
@@ -279,6 +309,7 @@ class Group:
             *(
                 leaf(each.name, TEXT, each.description, partial(each.read_agent, self._name, action_space))
                 for each in environment_properties()
+                if each.read_agent is not None
             ),
         ]
         if not self.several:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import dataclasses
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,7 +71,9 @@ class Host(abc.ABC, Generic[E]):
     """
 
     can_place = False
-    """True if a message may put it into another situation, in which an episode goes on."""
+    """True if a message may put it into another situation, in which an episode goes on; of lanes, one of them."""
+    can_place_all = False
+    """True if a message may put all lanes there together."""
 
     def __init__(self, env: E, facts: EnvFacts, make: Callable[[], Known]) -> None:
         self.env = env
@@ -164,21 +167,21 @@ class Host(abc.ABC, Generic[E]):
     def _set_env(self, lane: int, env: Any) -> None:
         raise RequestError(Code.UNIMPLEMENTED, f"{self.facts.kind} is not replaced")
 
-    def newest(self, lane: int) -> tuple[Any, Any]:
+    def newest(self, lane: int | None) -> tuple[Any, Any]:
         """Return the last observation and info of an environment; raises RequestError where no episode runs in it."""
         result = self.result
         if result is None or (len(result) > 2 and bool(result[2] or result[3])):
             raise no_episode(None)
         return result[0], result[-1]
 
-    def check_place(self) -> None:
+    def check_place(self, lane: int | None = 0) -> None:
         """Raise where no environment may be put into another situation."""
         message = self._message
         assert message is not None, "called by the part of a message"
         if not message.form.places:
             text = f"the form of {message.form.name!r} does not say places=True"
             raise RequestError(Code.UNIMPLEMENTED, text)
-        if not self.can_place:
+        if not (self.can_place_all if lane is None else self.can_place):
             raise RequestError(Code.UNIMPLEMENTED, f"{self.facts.kind} cannot be put into another situation")
 
     @property
@@ -186,10 +189,12 @@ class Host(abc.ABC, Generic[E]):
         """A name for what the environments have done so far; empty: nobody keeps an account of it."""
         return "" if self._message is None else self._message.moment
 
-    def place(self, lane: int, observation: Any, info: Any, origin: Origin | None = None) -> None:
-        """Note that an environment is in another situation, in which an episode runs."""
-        self.check_place()
-        self._placed[lane], self._origins[lane] = (observation, info), origin
+    def place(self, lane: int | None, observation: Any, info: Any, origin: Origin | None = None) -> None:
+        """Note that an environment, or all lanes, are in another situation, in which an episode runs."""
+        self.check_place(lane)
+        for each in range(self.facts.num_envs or 1) if lane is None else [lane]:
+            own = origin if origin is None or lane is not None else dataclasses.replace(origin, lane=each)
+            self._placed[each], self._origins[each] = (observation, info), own
 
     def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
         """Have the part of a message answer a request. Raises RequestError, whatever the part raises."""
@@ -248,6 +253,7 @@ class Host(abc.ABC, Generic[E]):
         if facts.agents:
             about = "the space of what state() returns, as JSON; empty: none"
             leaves.append(_fixed("state_space", TEXT, about, _state_space_of(env)))
+            leaves += self._told_by_features(of_agents=True)
         return PropertyTree(leaves, [attributes])
 
     def _of_gymnasium(self) -> list[Property]:
@@ -263,13 +269,18 @@ class Host(abc.ABC, Generic[E]):
         )
         return [
             *(_fixed(name, TEXT, "one environment's exact space, as JSON", space) for name, space in spaces.items()),
-            *(
-                _live(each.name, TEXT, each.description, partial(self._read, each.read))
-                for each in environment_properties()
-            ),
+            *self._told_by_features(),
             _live("random", ENCODED, "seed and state of the random generator, a dict for each lane", self._random),
             _fixed("wrappers", ENCODED, "the classes of the wrappers around one environment", wrappers[0][0]),
             _fixed(LANE_WRAPPERS, ENCODED, "lists of wrappers' classes, and which of them each lane has", wrappers),
+        ]
+
+    def _told_by_features(self, *, of_agents: bool = False) -> list[Property]:
+        """Return what features tell of the environment; of several agents, what they do not tell of each."""
+        return [
+            _live(each.name, TEXT, each.description, partial(self._read, each.read))
+            for each in environment_properties()
+            if not of_agents or each.read_agent is None
         ]
 
     def _read(self, read: Callable[[Any], object]) -> object:
@@ -399,11 +410,18 @@ class EnvHost(Host[GymEnv]):
         self.env = env
 
     def _set(self, name: str, value: list[object]) -> None:
-        self.env.set_wrapper_attr(name, value[0])
+        kinds.set_attribute(self.env, name, value[0])
 
 
 class ParallelHost(Host[ParallelEnv]):
     """A PettingZoo ParallelEnv; `reset` and `step` return which agents are alive as a last item."""
+
+    can_place = True
+
+    def __init__(self, env: ParallelEnv, facts: EnvFacts, make: Callable[[], Known]) -> None:
+        super().__init__(env, facts, make)
+        self._callee: Any = env
+        """What is stepped."""
 
     def reset(self, seed: object, options: object) -> Result:
         """Reset it."""
@@ -413,16 +431,29 @@ class ParallelHost(Host[ParallelEnv]):
 
     def step(self, action: Any) -> Result:
         """Step it."""
-        return *self.env.step(action), list(self.env.agents)
+        return *self._callee.step(action), list(self.env.agents)
+
+    def newest(self, lane: int | None) -> tuple[Any, Any]:
+        """Return the last observations and infos by agent; raises RequestError where no agent is alive."""
+        result = self.result
+        if result is None or not result[-1]:
+            raise no_episode(None)
+        observations, *_, infos, alive = result
+        # As a reset returns them: nothing of those that have ended.
+        seen, told = ({agent: part[agent] for agent in alive if agent in part} for part in (observations, infos))
+        return seen, told
+
+    def _take_placed(self) -> Result:
+        return *self._placed[0], list(self.env.agents)
+
+    def _set_callee(self, lane: int, callee: Any) -> None:
+        self._callee = callee
+
+    def _set_env(self, lane: int, env: Any) -> None:
+        self.env = env
 
     def _set(self, name: str, value: list[object]) -> None:
-        # Where it is read from: an attribute of a wrapper would hide one that is set further in.
-        for layer in kinds.attribute_layers(self.env):
-            if kinds.defines(layer, name):
-                setattr(layer, name, value[0])
-                return
-        # Not all environments that have agents know `unwrapped`.
-        setattr(kinds.read_attribute(self.env, "unwrapped", self.env), name, value[0])
+        kinds.set_attribute(self.env, name, value[0])
 
 
 def no_episode(lane: int | None) -> RequestError:
@@ -516,8 +547,8 @@ def _raised_by_setattr(error: AttributeError) -> bool:
     # The functions that call `setattr`: ours, and Gymnasium's. An environment may have some of these names, too.
     package = str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
     return package in ("bridge", "gymnasium") and trace.tb_frame.f_code.co_name in (
-        "_set",
         "set_attr",
+        "set_attribute",
         "set_wrapper_attr",
     )
 

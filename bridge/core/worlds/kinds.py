@@ -49,6 +49,7 @@ __all__ = [
     "metadata_of",
     "read_attribute",
     "recognise",
+    "set_attribute",
     "spec_of",
 ]
 
@@ -345,6 +346,19 @@ def attribute_of(env: object, name: str) -> Any:
             return value
     served = env.env if isinstance(env, BatchVector) else env  # a user has never heard of Batch
     raise AttributeError(f"{type(served).__name__!r} object has no attribute {name!r}")
+
+
+def set_attribute(env: GymEnv | ParallelEnv, name: str, value: object) -> None:
+    """Set an attribute of an environment where it is read from: one of a wrapper would hide one further in."""
+    if isinstance(env, gymnasium.Env):
+        env.set_wrapper_attr(name, value)
+        return
+    for layer in attribute_layers(env):
+        if defines(layer, name):
+            setattr(layer, name, value)
+            return
+    # Not all environments that have agents know `unwrapped`.
+    setattr(read_attribute(env, "unwrapped", env), name, value)
 
 
 def has_attribute(layer: object, name: str) -> bool:

@@ -117,6 +117,11 @@ class LanesHost(Host[Lanes]):
         """True if its environments are stepped by ourselves, and nothing is around all of them."""
         return self._ours is self.env
 
+    @property
+    def can_place_all(self) -> bool:  # type: ignore[override]
+        """True if all its lanes are in one object of this process."""
+        return self._ours is not self.env and not self._is_async
+
     def _stepped_here(self) -> LaneVectorEnv:
         if self._ours is None or self._ours is not self.env:
             raise RequestError(Code.UNIMPLEMENTED, f"the lanes of {self.facts.kind} are not stepped one by one")
@@ -130,15 +135,29 @@ class LanesHost(Host[Lanes]):
         if self.lanes:
             self.lanes = [EnvHost(one, self.facts.of_lane, self.make) for one in kinds.local_parts(self.env)]
 
-    def newest(self, lane: int) -> tuple[Any, Any]:
-        """Return the last observation and info of a lane; raises RequestError where no episode runs in it."""
+    def newest(self, lane: int | None) -> tuple[Any, Any]:
+        """Return the last observation and info of a lane, or of all; raises RequestError where no episode runs."""
+        if lane is None:
+            return self._newest_of_all()
         found = self._stepped_here().newest(lane)
         if found is None:
             raise no_episode(lane)
         return found
 
+    def _newest_of_all(self) -> tuple[Any, Any]:
+        result = self.result
+        if result is None:
+            raise no_episode(None)
+        if len(result) > 2 and self.facts.autoreset is not AutoresetMode.SAME_STEP:
+            ended = np.flatnonzero(np.asarray(result[2], np.bool_) | np.asarray(result[3], np.bool_))
+            if ended.size:
+                text = f"the episode of lane {ended[0]} has ended, and the next one begins by the next step: step first"
+                raise RequestError(Code.FAILED_PRECONDITION, text)
+        return result[0], result[-1]
+
     def _take_placed(self) -> Result:
-        assert self._ours is not None, "`place` has refused otherwise"
+        if self._ours is None or self._ours is not self.env:
+            return self._placed[0]  # of all
         observations, infos = self._ours.place_lanes(self._placed)
         return observations, join_infos(infos, self.env.num_envs)
 

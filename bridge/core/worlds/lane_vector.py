@@ -78,6 +78,9 @@ class LaneVectorEnv(SyncLanes):
         reward_space: Of one environment; None: rewards are numbers.
     """
 
+    KEPT = frozenset(("env_fns", "failed", "retried", "notes"))
+    """Attributes that are no part of the situation that the lanes are in: others hold the same objects."""
+
     def __init__(
         self,
         vector: SyncVectorEnv[Any, Any],

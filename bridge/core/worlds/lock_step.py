@@ -156,13 +156,14 @@ class LockStep(Pacer):
             agent.truncated[list(agent.take_failures())] = True
         return pb.RUNNING
 
-    def place(self, agent: EnvAgent, result: Result, lanes: Sequence[int]) -> None:
+    def place(self, agent: EnvAgent, result: Result, lanes: Sequence[int]) -> int:
         """Have the agent's sequence begin in the situation that the environment is in; other lanes go on."""
         agent.answer = None
         agent.take_reset(result)
         agent.forget_failures()
         if agent.lanes is not None:
             agent.part.placed(lanes)
+        return pb.RUNNING
 
     async def step(self, agent: EnvAgent, action: object) -> int:
         """Step all lanes with actions of their own. A single environment's agent does it at once."""

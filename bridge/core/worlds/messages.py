@@ -81,17 +81,17 @@ class Stage(Protocol):
             env: The other one.
         """
 
-    def newest(self, lane: int) -> tuple[Any, Any]:
+    def newest(self, lane: int | None) -> tuple[Any, Any]:
         """Return the last observation and info of an environment: the object itself, not a copy.
 
         Args:
-            lane: Its index in `envs`.
+            lane: Its index in `envs`; None: those of all lanes that are stepped as a whole.
 
         Raises:
             RequestError: FAILED_PRECONDITION: no episode runs in it.
         """
 
-    def check_place(self) -> None:
+    def check_place(self, lane: int | None = 0) -> None:
         """Raise what `place` would, before anything is changed.
 
         Raises:
@@ -99,7 +99,7 @@ class Stage(Protocol):
                 not say `places`.
         """
 
-    def place(self, lane: int, observation: Any, info: Any, origin: Origin | None = None) -> None:
+    def place(self, lane: int | None, observation: Any, info: Any, origin: Origin | None = None) -> None:
         """Say that an environment is in another situation now, in which an episode runs.
 
         The world follows once the request is answered: the episode that ran is over, the client that asks sees the new
@@ -107,7 +107,7 @@ class Stage(Protocol):
         afterwards, the world does not follow.
 
         Args:
-            lane: Its index in `envs`.
+            lane: Its index in `envs`; None: all lanes are, which are stepped as a whole.
             observation: What it sees there, which `step` goes on from; kept as it is.
             info: The info that goes with it.
             origin: When an environment was in this situation before; None: that is not known.
@@ -233,8 +233,9 @@ class SessionMessage:
             pickled, as `isolation="process"` does with what makes environments. None: there is none.
         handler: Makes the part in a server: a class of `MessageHandler`, or a function. None: the part beside the
             environment answers alone.
-        free_seconds: The processor time of one request that is not charged, as that of a Step is not. Where others wait
-            for the server, a client that used more is read later, for as long as it used more.
+        free_seconds: The processor time of one request that is not charged. Where others wait for the server, a client
+            that used more is read later, for as long as it used more. By default none: small requests without end would
+            cost their client nothing.
         moment: What `Stage.moment` says; set for each request by what stands between a world and its environment.
 
     Raises:
@@ -244,7 +245,7 @@ class SessionMessage:
     form: MessageForm
     part: PartMaker | None = None
     handler: Callable[[Scheduler], MessageHandler] | None = None
-    free_seconds: float = 0.02
+    free_seconds: float = 0.0
     moment: str = ""
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array
@@ -163,13 +164,24 @@ class Pacer(abc.ABC):
         """Keep an agent without a client in the world; return False where others would wait for it."""
         return False
 
-    def place(self, agent: EnvAgent, result: Result, lanes: Sequence[int]) -> None:
-        """Have an agent's sequence begin in the situation that the environment is in; only where `can_place` is True.
+    def held(self, agent: EnvAgent) -> AbstractContextManager[None]:
+        """Return a context in which nobody steps the environment: a message of an agent is answered that may place it.
+
+        Raises:
+            RequestError: FAILED_PRECONDITION: a Step is under way.
+        """
+        return nullcontext()  # where there is one agent, its session answers one request at a time
+
+    def place(self, agent: EnvAgent, result: Result, lanes: Sequence[int]) -> int:
+        """Have a sequence begin in the situation that the environment is in; only where `can_place` is True.
 
         Args:
-            agent: The agent.
+            agent: The agent whose message has put it there.
             result: Observation and info, as a reset returns them.
             lanes: Those that are there; of a single environment lane 0.
+
+        Returns:
+            As `Agent.place`.
         """
         raise NotImplementedError
 

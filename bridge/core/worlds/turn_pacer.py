@@ -157,6 +157,9 @@ class TurnPacer(abc.ABC):
     """Seconds that a Step waits; then it is refused with DEADLINE_EXCEEDED, and may be sent again."""
     patience_name = "patience"
     """What messages call that number."""
+    can_place = False
+    """True if a message may put the environment into another situation: nothing that it decides by was in an earlier
+    one."""
 
     @abc.abstractmethod
     def decide(self, turn: Turn) -> Decision:

@@ -11,8 +11,9 @@ observation, and the sum of the rewards.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from gymnasium import spaces
@@ -20,7 +21,7 @@ from gymnasium import spaces
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import OTHER_WORLD, Agent, PacedWorld, answer_to, environment_failure, in_environment
-from bridge.core.worlds.environment import Job, Transition
+from bridge.core.worlds.environment import Job, Result, Transition
 from bridge.core.worlds.group import DEFAULT, Group
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.participants import Participant, WaitingStep
@@ -44,6 +45,13 @@ __all__ = ["Turns"]
 # - `outcome`: its end came while no Step of it waited, because a default action stood in. Its next Step tells it.
 # - `absent`: it waited for a sequence that began without it. An error tells it once, so that it may wait on.
 # - `_job`: the environment is in a call. No Step is answered meanwhile: the result may change what it is to be told.
+#   While a message is answered that may place the environment, it is `_HELD`: no Step waits then, and none is taken.
+#
+# Where a message places the environment, a sequence runs from there on in which nobody plays yet: those that are alive
+# may enter it by their next Step, as if the environment had brought them in.
+_HELD = Job(0, 0, "held")
+
+
 class Turns(Pacer):
     """Collects what agents hand in, and steps the environment as a `TurnPacer` says.
 
@@ -57,6 +65,7 @@ class Turns(Pacer):
     def __init__(self, rules: TurnPacer) -> None:
         self.rules = rules
         """Decides when the environment is stepped, and by what."""
+        self.can_place = rules.can_place
 
     def bind(self, world: PacedWorld) -> None:
         """Begin with a world.
@@ -179,6 +188,7 @@ class Turns(Pacer):
 
     async def begin(self, agent: EnvAgent) -> int:
         """Wait for the next sequence, or enter the running one."""
+        self._refuse_if_held()
         self._resets.end(agent)  # while it waits, no ResetWorld waits for it
         state = self._told(agent.part, await self._wait(agent.part, begins=True))
         agent.tell_names()
@@ -186,6 +196,7 @@ class Turns(Pacer):
 
     async def step(self, agent: EnvAgent, action: object) -> int:
         """Hand in an action and wait for the end of the turn."""
+        self._refuse_if_held()
         self.turn.handed_in[agent.part.name] = action
         return self._told(agent.part, await self._wait(agent.part, begins=False))
 
@@ -201,6 +212,34 @@ class Turns(Pacer):
         self._wake_at(deadline)
         self.advance()
         return wait.answer
+
+    def _refuse_if_held(self) -> None:
+        if self._job is _HELD:
+            text = "a message is being answered that may put the environment elsewhere; Step once it is"
+            raise RequestError(Code.FAILED_PRECONDITION, text)
+
+    @contextlib.contextmanager
+    def held(self, agent: EnvAgent) -> Iterator[None]:
+        """Take no Step meanwhile; raises RequestError where one waits, or the environment is in a call."""
+        if self._waits or self._job is not None:
+            text = "Steps of agents of this world are under way; send the message once they are answered"
+            raise RequestError(Code.FAILED_PRECONDITION, text)
+        self._job = _HELD
+        try:
+            yield
+        finally:
+            self._job = None
+            self._scheduler.call_soon(self.advance)
+
+    def place(self, agent: EnvAgent, result: Result, lanes: Sequence[int]) -> int:
+        """Begin a sequence in the situation that the environment is in, which agents enter by their next Steps."""
+        told, _ = self.group.told(Job(0, self.turn.sequence + 1, "reset"), result, self.turn.observation)
+        self._begin_sequence(told)
+        for participant in self.participants.values():
+            participant.may_enter = participant.name in told
+            participant.absent = not participant.may_enter
+        self._settle()
+        return pb.INTERRUPTED
 
     def _told(self, participant: Participant, state: int) -> int:
         """Fill in what a Step tells that is answered; return its state."""
@@ -510,6 +549,10 @@ class Turns(Pacer):
         self._job = None
         # Here and not where the job is made: a reset that fails leaves the seed to the next one.
         self.carried = (None, None)
+        self._begin_sequence(first)
+        self._settle()
+
+    def _begin_sequence(self, first: Mapping[str, Transition]) -> None:
         self.turn.sequence += 1
         self.turn.began, self.turn.number = self._scheduler.now(), 0
         self.turn.running, self.turn.ending = True, False
@@ -526,7 +569,6 @@ class Turns(Pacer):
                 else:
                     # `poll` tells it so, or it would wait without knowing that the others play.
                     participant.sequence, participant.absent = self.turn.sequence, True
-        self._settle()
 
     def _stepped(self, seen: Mapping[str, Transition], alive: Sequence[str]) -> None:
         """The environment was stepped: hand each agent its part.

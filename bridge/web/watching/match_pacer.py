@@ -165,16 +165,16 @@ class MatchPacer(JointClock):
             settings, self._next_settings = self._next_settings, (None, None)
             self.begin_episode(*settings)
         due = self.match.wake()
-        # A clock that is turned by hand calls `_run_until`, which looks at `wake` itself.
-        if self._subscribe is None and due < math.inf:
+        # A clock that is turned by hand calls `turned`, which looks at `wake` itself.
+        if self._driver.subscribe is None and due < math.inf:
             self._match_timer = self.world.scheduler.call_later(max(0.0, due - self.now()), self._follow_match)
 
-    async def _run_until(self, when: float) -> None:
-        """Run every frame that is due by then, and what the match orders then, for a clock that is turned."""
-        await super()._run_until(when)
-        while not self.over and self.match.wake() <= when:
-            self._follow_match()
-            await super()._run_until(when)
+    def turned(self, when: float) -> bool:
+        """Do what the match orders by then, when a virtual clock was turned; return whether it ordered something."""
+        if self.over or self.match.wake() > when:
+            return False
+        self._follow_match()
+        return True
 
     def _on_frame(self, frame: Frame) -> None:
         if self.match.state not in (RoundState.STARTING, RoundState.RUNNING):

@@ -145,7 +145,7 @@ def test_a_client_slower_than_the_world_has_nothing_pile_up(network: Make) -> No
         answers = remote.answers
         assert answers is not None
         assert answers.in_flight <= 64
-        assert len(answers.lanes[0].queue) <= 2
+        assert len(answers.lanes[0].waiting) <= 2
     assert max(stream.most_waiting for stream in net.streams) <= 64
     assert np.median(ages) <= 0.04 + 1.5 * FRAME
 
@@ -323,3 +323,13 @@ def test_a_spectator_sees_each_frame_and_changes_nothing(network: Make) -> None:
     assert len(frames) >= 110
     assert {action for _, action, _ in env_of(net).applied} <= {0, 5}
     assert info["latency"]["round_trip"] == pytest.approx(0.08, abs=0.001)
+
+
+def test_a_world_is_left_whose_connection_another_thread_ends_meanwhile(network: Make) -> None:
+    """The garbage collector closes environments that were dropped, in whichever thread it runs."""
+    net = network()
+    remote = net.remote()
+    (stream,) = net.streams
+    stream.on_send = lambda: remote.finish(0.0)
+    remote.leave()
+    assert stream.closed

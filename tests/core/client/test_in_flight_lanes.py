@@ -234,12 +234,12 @@ def test_a_client_slower_than_the_world_has_nothing_pile_up(network: Make) -> No
     ages = []
     for _ in range(20):
         net.run_for(0.7)
-        kept = {id(part.message) for lane in remote.answers.lanes for part in lane.queue}
+        kept = {id(shown.message) for lane in remote.answers.lanes for shown in lane.waiting}
         assert len(kept) <= 3, "two with ends, and the newest"
         rows, _, terminations, *_ = net.act(remote, [0] * 8)
         ages += (net.clock.now() - rows[~terminations, 3]).tolist()
         assert remote.answers.in_flight <= 64
-        assert all(len(lane.queue) <= 2 for lane in remote.answers.lanes)
+        assert all(len(lane.waiting) <= 2 for lane in remote.answers.lanes)
     assert max(stream.most_waiting for stream in net.streams) <= 64
     assert np.median(ages) <= 0.04 + 1.5 * FRAME
 

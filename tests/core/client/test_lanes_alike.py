@@ -374,7 +374,7 @@ def test_one_that_cannot_begin_is_told_the_same(where: str) -> None:
 
     for lanes in (True, False):
         with serve_gym(Broken) as server, pytest.raises(errors.EnvironmentFailedError, match="no display"):
-            make_vec_remote(server.url, num_envs=SLOTS, blocking=True, lanes=lanes).reset(seed=0)
+            make_vec_remote(server.url, num_envs=SLOTS, blocking=True, lanes=lanes, max_failures=3).reset(seed=0)
 
 
 @pytest.mark.parametrize("on_lost", ["wait", "continue"])

@@ -652,6 +652,7 @@ def test_a_call_is_told_that_its_slot_has_moved(monkeypatch):
             envs.close()
 
 
+@pytest.mark.slow
 def test_slots_of_a_list_go_back_to_their_server_once_it_is_mended(monkeypatch, caplog):
     makes = (lambda length: CountingEnv(length), lambda length: Spoilable(length))
     with contextlib.ExitStack() as stack:

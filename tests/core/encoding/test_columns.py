@@ -15,7 +15,7 @@ from bridge.errors import RefusedError, SettingError, TensorError
 from bridge.pb import bridge_pb2 as pb
 from tests.core.encoding.trees import objects, same, trees
 from tests.parallel_envs import Relay
-from tests.support import assert_identical
+from tests.support import assert_identical, sampled
 
 few = settings(max_examples=80, deadline=None)
 
@@ -278,7 +278,7 @@ def stored(kind):
 BATCH = [{f"metric {key}": key / 7 for key in range(15)} | {"ok": True, "name": "a"} for _ in range(2048)]
 
 
-@pytest.mark.parametrize("isolation", [None, "process"])
+@pytest.mark.parametrize("isolation", [None, pytest.param("process", marks=pytest.mark.slow)])
 def test_a_single_environment_takes_the_infos_of_a_batch(isolation):
     with serve_gym(lambda: stored(None), isolation=isolation) as server:
         env = make_remote(server.url)
@@ -291,7 +291,9 @@ def test_a_single_environment_takes_the_infos_of_a_batch(isolation):
         env.close()
 
 
-@pytest.mark.parametrize("keywords", [{}, {"isolation": "process"}, {"thread_safe": True}], ids=str)
+@pytest.mark.parametrize(
+    "keywords", sampled([{"isolation": "process"}, {}, {"thread_safe": True}], 3, slow=True), ids=str
+)
 def test_lanes_and_worlds_take_the_infos_of_a_batch(keywords):
     with serve_gym(lambda: stored(None), num_envs=2, **keywords) as server:
         envs = make_vec_remote([server.url, f"{server.url}?num_envs=1"])

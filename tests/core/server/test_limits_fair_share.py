@@ -11,7 +11,7 @@ from websockets.frames import Opcode
 
 from bridge import make_remote, serve_gym
 from bridge.core.server import limits
-from bridge.core.server.limits import BURST, REFILL, SHARE, FairShare, ProcessorAccount
+from bridge.core.server.limits import BURST, MESSAGE_SHARE, REFILL, SHARE, FairShare, ProcessorAccount
 from bridge.errors import RefusedError
 from bridge.testing import CountingEnv
 from tests.http2_tools import (
@@ -97,6 +97,27 @@ def test_beside_other_programs_flooders_use_their_share_of_what_the_server_gets(
         share.note_turn(0.001, 0.004)
     assert share.speed == pytest.approx(0.25, abs=0.01)
     assert used_by_flooders(4, share) < (SHARE + REFILL + 0.02) / 4
+
+
+@pytest.mark.parametrize("connections", [1, 5])
+def test_small_messages_without_end_take_their_part_of_the_time_and_no_more(connections):
+    """Each connection sends the next as soon as it is read again, while somebody else waits each time."""
+    share, count = FairShare(), 20_000
+    share.connections = connections + 1
+    accounts = [ProcessorAccount(share, 0.0) for _ in range(connections)]
+    due, now, waiting = [0.0] * connections, 0.0, set()
+    for _ in range(count):
+        at = due.index(min(due))
+        if at in waiting:
+            waiting.remove(at)
+            share.waiting -= 1
+        now = max(now, due[at]) + 0.001
+        wait = accounts[at].charge(0.001, now, share=MESSAGE_SHARE)
+        due[at] = now + wait
+        if wait:
+            waiting.add(at)
+            share.waiting += 1
+    assert count * 0.001 / now < MESSAGE_SHARE + REFILL + 0.02
 
 
 def test_one_long_pause_says_little_of_the_servers_speed():

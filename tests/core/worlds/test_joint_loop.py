@@ -116,7 +116,7 @@ def test_what_a_reset_finds_under_way_is_dropped_and_counted() -> None:
     assert drive.seeds == [None, 5]
     taken = drive.take("a")
     assert taken is not None
-    assert (taken.observation, taken.reward) == ((2, 0), 0.0)
+    assert (taken.observed.observation, taken.reward) == ((2, 0), 0.0)
 
 
 def test_resets_are_one_vote_and_the_last_seed_counts() -> None:
@@ -135,7 +135,7 @@ def test_resets_are_one_vote_and_the_last_seed_counts() -> None:
     for name in NAMES:
         taken = drive.take(name)
         assert taken is not None
-        assert taken.observation == (2, 0)
+        assert taken.observed.observation == (2, 0)
 
 
 def test_whoever_asked_first_is_not_reset_again_before_it_came_in() -> None:
@@ -149,7 +149,7 @@ def test_whoever_asked_first_is_not_reset_again_before_it_came_in() -> None:
     for name in NAMES:
         taken = drive.take(name)
         assert taken is not None
-        assert taken.observation == (2, 0)
+        assert taken.observed.observation == (2, 0)
 
 
 def test_without_restart_an_agent_enters_the_running_episode_again() -> None:
@@ -160,7 +160,7 @@ def test_without_restart_an_agent_enters_the_running_episode_again() -> None:
     drive.reset("c", restart=False)
     taken = drive.take("c")
     assert taken is not None
-    assert (taken.observation, drive.seeds) == ((1, 1), [None])
+    assert (taken.observed.observation, drive.seeds) == ((1, 1), [None])
 
 
 def test_a_failed_environment_is_reset_after_a_pause_and_everybody_is_told() -> None:
@@ -176,7 +176,7 @@ def test_a_failed_environment_is_reset_after_a_pause_and_everybody_is_told() -> 
     drive.advance(1)
     cut = drive.take("c")
     assert cut is not None
-    assert (cut.truncated, cut.error, cut.reward) == (True, "it raised", 3.0)
+    assert (cut.truncated, cut.observed.error, cut.reward) == (True, "it raised", 3.0)
     assert drive.players["a"].buffers[0].error is None, "its episode had ended before"
     assert drive.loop.environment.phase.name == "FAILED"
     drive.advance(1)
@@ -236,8 +236,8 @@ def test_every_reward_and_every_end_is_told_once_whatever_agents_do(operations: 
             entering = not player.buffers[0].reading
             taken = drive.take(name)
             if taken is not None:
-                episode, time = taken.observation
-                assert taken.episode == episode
+                episode, time = taken.observed.observation
+                assert taken.observed.episode == episode
                 if not entering:
                     key = joins[name], name, episode
                     sums[key] += taken.reward

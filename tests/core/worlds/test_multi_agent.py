@@ -679,3 +679,81 @@ def test_several_players_of_the_default_world_are_one_world():
         assert "max_worlds=1" in refused.error.message
         for stream in [*players, reader]:
             stream.close()
+
+
+class Rewound(Relay):
+    """Can be put back."""
+
+    def rewind(self, to):
+        self.ran, self.time, self.agents = dict.fromkeys(NAMES, to), to, ["bob", "cyd"]
+        return {agent: self._see(agent) for agent in self.agents}
+
+
+class Rewind(bridge.MessagePart):
+    """Puts the runners back to where they started, or where a message says; `ann` is out of it then."""
+
+    def answer(self, request):
+        (relay,) = self.stage.envs
+        if request:
+            seen = relay.rewind(int(request))
+            self.stage.place(0, seen, {agent: {"back": True} for agent in relay.agents})
+        return b"done"
+
+
+REWIND = bridge.SessionMessage(bridge.MessageForm("rewind", "tests.Rewind", "tests.Rewound", places=True), part=Rewind)
+
+
+@everywhere
+def test_a_message_puts_all_agents_of_a_client_into_another_situation(remote):
+    far = remote(Rewound, messages=[REWIND])
+    far.reset(seed=0)
+    reply = far.send_message(REWIND.form, b"")
+    assert reply.answers[0].data == b"done"
+    assert reply.began is None
+    spaces = {agent: far.action_space(agent) for agent in NAMES}
+    far.step({agent: space.sample() for agent, space in spaces.items()})
+    for where in (3, 5):
+        observations, infos = far.send_message(REWIND.form, str(where).encode()).began
+        assert far.agents == list(observations) == ["bob", "cyd"]
+        assert observations["bob"]["place"] == where
+        assert observations["cyd"] == f"at {where} after {where}"
+        assert infos["bob"] == {"back": True}
+        seen, *_ = far.step({agent: spaces[agent].sample() for agent in far.agents})
+        assert seen["cyd"].endswith(f"after {where + 1}")
+        assert list(seen) == ["bob", "cyd"]
+    # The next episode is of all again.
+    far.reset()
+    assert far.agents == list(NAMES)
+
+
+def test_a_message_that_may_place_is_refused_while_a_step_of_another_agent_waits():
+    auth = bridge.Auth(shared_control=True)
+    with bridge.serve_parallel(Rewound, missing_agent="end", messages=[REWIND], auth=auth) as server:
+        envs = [bridge.make_remote(f"{server.url}?world=", agent=agent, timeout=20) for agent in NAMES]
+        began = [threading.Thread(target=env.reset) for env in envs]
+        for thread in began:
+            thread.start()
+        for thread in began:
+            thread.join(20)
+        steps = [threading.Thread(target=env.step, args=(env.action_space.sample(),)) for env in envs]
+        steps[0].start()
+
+        def is_refused():
+            try:
+                envs[1].send_message(REWIND.form, b"")
+            except RefusedError as error:
+                return error.code == Code.FAILED_PRECONDITION and "Steps of agents of this world are" in str(error)
+            return False
+
+        until(is_refused)
+        for thread in steps[1:]:
+            thread.start()
+        for thread in steps:
+            thread.join(20)
+        # One of three clients rewinds all: the others hear of the end by their next Steps, and may go on from there.
+        assert envs[1].send_message(REWIND.form, b"4").answers[0].placed
+        assert envs[2].step(envs[2].action_space.sample())[3]
+        observation, _ = envs[2].reset()
+        assert observation == "at 4 after 4"
+        for env in envs:
+            env.close()

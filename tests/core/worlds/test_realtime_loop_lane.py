@@ -147,7 +147,7 @@ def test_every_end_is_told_once_however_far_behind_the_agent_is() -> None:
     drive.until(1.0)  # 10 frames: episodes 1, 2 and 3 are over, 4 is in its first frame
     taken = drive.loop.take(observer, 0)
     assert taken is not None
-    assert (taken.observation, taken.terminated, taken.reward, taken.frames) == ((1, 3), True, 2.0, 2)
+    assert (taken.observed.observation, taken.terminated, taken.reward, taken.frames) == ((1, 3), True, 2.0, 2)
     records = observer.buffers[0].take_records()
     assert [(r.episode, r.reward, r.length, r.observation) for r in records] == [
         (1, 3.0, 3, (1, 3)),
@@ -156,7 +156,7 @@ def test_every_end_is_told_once_however_far_behind_the_agent_is() -> None:
     ]
     first = drive.loop.take(observer, 0)
     assert first is not None
-    assert (first.observation, first.reward, first.frames, first.terminated) == ((4, 1), 0.0, 0, False)
+    assert (first.observed.observation, first.reward, first.frames, first.terminated) == ((4, 1), 0.0, 0, False)
     assert observer.buffers[0].take_records() == []
     drive.until(1.1)
     after = drive.loop.take(observer, 0)
@@ -205,7 +205,7 @@ def test_what_comes_of_an_episode_that_was_given_up_is_dropped_and_counted() -> 
     taken = drive.loop.take(observer, 0)
     assert taken is not None
     assert not taken.terminated
-    assert taken.observation == (reset.episode, 0)
+    assert taken.observed.observation == (reset.episode, 0)
     assert observer.buffers[0].take_records() == []
 
 
@@ -235,7 +235,7 @@ def test_a_reward_after_the_end_changes_no_episode() -> None:
     drive.loop.stepped(job, 0.2, 0.0, Transition((1, 3), 100.0, True))
     taken = drive.loop.take(observer, 0)
     assert taken is not None
-    assert (taken.reward, taken.terminated, taken.observation) == (2.0, True, (1, 2))
+    assert (taken.reward, taken.terminated, taken.observed.observation) == (2.0, True, (1, 2))
     assert [record.episode for record in observer.buffers[0].take_records()] == [1]
     assert drive.loop.stale == 1
     following = drive.loop.take(observer, 0)
@@ -256,7 +256,7 @@ def test_a_slow_reset_holds_up_no_other_lane() -> None:
     drive.do(drive.waiting.pop())
     drive.held.clear()
     drive.until(1.1)
-    assert drive.loop.take(observer, 0).observation == (2, 1)  # type: ignore[union-attr]
+    assert drive.loop.take(observer, 0).observed.observation == (2, 1)  # type: ignore[union-attr]
 
 
 def test_an_agent_that_joins_late_is_told_only_of_what_it_saw() -> None:
@@ -264,7 +264,7 @@ def test_an_agent_that_joins_late_is_told_only_of_what_it_saw() -> None:
     drive.player()
     drive.until(0.3)
     late = drive.loop.join(False)
-    assert drive.loop.take(late, 0).observation == (1, 3)  # type: ignore[union-attr]
+    assert drive.loop.take(late, 0).observed.observation == (1, 3)  # type: ignore[union-attr]
     drive.until(0.4)
     taken = drive.loop.take(late, 0)
     assert taken is not None
@@ -323,8 +323,8 @@ def test_a_failure_cuts_the_episode_off_once_and_is_tried_again_with_growing_pau
     drive.loop.failed(job, 0.1, "it raised")
     taken = drive.loop.take(observer, 0)
     assert taken is not None
-    assert (taken.truncated, taken.terminated, taken.error) == (True, False, "it raised")
-    assert taken.observed_at == 0.0, "when its last observation was made, and not when the environment raised"
+    assert (taken.truncated, taken.terminated, taken.observed.error) == (True, False, "it raised")
+    assert taken.observed.observed_at == 0.0, "when its last observation was made, and not when the environment raised"
     assert drive.loop.take(observer, 0) is None
     assert drive.loop.poll(0.15) == []
     (again,) = drive.loop.poll(0.2)
@@ -335,15 +335,14 @@ def test_a_failure_cuts_the_episode_off_once_and_is_tried_again_with_growing_pau
     assert [job.kind for job in drive.loop.poll(0.4)] == ["reset"]
 
 
-def test_lane_buffers_are_bounded() -> None:
+def test_the_newest_records_alone_keep_their_final_observations_and_infos() -> None:
     drive = Drive(length=1)
     observer = drive.player()
-    drive.until(2.0 + 65_526 / 10)
-    buffer = observer.buffers[0]
-    records = buffer.take_records()
-    assert [record.episode for record in records] == list(range(11, 11 + 65_536))
+    drive.until(2.0)
+    records = observer.buffers[0].take_records()
+    assert [record.episode for record in records] == list(range(1, 21))
     kept = [record.observation is not None for record in records]
-    assert kept == [False] * (len(kept) - 8) + [True] * 8
+    assert kept == [False] * 12 + [True] * 8
 
 
 def test_every_phase_is_reached_and_left() -> None:

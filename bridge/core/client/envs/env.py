@@ -34,6 +34,7 @@ from bridge.errors import (
     SettingError,
     shown_url,
 )
+from bridge.pb import dm_env_rpc_pb2 as pb
 
 if TYPE_CHECKING:
     from bridge.core.client.messages import MessageReply
@@ -347,8 +348,12 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             answers = [MessageAnswer(target, data, step is not None)]
             if step is None:
                 return MessageReply(answers)
-            message, reader, _ = remote.placed(step)
-            observation, _, _, _, info = reader.read(message, remote.now())
+            if step.state == pb.RUNNING:
+                message, reader, _ = remote.placed(step)
+                observation, _, _, _, info = reader.read(message, remote.now())
+            else:  # one of several agents, each of which begins there by its next Step
+                remote.begin(reset=False)
+                observation, _, _, _, info = self._await_step(f"after a message {form.name}")
             return MessageReply(answers, (observation, info))
 
     def get_wrapper_attr(self, name: str) -> Any:

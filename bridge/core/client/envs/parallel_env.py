@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.core.back_off import until_up
 from bridge.core.client.envs.env import remote_metadata
 from bridge.core.client.envs.pool_owner import PoolOwner
-from bridge.core.client.options import RemoteKeywords, RemoteOptions
+from bridge.core.client.options import RemoteOptions
 from bridge.core.client.slots.pool import Awaited
 from bridge.core.client.slots.resets import reset_settings
 from bridge.core.client.world.extensions import property_write
@@ -42,9 +42,10 @@ except ImportError as error:
     raise ImportError(f"a remote world of several agents needs PettingZoo: {install_command('pettingzoo')}") from error
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from bridge.core.client.messages import MessageReply
+    from bridge.core.encoding.message_form import MessageForm
 
-__all__ = ["RemoteParallelEnv", "make_parallel_remote"]
+__all__ = ["RemoteParallelEnv"]
 
 
 _PARTS = ("observation", "reward", "terminated", "truncated", "info")
@@ -240,15 +241,55 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             for name, remote in self._remotes.items():
                 # In lock step one Reset with the seed is enough: the environment is reset once for all agents.
                 remote.begin(settings if realtime or name == first else {})
-            # So the server refuses the first Step of an agent whom the environment's reset has left out.
-            answers = self._gather(self._remotes, StepAnswered, "to reset", tolerate=Code.FAILED_PRECONDITION)
-            self._started = True
-            read = _Joint()
-            for name, answer in answers.items():
-                self._read(name, answer, read)
-            self.agents = read.alive or list(answers)
-            observations, _, _, _, infos = read.parts()
-            return observations, infos
+            return self._first_answers("to reset")
+
+    def _first_answers(self, purpose: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Return observations and infos of the first Steps of an episode, which all agents have sent."""
+        # The server refuses that of an agent whom the environment has left out.
+        answers = self._gather(self._remotes, StepAnswered, purpose, tolerate=Code.FAILED_PRECONDITION)
+        self._started = True
+        read = _Joint()
+        for name, answer in answers.items():
+            self._read(name, answer, read)
+        self.agents = read.alive or list(answers)
+        observations, _, _, _, infos = read.parts()
+        return observations, infos
+
+    def send_message(self, form: MessageForm, request: bytes) -> MessageReply:
+        """Send a message of a feature, or of another package, which the server has to take (docs/plugins.md).
+
+        Args:
+            form: How it travels.
+            request: What is sent.
+
+        Returns:
+            The answer; and observations and infos by agent, as `reset` returns them, where the environment was put into
+            another situation: its episode goes on from there, and `step` is possible.
+
+        Raises:
+            RefusedError: As `RemoteEnv.send_message`; the episode goes on.
+        """
+        from bridge.core.client.messages import (
+            MessageAnswer,
+            MessageReply,
+            MessageTarget,
+            message_request,
+            read_message,
+        )
+
+        target = MessageTarget(self._url, (0,), (0,))
+        with self._conflicts:
+            remote = self._asked()
+            reply = self._reply(remote, message_request(form, request, target, ()), f"to a message {form.name}")
+            data, step = read_message(form, reply, remote.url)
+            answers = [MessageAnswer(target, data, step is not None)]
+            if step is None:
+                return MessageReply(answers)
+            # The sequences of all agents are over, and each of those that are alive there begins one by its next Step.
+            self._started = False
+            for each in self._remotes.values():
+                each.begin(reset=False)
+            return MessageReply(answers, self._first_answers(f"after a message {form.name}"))
 
     def step(
         self, actions: Mapping[str, Any]
@@ -351,17 +392,3 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"<RemoteParallelEnv {self._url}>"
-
-
-@grouped(RemoteOptions, tls=TLS)
-def make_parallel_remote(url: str, **keywords: Unpack[RemoteKeywords]) -> RemoteParallelEnv:
-    """Connect to a remote world of several agents as all of them.
-
-    Args:
-        url: `grpc://HOST:PORT`, or with `?world=NAME` for a world that exists.
-        keywords: Those of `bridge.core.client.options.RemoteOptions`, which the signature lists.
-
-    Raises:
-        AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteParallelEnv`.
-    """
-    return RemoteParallelEnv(url, **keywords)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from bridge.core.client.realtime.lane_answers import Gain, LaneAnswers, Part
+from bridge.core.client.realtime.lane_answers import LaneAnswers
 from bridge.core.client.realtime.latency import Latency
 from bridge.core.client.realtime.reader import read_records
 from bridge.core.encoding import values
@@ -42,6 +42,8 @@ _MOST_ENDS = 2
 _PATIENCE = 5.0
 # How much of the longest round trip is still counted a round trip later.
 _FADING = 0.98
+_Row: TypeAlias = tuple[Array, float, int, Mapping[str, Any], bool, bool]
+"""The times, reward, frames, intervention and flags (terminated, truncated) of a lane."""
 
 
 class AnswerBuffer:
@@ -92,7 +94,7 @@ class AnswerBuffer:
     @property
     def episodes(self) -> Array:
         """The number of the episode that each lane was told last, 0 where it is in none: int64, `[]` or `[N]`."""
-        return np.array([lane.episode for lane in self.lanes], np.int64).reshape(self._shape)
+        return np.array([lane.reading for lane in self.lanes], np.int64).reshape(self._shape)
 
     # What is to be in flight
 
@@ -143,7 +145,7 @@ class AnswerBuffer:
             KeyError: It lacks what was asked for.
         """
         timing = self._read(message, "timing").reshape(-1, len(TIMING))
-        parts = self._parts(message, timing)
+        rows = self._rows(message, timing)
         received, answered = timing[0, :2].tolist()
         self.latency.answered(sent, received, answered, arrived)
         # The server held the Step for a frame, which is no time of the network's.
@@ -155,30 +157,32 @@ class AnswerBuffer:
         # First, because remarks and ended episodes are told once, whatever becomes of their answer.
         self._keep_remarks(message)
         for record in read_records(message.step.observations[self._uids["episodes"]], len(self.lanes)):
-            self.lanes[record["lane"]].note_record(record)
-        pairs = zip(self.lanes, parts, strict=True)
-        # What follows a refusal is not told before it.
-        used = [part is None or lane.push(part, number, counts=self._error is None) for lane, part in pairs]
+            self.lanes[record["lane"]].add_record(record["episode"], record)
+        counts = self._error is None  # what follows a refusal is not told before it
+        used = [
+            row is None or lane.push(message, *row, number=number, counts=counts)
+            for lane, row in zip(self.lanes, rows, strict=True)
+        ]
         self._share_ends(message)
         # Infos are decoded only where a lane has no observation, or had none.
-        if number >= self._number and (self._failures or None in parts):
-            self._keep_failures(message, parts)
+        if number >= self._number and (self._failures or None in rows):
+            self._keep_failures(message, rows)
         return number >= self._number or any(used)
 
     def _read(self, message: pb.EnvironmentResponse, name: str) -> Array:
         return unpack_tensor(message.step.observations[self._uids[name]], name)
 
-    def _parts(self, message: pb.EnvironmentResponse, timing: Array) -> list[Part | None]:
+    def _rows(self, message: pb.EnvironmentResponse, timing: Array) -> list[_Row | None]:
         """Return what an answer says of each lane; None: it has no observation."""
         numbers: list[Any] = [self._read(message, name).reshape(-1).tolist() for name in ("reward", "frames")]
         if self._shape:
-            flags = [self._read(message, name).tolist() for name in ("terminated", "truncated", "resetting")]
+            flags = [self._read(message, name).tolist() for name in ("terminated", "truncated")]
+            missing = self._read(message, "resetting").tolist()
         else:
             state = message.step.state
-            flags = [[state == pb.TERMINATED], [state == pb.INTERRUPTED], [False]]
-        gains = [Gain(*row) for row in zip(*numbers, self._interventions(message), strict=True)]
-        rows = zip(timing, gains, *flags, strict=True)
-        return [None if resetting else Part(message, *row) for *row, resetting in rows]
+            flags, missing = [[state == pb.TERMINATED], [state == pb.INTERRUPTED]], [False]
+        rows = zip(timing, *numbers, self._interventions(message), *flags, strict=True)
+        return [None if resetting else row for row, resetting in zip(rows, missing, strict=True)]
 
     def _interventions(self, message: pb.EnvironmentResponse) -> Sequence[Mapping[str, Any]]:
         """Return of each lane who acted in the agent's place, and how."""
@@ -190,18 +194,19 @@ class AnswerBuffer:
             split_intervention(lane_info(info, lane) if self._shape else info)[1] for lane in range(len(self.lanes))
         ]
 
-    def _keep_failures(self, message: pb.EnvironmentResponse, parts: Sequence[Part | None]) -> None:
+    def _keep_failures(self, message: pb.EnvironmentResponse, rows: Sequence[_Row | None]) -> None:
         """Keep why lanes have no episode, which is said once for each attempt, until they have one."""
         info = _info(message, self._uids["info"])
-        for index, part in enumerate(parts):
-            if part is not None and not part.ended:
+        for index, row in enumerate(rows):
+            if row is None:
+                if "error" in (own := lane_info(info, index)):
+                    self._failures[index] = own["error"]
+            elif not (row[-2] or row[-1]):
                 self._failures.pop(index, None)
-            elif part is None and "error" in (own := lane_info(info, index)):
-                self._failures[index] = own["error"]
 
     def _share_ends(self, newest: pb.EnvironmentResponse) -> None:
         """Put the ends that wait into one message: each holds one with the observations of all lanes otherwise."""
-        ends = [lane.queue[0] if lane.queue and lane.queue[0].ended else None for lane in self.lanes]
+        ends = [None if lane.closing is None else lane.closing.observed for lane in self.lanes]
         if len({id(end.message) for end in ends if end is not None}) > _MOST_ENDS:
             shared = self._put_together([newest if end is None else end.message for end in ends])
             for end in ends:
@@ -245,12 +250,12 @@ class AnswerBuffer:
         """True if there is something new to tell; where nothing may be repeated, what was asked for has begun."""
         if not self._has_enough:
             return False
-        return any(lane.queue for lane in self.lanes) if repeats else self._newest is not None
+        return any(lane.waiting for lane in self.lanes) if repeats else self._newest is not None
 
     @property
     def _has_enough(self) -> bool:
         """True if there are observations to tell, new or not, of as many lanes as there have to be."""
-        return not self.waits_for_all or all(lane.queue or lane.told is not None for lane in self.lanes)
+        return not self.waits_for_all or not any(lane.missing for lane in self.lanes)
 
     def take(self, now: float, *, repeats: bool) -> pb.EnvironmentResponse | RemoteError | None:
         """Return what there is for a call that waits: an answer, or why there is none; None: it has to wait.
@@ -279,27 +284,29 @@ class AnswerBuffer:
             return None
         message, timing = self._newest
         # After a Reset of some lanes the others repeat their observation.
+        missing = [lane.missing for lane in self.lanes]
         told = [
-            lane.tell(message, row, pops=repeats or lane.told is None)
+            lane.tell(message, row, pops=repeats or not lane.reading)
             for lane, row in zip(self.lanes, timing, strict=True)
         ]
-        answer = self._with_observations(told)
+        answer = self._with_observations([item.observed.message for item in told])
         found: dict[str, Array] = {
-            "timing": np.array([item.timing for item in told]).reshape(*self._shape, len(TIMING)),
-            "reward": np.array([item.gain.reward for item in told], np.float64).reshape(self._shape),
-            "frames": np.array([item.gain.frames for item in told], np.int64).reshape(self._shape),
+            "timing": np.array([item.observed.timing for item in told]).reshape(*self._shape, len(TIMING)),
+            "reward": np.array([item.reward for item in told], np.float64).reshape(self._shape),
+            "frames": np.array([item.frames for item in told], np.int64).reshape(self._shape),
         }
         if self._shape:
-            for name in ("terminated", "truncated", "resetting"):
-                found[name] = np.array([getattr(item, name) for item in told], np.bool_)
-        records = [record for lane in self.lanes for record in lane.take_records()]
+            found["terminated"] = np.array([item.terminated for item in told], np.bool_)
+            found["truncated"] = np.array([item.truncated for item in told], np.bool_)
+            found["resetting"] = np.array(missing, np.bool_)
+        records = [record for lane in self.lanes for record in lane.take_records(after_end=True)]
         found["episodes"] = np.frombuffer(values.encode(records) if records else b"", np.uint8)
-        failures = {index: reason for index, reason in self._failures.items() if told[index].resetting}
+        failures = {index: reason for index, reason in self._failures.items() if missing[index]}
         if failures:
             info = with_errors(_info(answer, self._uids["info"]), failures, len(told))
             _fill(answer, self._uids["info"], np.frombuffer(values.encode(info), np.uint8))
             self._failures = {index: why for index, why in self._failures.items() if index not in failures}
-        interventions = [item.gain.intervention for item in told]
+        interventions = [item.intervention for item in told]
         if "info" in self._uids and (any(interventions) or _tells_of_intervention(answer, self._uids["info"])):
             info = with_interventions(_info(answer, self._uids["info"]), interventions, lanes=bool(self._shape))
             _fill(answer, self._uids["info"], np.frombuffer(values.encode(info), np.uint8))
@@ -313,9 +320,8 @@ class AnswerBuffer:
         self._handed_out = answer
         return answer
 
-    def _with_observations(self, told: Sequence[Part]) -> pb.EnvironmentResponse:
-        """Return an answer with the observations and infos of what is told, to write the rest into."""
-        messages = [item.message for item in told]
+    def _with_observations(self, messages: Sequence[pb.EnvironmentResponse]) -> pb.EnvironmentResponse:
+        """Return an answer with the observation and the info of lane i of `messages[i]`, to write the rest into."""
         answer = messages[0]
         if any(message is not answer for message in messages):
             return self._put_together(messages)

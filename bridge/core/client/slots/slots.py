@@ -362,6 +362,9 @@ class Slots:
 
         members = self.pool.members
         if form.places:
+            if any(member.remote.request.agent is not None for member in members.filling):
+                text = "agents of one world go elsewhere together, and these slots by themselves"
+                raise SettingError(f"{text}: a message {form.name} is for make_parallel_remote, or for other slots")
             chosen = self._lanes_of(range(len(members.at)) if slots is None else slots)
             if any(member.episode in STEPPED for member in chosen):
                 text = f"a message {form.name} while answers to send are outstanding; take them by recv first"

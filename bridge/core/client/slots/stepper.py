@@ -206,7 +206,11 @@ class Stepper:
         member.settings = member.refusal = member.error = None
         placed = {member.start + lane for lane in lanes}
         self._unbegun = {slot: why for slot, why in self._unbegun.items() if slot not in placed}
-        member.take(member.remote.placed(step))
+        if step.state == pb.RUNNING:
+            member.take(member.remote.placed(step))
+        else:  # one of several agents, each of which begins there by its next Step
+            member.deadline = time.monotonic() + self.pool.timeout
+            member.remote.begin(reset=False)
         self.pool.started = True
 
     def begin_step(self, actions: Any) -> None:

@@ -521,12 +521,14 @@ class Remote:
 
     def leave(self) -> None:
         """Leave the world, destroy it where it was made for this remote, and send no more; `finish` then waits."""
-        if self._call is None:
+        call = self._call
+        if call is None:
             return
         self.session.leave(self.now())
         self._flush()
-        # Here, not in `finish`: so all remotes of a pool leave before the first of them is waited for.
-        self._call.finish()
+        # Here, not in `finish`: so all remotes of a pool leave before the first of them is waited for. The garbage
+        # collector closes in any thread, so another one may have ended the connection by now: then this does nothing.
+        call.finish()
 
     def close(self, timeout: float) -> None:
         """Leave the world and end the connection, within `timeout` seconds."""

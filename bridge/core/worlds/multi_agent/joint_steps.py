@@ -62,6 +62,7 @@ class AllActed(TurnPacer):
     """
 
     patience_name = "agent_timeout"
+    can_place = True
 
     def __init__(self, options: MultiAgentOptions) -> None:
         self._missing_agent = MissingAgent(options.missing_agent)

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
 
 from bridge.core.encoding import values
+from bridge.core.encoding.frame_buffer import Told
 from bridge.core.encoding.names import TIMING
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, Spec
@@ -18,8 +19,7 @@ from bridge.core.worlds.environment import EnvFacts, Spaces
 from bridge.core.worlds.group import neutral_action
 from bridge.core.worlds.lane_hosts import join_infos
 from bridge.core.worlds.realtime.frame_loop import FrameLoop
-from bridge.core.worlds.realtime.lane_buffer import Ended, Taken
-from bridge.core.worlds.realtime.loop_lane import LoopAgent
+from bridge.core.worlds.realtime.loop_lane import Ended, LoopAgent, Seen
 
 __all__ = ["EPISODES", "RESETTING", "TIMES", "WAITS", "ClockPart"]
 
@@ -72,7 +72,9 @@ class ClockPart:
         self.absent_from = 0
         """The episode that began without it, as it was told; 0: none."""
 
-    def collect(self, agent: EnvAgent, taken: list[Taken | None], loop: FrameLoop, received: float, now: float) -> None:
+    def collect(
+        self, agent: EnvAgent, taken: list[Told[Seen] | None], loop: FrameLoop, received: float, now: float
+    ) -> None:
         """Turn what was taken from the buffers into what the agent's Step is told.
 
         Args:
@@ -90,33 +92,35 @@ class ClockPart:
             at = () if lanes is None else (index,)
             lane = buffer.lane
             # U-5: a lane without an episode has no reward and no flags; NaN: no observation was made.
-            told = item or Taken(None, {}, np.nan, lane.episode, error=buffer.error)
+            told = item or Told(Seen(lane.episode, 0, False, None, {}, np.nan))
+            seen = told.observed
             self.resetting[at] = item is None
             agent.reward[at], self.frames[at] = told.reward, told.frames  # U-5
             agent.terminated[at], agent.truncated[at] = told.terminated, told.truncated
             self.timing[at] = (
-                received, now, told.observed_at, loop.step_times.last, lane.action_delay, told.episode, loop.frames,
+                received, now, seen.observed_at, loop.step_times.last, lane.action_delay, seen.episode, loop.frames,
                 loop.actions_applied, loop.actions_replaced, loop.actions_dropped, loop.overruns, loop.dropped,
                 buffer.frames_skipped,
             )  # fmt: skip
-            infos[index] = told.info
-            if told.error is not None and lanes is not None:
-                infos[index] = {**told.info, "error": told.error}
+            infos[index] = {**seen.info, **told.intervention} if told.intervention else seen.info
+            error = buffer.error if item is None else seen.error if told.truncated else None
+            if error is not None and lanes is not None:
+                infos[index] = {**infos[index], "error": error}
                 # Told once. An ended episode's error comes with the end, and is not kept here.
                 buffer.error = None
         if lanes is None:
             # None: a ResetWorld ends the sequence after a failure has ended its episode. The last observation stays.
             if taken[0] is not None:
-                agent.observation = taken[0].observation
+                agent.observation = taken[0].observed.observation
             agent.info = infos[0]
             return
         space: Any = self._space
         # A tensor has a row for each lane, and no None: a lane that resets has its last observation, or a placeholder.
-        seen = [buffer.lane.observation if item is None else item.observation for item, buffer in pairs]
-        seen = [neutral_action(space) if item is None else item for item in seen]
-        empty: Any = create_empty_array(space, len(seen), fn=np.zeros)
+        rows = [buffer.lane.observation if item is None else item.observed.observation for item, buffer in pairs]
+        rows = [neutral_action(space) if item is None else item for item in rows]
+        empty: Any = create_empty_array(space, len(rows), fn=np.zeros)
         with failures_in("step"):  # an observation that is not of the space, an info that is no dict
-            agent.observation = concatenate(space, seen, empty)
+            agent.observation = concatenate(space, rows, empty)
             agent.info = join_infos({index: info for index, info in infos.items() if info}, lanes)
 
     def observe(self, agent: EnvAgent, wanted: Sequence[int]) -> Mapping[int, Array]:

@@ -13,10 +13,10 @@ import abc
 import math
 
 from bridge.core.back_off import doubling_pause
+from bridge.core.encoding.frame_buffer import Told
 from bridge.core.samples import Samples
 from bridge.core.worlds.environment import Job, Transition, kept
-from bridge.core.worlds.realtime.lane_buffer import LaneBuffer, Taken
-from bridge.core.worlds.realtime.loop_lane import RETRY, LaneEvent, LoopAgent, LoopLane, Phase
+from bridge.core.worlds.realtime.loop_lane import RETRY, LaneBuffer, LaneEvent, LoopAgent, LoopLane, Phase, Seen
 from bridge.core.worlds.realtime_options import check_timing
 
 __all__ = ["FrameLoop"]
@@ -289,10 +289,10 @@ class FrameLoop(abc.ABC):
         return True
 
     @abc.abstractmethod
-    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer[LoopLane]) -> bool:
+    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer) -> bool:
         """True if the lane of one of an agent's buffers has an episode for it, where it is in none."""
 
-    def take(self, loop_agent: LoopAgent, index: int, *, repeats: bool = False) -> Taken | None:
+    def take(self, loop_agent: LoopAgent, index: int, *, repeats: bool = False) -> Told[Seen] | None:
         """Give out what an agent is to be told of a lane; None: it is in no episode, and there is none for it.
 
         Args:
@@ -306,7 +306,7 @@ class FrameLoop(abc.ABC):
         if not self.may_enter(loop_agent, buffer):
             return None
         loop_agent.asked = False
-        return buffer.enter()
+        return buffer.take()
 
     def statistics(self) -> dict[str, object]:
         """Return counts, and percentiles of times in seconds."""

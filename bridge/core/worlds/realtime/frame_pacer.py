@@ -1,45 +1,41 @@
 """A clock as a pacer: it runs frames whether or not agents act, and agents wait for their results (U-1).
 
-A loop decides what happens when; `FramePacer` gives it timers and the environment, and tells agents. Their Steps hand
-in actions for the next frames and report the past ones. `ClockPacer` is that of one environment or of lanes,
-`JointClock` that of several agents.
+A loop decides what happens when, and a driver asks it when something is due; `FramePacer` gives them the environment
+and tells agents. Their Steps hand in actions for the next frames and report the past ones. `ClockPacer` is that of one
+environment or of lanes, `JointClock` that of several agents.
 """
 
 from __future__ import annotations
 
 import abc
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 from gymnasium.vector.utils import batch_space, iterate
 
-from bridge.core.clock import Clock
+from bridge.core.encoding.frame_buffer import Told
 from bridge.core.encoding.properties import ENCODED, TEXT, Property, PropertyTree
 from bridge.core.encoding.tensors import Array, Spec
-from bridge.core.logs import SafeLog
 from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import Agent, PacedWorld, WorldCounts, answer_to
 from bridge.core.worlds.environment import Job, Transition, kept
 from bridge.core.worlds.pacer import Pacer
 from bridge.core.worlds.realtime.acting_stream import ActingStreams
 from bridge.core.worlds.realtime.clock_part import RESETTING, TIMES, WAITS, ClockPart
+from bridge.core.worlds.realtime.frame_driver import FrameDriver
 from bridge.core.worlds.realtime.frame_loop import FrameLoop
-from bridge.core.worlds.realtime.lane_buffer import Taken
-from bridge.core.worlds.realtime.loop_lane import LoopAgent, Phase
+from bridge.core.worlds.realtime.loop_lane import LoopAgent, Phase, Seen
+from bridge.core.worlds.realtime.waiting import Waiters
 from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.rewards import as_number
-from bridge.core.worlds.scheduling import PendingResult, Scheduler, Timer
 from bridge.core.worlds.settings import ROLES, ResetRequest, Settings, read_choice, read_reset, refuse_unknown, wrong
 from bridge.errors import Code, RequestError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["FramePacer", "Outcome"]
 
-_log = SafeLog(__name__)
 Outcome: TypeAlias = tuple[dict[str, Transition], list[str]]
 """The transition of each agent in a reset or a frame, by name, and the names of those that go on."""
 _FRAME_DEADLINE = 10.0
@@ -76,23 +72,13 @@ class FramePacer(Pacer):
         super().bind(world)
         self.loop: FrameLoop = self._make_loop(world)
         """Decides which frames are due, and what actions they have."""
-        options, self._scheduler = self.options, world.scheduler
+        self._scheduler = world.scheduler
+        self._driver = FrameDriver(self, self.loop, world.scheduler, self.options.clock)
+        self._waiters = Waiters(world.scheduler, lambda: self.world.refuse_if_over())
         self.inside: dict[Agent, EnvAgent] = {}
         """The agents that are in, those that only watch too."""
         self.acting = ActingStreams(self)
         """Lets in the second streams of agents."""
-        self._clock: Clock | Scheduler = world.scheduler if options.clock is None else options.clock
-        # A clock that can be subscribed to moves only when it is turned (`VirtualClock`): timers of the machine would
-        # never fit it, so it calls us instead.
-        self._subscribe: Callable[..., Callable[[], None]] | None = getattr(options.clock, "subscribe", None)
-        self._unsubscribe: Callable[[], None] | None = None
-        self._timer: Timer | None = None
-        self._stepping = 0
-        """How many environments are in a frame's step."""
-        self._turning: PendingResult[None] | None = None
-        """Done once the frames are run for which a virtual clock was turned."""
-        self._waiters: dict[Agent, tuple[Callable[[], bool], PendingResult[None]]] = {}
-        """For each agent that waits: a function that is True once it need not, and the result that ends its wait."""
         self._ordered: ResetRequest | None = None
         facts = world.env.facts
         self._actions = None if facts.num_envs is None else batch_space(facts.action_space, facts.num_envs)
@@ -103,7 +89,7 @@ class FramePacer(Pacer):
 
     def now(self) -> float:
         """Return the clock's time, seconds."""
-        return self._clock.now()
+        return self._driver.now()
 
     @property
     def frames(self) -> int:
@@ -208,10 +194,7 @@ class FramePacer(Pacer):
 
     def hang_up(self, agent: EnvAgent) -> None:
         """End its wait."""
-        # Taken out first, so that `wait_until` sees it even if its result is there already.
-        if agent in self._waiters:
-            _, pending = self._waiters.pop(agent)
-            pending.set_error(_hung_up())
+        self._waiters.hang_up(agent)
 
     def prepare(self, agent: EnvAgent, wanted: Sequence[int]) -> None:
         """A Step that requests `resetting` is answered while lanes reset; others are answered when all lanes are ready.
@@ -244,7 +227,7 @@ class FramePacer(Pacer):
             text = "the episode has ended; with wait=new_frame send Reset before the first Step of the next one"
             raise RequestError(Code.FAILED_PRECONDITION, text)
         self.start()
-        await self.settled()
+        await self._driver.settled()
         await self._wait_for_lanes(agent)
         self._collect(agent, self._take(agent, repeats=True), received)
         agent.tell_names()
@@ -254,7 +237,7 @@ class FramePacer(Pacer):
         """Return when the Step at hand came, seconds of the clock."""
         return self.now() if agent.received is None else agent.received
 
-    def _take(self, agent: EnvAgent, *, repeats: bool = False, enters: bool = True) -> list[Taken | None]:
+    def _take(self, agent: EnvAgent, *, repeats: bool = False, enters: bool = True) -> list[Told[Seen] | None]:
         """Give out what the agent is to be told of each lane; unless it `enters`, of those alone that it is in."""
         loop, own = self.loop, agent.part.loop_agent
         lanes = enumerate(own.buffers)
@@ -322,10 +305,10 @@ class FramePacer(Pacer):
             await self._wait_for_lanes(agent)
         # The Step is refused, and a refused Step tells nothing else: the agent is out of the episode, so the next one
         # begins.
-        if agent.lanes is None and buffer.closing is not None and (error := buffer.closing.error) is not None:
+        if agent.lanes is None and (end := buffer.closing) is not None and end.observed.error is not None:
             part.ended = True
             buffer.abandon()
-            raise RequestError(Code.INTERNAL, error)
+            raise RequestError(Code.INTERNAL, end.observed.error)
         self._collect(agent, self._take(agent), received)
         if agent.lanes is not None:
             return pb.RUNNING
@@ -412,7 +395,7 @@ class FramePacer(Pacer):
             if error.code is not Code.DEADLINE_EXCEEDED:
                 raise
 
-    def _collect(self, agent: EnvAgent, taken: list[Taken | None], received: float) -> None:
+    def _collect(self, agent: EnvAgent, taken: list[Told[Seen] | None], received: float) -> None:
         agent.part.collect(agent, taken, self.loop, received, self.now())
 
     def observe(self, agent: EnvAgent, wanted: Sequence[int]) -> Mapping[int, Array]:
@@ -469,132 +452,24 @@ class FramePacer(Pacer):
         Raises:
             RequestError: As `ready` does, or the world is over, or the agent's client has gone.
         """
-        self.world.refuse_if_over()
-        pending: PendingResult[None] | None = None
-        try:
-            while not ready():  # again: before the coroutine went on, another agent may have changed that
-                if pending is not None and agent not in self._waiters:
-                    # `hang_up` came when the result was there already, which an error cannot replace.
-                    raise _hung_up()
-                pending = PendingResult()
-                self._waiters[agent] = ready, pending
-                # The machine's clock and not the world's: nobody may ever turn a virtual one again, and the client
-                # would hang.
-                timer = self._scheduler.call_later(seconds, partial(pending.set_result, None))
-                try:
-                    await pending
-                finally:
-                    # The scheduler clears the callback of a timer when it runs it.
-                    expired = timer.callback is None
-                    timer.cancel()
-                self.world.refuse_if_over()
-                if expired and not ready() and (text := reason()) is not None:
-                    raise RequestError(Code.DEADLINE_EXCEEDED, text)
-        finally:
-            self._waiters.pop(agent, None)
+        await self._waiters.wait(agent, ready, seconds, reason)
 
     def _changed(self) -> None:
         """Answer the agents for whom enough has happened, and set the timer of the next frame."""
-        for ready, pending in list(self._waiters.values()):
-            try:
-                self.world.refuse_if_over()
-                if ready():
-                    pending.set_result(None)
-            except RequestError as error:
-                pending.set_error(error)
-        self._set_timer()
-
-    # The clock
+        self._waiters.look()
+        self._driver.set_timer()
 
     def start(self) -> None:
         """Start the clock, and with a clock that is turned by hand do at once what waits. Again: nothing."""
-        if self.over:
-            return
-        self.loop.start(self.now())
-        if self._subscribe is None:
-            self._set_timer()
-            return
-        if self._unsubscribe is None:
-            self._unsubscribe = self._subscribe(self._turned)
-        # A Reset must not wait until somebody turns the clock: its agent would wait for the answer meanwhile.
-        self._scheduler.start(self._run_until(self.now()), _log_failure)
+        self._driver.start()
 
-    async def settled(self) -> None:
-        """Wait until what is due of a virtual clock is done."""
-        # Another turn may have begun before this coroutine went on.
-        while self._turning is not None:
-            await self._turning
+    def turned(self, when: float) -> bool:
+        """Do what else is due by then, when a virtual clock was turned; return whether frames may be due again."""
+        return False
 
-    def _set_timer(self) -> None:
-        """Set the timer of the next frame, or of a reset that waits."""
-        if self._timer is not None:
-            self._timer.cancel()
-        # No frame begins while one is being stepped: calls of a slow environment would pile up. Resets do not count: a
-        # lane that takes long to reset holds up no other one (U-6).
-        if self.over or self._subscribe is not None or self._stepping:
-            return
-        # At a low frame rate the next frame is far away; of several agents with `autoreset=False` none is due before
-        # the reset.
-        due = self.now() if self.loop.reset_waits else self.loop.next_due()
-        if due is not None:
-            # By a delay, because a clock of the user's need not be the scheduler's.
-            self._timer = self._scheduler.call_later(max(0.0, due - self.now()), self._run_frame)
+    # The environment
 
-    def _run_frame(self) -> None:
-        jobs = [] if self.over else self.loop.poll(self.now())
-        # All of them before the first is started: an environment of this thread is stepped within `start`, and its end
-        # would set the timer of the next frame while other lanes wait for this one.
-        self._stepping += sum(job.kind == "step" for job in jobs)
-        for job in jobs:
-            self._scheduler.start(self._run(job), _log_failure)
-        self._set_timer()
-
-    async def _run(self, job: Job) -> None:
-        try:
-            await self._do(job)
-        finally:
-            self._stepping -= job.kind == "step"
-            self._set_timer()
-
-    def _turned(self, when: float) -> None:
-        """Run what is due, for a virtual clock that was turned: by any thread, which waits until it is done."""
-        done = threading.Event()
-        # An environment that turns the clock in its `step` would wait for itself.
-        if self._scheduler.is_inside():
-            raise RuntimeError("expected the clock to be advanced outside of the environments that it drives")
-        self._scheduler.call_soon_threadsafe(
-            lambda: self._scheduler.start(self._run_until(when), lambda result, error: done.set())
-        )
-        # Not without a limit: where the server has been stopped meanwhile, its loop never calls back.
-        while not done.wait(0.2):
-            if self.over:
-                return
-
-    async def _run_until(self, when: float) -> None:
-        """Run every frame that is due by then, one after the other, each at its own time."""
-        # Of two turns at once, or a turn and a `start`, one would begin a frame while the other waits for its own.
-        await self.settled()
-        turning = self._turning = PendingResult()
-        try:
-            at: float | None = None
-            while not self.over:
-                due = self.loop.next_due()
-                again = at is not None  # a frame that ended an episode: the next one begins at that same time
-                if at is None:
-                    at = when if due is None else min(due, when)
-                jobs = self.loop.poll(at)
-                for job in jobs:
-                    await self._do(job, at)
-                if not jobs:
-                    if again:
-                        at = None
-                    elif due is None or due > when:
-                        return
-        finally:
-            self._turning = None
-            turning.set_result(None)
-
-    async def _do(self, job: Job, at: float | None = None) -> None:
+    async def run_job(self, job: Job, at: float | None) -> None:
         """Run a job and tell the loop; `at` is the time that it takes place, None: now."""
         error, outcome = "", None
         began = time.perf_counter()
@@ -646,16 +521,5 @@ class FramePacer(Pacer):
 
     def stop(self) -> None:
         """Stop the clock; agents that wait hear that the world is gone."""
-        if self._unsubscribe is not None:
-            self._unsubscribe()
-        self._changed()
-
-
-def _hung_up() -> RequestError:
-    return RequestError(Code.CANCELLED, "the client hung up while it waited")
-
-
-def _log_failure(result: None, error: BaseException | None) -> None:
-    """Log what no request is answered with: none is known."""
-    if error is not None:
-        _log.error("a frame was not run", exc_info=error)
+        self._waiters.look()
+        self._driver.stop()

@@ -19,8 +19,7 @@ from typing import Any
 from bridge.core.worlds.environment import Job, Transition
 from bridge.core.worlds.group import DEFAULT
 from bridge.core.worlds.realtime.frame_loop import FrameLoop
-from bridge.core.worlds.realtime.lane_buffer import LaneBuffer
-from bridge.core.worlds.realtime.loop_lane import LaneEvent, LoopAgent, LoopLane, Phase
+from bridge.core.worlds.realtime.loop_lane import LaneBuffer, LaneEvent, LoopAgent, LoopLane, Phase
 
 __all__ = ["JointLoop"]
 
@@ -170,7 +169,7 @@ class JointLoop(FrameLoop):
         part = self.parts[name]
         return next((one for one in self.loop_agents if one.player and one.buffers[0].lane is part), None)
 
-    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer[LoopLane]) -> bool:
+    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer) -> bool:
         """True if an episode runs that the agent has a part in, and which this player has not left."""
         part = buffer.lane
         return part.phase is Phase.RUNNING and (not loop_agent.player or buffer.entered != part.episode)

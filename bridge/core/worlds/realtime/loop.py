@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bridge.core.worlds.environment import Job, Transition
 from bridge.core.worlds.realtime.frame_loop import FrameLoop
-from bridge.core.worlds.realtime.lane_buffer import LaneBuffer
-from bridge.core.worlds.realtime.loop_lane import LoopAgent, LoopLane, Phase
+from bridge.core.worlds.realtime.loop_lane import LaneBuffer, LoopAgent, LoopLane, Phase
 
 __all__ = ["RealtimeLoop"]
 
@@ -17,7 +16,7 @@ class RealtimeLoop(FrameLoop):
         """Add an agent."""
         return self._admit(LoopAgent(self.lanes, player))
 
-    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer[LoopLane]) -> bool:
+    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer) -> bool:
         """True if the lane of one of an agent's buffers has an episode for it, where it is in none."""
         return buffer.lane.phase is Phase.RUNNING
 

@@ -1,4 +1,8 @@
-"""Lanes of a real-time world: where each is in its episodes, the newest action of its agent, and who is told of it."""
+"""Lanes of a real-time world: where each is in its episodes, the newest action of its agent, and who is told of it.
+
+Who is told has a `LaneBuffer` of the lane. Each finished episode gives one record; of one that the agent was in, a Step
+also returns the flags and the final observation, unless a Reset gives them up.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +12,21 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bridge.core.encoding.frame_buffer import FrameBuffer, Observed, Told
 from bridge.core.encoding.infos import split_intervention
 from bridge.core.worlds.environment import Transition
-from bridge.core.worlds.realtime.lane_buffer import Ended, LaneBuffer
 
-__all__ = ["RETRY", "TRANSITIONS", "LaneEvent", "LoopAgent", "LoopLane", "Phase"]
+__all__ = [
+    "RETRY",
+    "TRANSITIONS",
+    "Ended",
+    "LaneBuffer",
+    "LaneEvent",
+    "LoopAgent",
+    "LoopLane",
+    "Phase",
+    "Seen",
+]
 
 
 class Phase(enum.Enum):
@@ -71,6 +85,35 @@ CUT_OFF = Transition(None, truncated=True)
 
 
 @dataclasses.dataclass(eq=False)
+class Seen(Observed):
+    """An observation of an agent."""
+
+    observation: object
+    info: Mapping[str, Any]
+    """The info that came with it."""
+    observed_at: float
+    """When it was made, seconds of the server's clock."""
+    error: str | None = None
+    """Why its episode was cut off, where the environment failed."""
+
+
+@dataclasses.dataclass(eq=False)
+class Ended(Seen):
+    """The end of an episode, with its final observation."""
+
+    reward: float = 0.0
+    """Its return: the sum of all its rewards, whether an agent saw them or not."""
+    length: int = 0
+    """Its number of frames."""
+    terminated: bool = False
+    """True if the environment terminated it."""
+    truncated: bool = False
+    """True if it was truncated, by the environment or because it was cut off."""
+    finished: bool = True
+    """False: somebody reset the lane in the midst of it."""
+
+
+@dataclasses.dataclass(eq=False)
 class LoopLane:
     """One environment and its running episode; or one agent's part in an environment of several (`JointLoop`)."""
 
@@ -85,9 +128,8 @@ class LoopLane:
     """True if a reset is still to be given out as a job."""
     seed: int | None = None
     options: object = None
-    observation: object = None
-    info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    observed_at: float = 0.0
+    newest: Seen = dataclasses.field(default_factory=lambda: Seen(0, 0, False, None, {}, 0.0))
+    """The newest observation, of the running episode or the last one."""
     reward: float = 0.0
     """The return of the running episode so far."""
     length: int = 0
@@ -108,8 +150,13 @@ class LoopLane:
     retry_at: float = 0.0
     action_delay: float = 0.0
     """Seconds from the arrival of the last applied action to the frame that applied it."""
-    buffers: list[LaneBuffer[LoopLane]] = dataclasses.field(default_factory=list)
+    buffers: list[LaneBuffer] = dataclasses.field(default_factory=list)
     """A buffer for each agent that sees the lane."""
+
+    @property
+    def observation(self) -> object:
+        """The newest observation's own; None: there was none yet."""
+        return self.newest.observation
 
     def move(self, event: LaneEvent) -> None:
         """Follow the table."""
@@ -119,23 +166,23 @@ class LoopLane:
         """Begin an episode with what its reset returned at `now`, seconds."""
         self.move(LaneEvent.BEGAN)
         self.begun += 1
-        self.observation, self.info, self.observed_at = first.observation, first.info, now
+        self.newest = Seen(self.episode, self.frames, False, first.observation, first.info, now)
         self.reward, self.length = 0.0, 0
         self.acted_at, self.unused = -math.inf, False
         for buffer in self.buffers:
-            buffer.began()
+            buffer.began(self.newest)
 
     def add(self, now: float, seen: Transition) -> None:
         """Add a frame that returned at `now`, seconds, to the episode, and end that where the frame did."""
         # An intervention is of this frame alone, but the newest info may be told twice, or frames later: buffers keep
         # it apart.
-        self.info, intervention = split_intervention(seen.info)
-        self.observation, self.observed_at = seen.observation, now
+        info, intervention = split_intervention(seen.info)
         self.reward += seen.reward
         self.length += 1
         self.frames += 1
+        self.newest = Seen(self.episode, self.frames, True, seen.observation, info, now)
         for buffer in self.buffers:
-            buffer.frame(seen.reward, intervention)
+            buffer.add(self.newest, seen.reward, 1, intervention)
         self.move(LaneEvent.ENDED if seen.ended else LaneEvent.STEPPED)
         if seen.ended:
             self.end(self.episode, seen, finished=True)
@@ -149,11 +196,70 @@ class LoopLane:
             error: Why it was cut off, where the environment raised; None: a new episode was asked for.
             finished: True if it counts as one that came to its end.
         """
-        info = self.info if error is None else {}
-        flags = last.terminated, last.truncated
-        ended = Ended(episode, self.reward, self.length, *flags, self.observation, info, error, finished)
+        seen, info = self.newest, self.newest.info if error is None else {}
+        final = episode, seen.passed, seen.of_frame, seen.observation, info, seen.observed_at, error
+        ended = Ended(*final, self.reward, self.length, last.terminated, last.truncated, finished)
         for buffer in self.buffers:
-            buffer.ended(ended, self.observed_at)
+            buffer.end(ended)
+
+
+def _without_final(ended: Ended) -> Ended:
+    return dataclasses.replace(ended, observation=None, info={})
+
+
+class LaneBuffer(FrameBuffer[Seen, Ended]):
+    """The news of one lane that one agent has not been told yet.
+
+    Args:
+        lane: The lane.
+    """
+
+    def __init__(self, lane: LoopLane) -> None:
+        super().__init__(_without_final)
+        self.lane = lane
+        """The lane."""
+        if lane.phase is Phase.RUNNING:
+            self.newest = lane.newest
+        self.entered = 0
+        """The episode that the agent entered last; 0: none."""
+        self.error: str | None = None
+        """Why the lane has no episode, not told yet."""
+
+    def began(self, first: Seen) -> None:
+        """An episode begins."""
+        super().began(first)
+        self.error = None
+
+    def end(self, ended: Ended) -> None:
+        """The running episode ended, or could not begin."""
+        if ended.finished:
+            # As of the end itself: who acted in the frames that the agent was not told.
+            info = {**ended.info, **self._intervention} if self._intervention else ended.info
+            self.add_record(ended.episode, dataclasses.replace(ended, info=info))
+        # An agent that waits for an episode is told why there is none.
+        if ended.error is not None and (self.reading != ended.episode or self.closing is not None):
+            self.error = ended.error
+        self.add(ended, frames=0, terminated=ended.terminated, truncated=ended.truncated)
+
+    def abandon(self) -> None:
+        """Drop the episode that the agent was in: it asked for a new one."""
+        super().abandon()
+        self.error = None
+
+    def enter(self, first: Seen) -> Told[Seen]:
+        """Enter the running episode."""
+        if self.last is None:  # what passed before is not skipped: nobody was there to see it
+            self._shown = first.passed - first.of_frame
+        self.entered = first.episode
+        return super().enter(first)
+
+    def repeat(self) -> Told[Seen] | None:
+        """Give out the newest observation of the agent's episode without its rewards, which stay for the next Step.
+
+        So does an end that was not told yet: this gives its final observation, with both flags False.
+        """
+        seen = self.newest if self.closing is None else self.closing.observed
+        return None if seen is None else self._tell(Told(seen))
 
 
 class LoopAgent:

@@ -199,6 +199,24 @@ class ParallelSource(Source[ParallelRecipe]):
                 "give serve_parallel a callable",
             )
         taken, self._only = self._only, []
-        # `pop` leaves nothing in the list: a reference here would keep the environment from being dropped in its own
+        return ParallelRecipe(_HandOver(taken, self.title), self.title)
+
+
+class _HandOver:
+    """Returns an environment that was made already, once.
+
+    Args:
+        taken: Has it, and loses it.
+        title: Its name.
+    """
+
+    def __init__(self, taken: list[ParallelEnv], title: str) -> None:
+        self._taken, self._title = taken, title
+
+    def __call__(self) -> ParallelEnv:
+        if not self._taken:
+            text = f"{self._title} was made already, and another one is needed; give serve_parallel a callable"
+            raise RequestError(Code.FAILED_PRECONDITION, text)
+        # It leaves nothing in the list: a reference here would keep the environment from being dropped in its own
         # thread.
-        return ParallelRecipe(taken.pop, self.title)
+        return self._taken.pop()

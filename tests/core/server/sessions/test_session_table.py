@@ -4,7 +4,7 @@ import pytest
 
 from bridge.core.encoding.names import PROPERTY_REQUEST_URL
 from bridge.core.server.session import TRANSITIONS, SessionEvent, SessionState
-from bridge.errors import Code
+from bridge.errors import Code, RequestError
 from bridge.pb import properties_pb2
 from tests.core.server.sessions.peers import MOVES, brought_to
 
@@ -24,6 +24,14 @@ def test_every_pair_of_state_and_event_is_as_the_table_says(state, event):
         peer.session.close()
         assert peer.state is SessionState.CLOSED
         assert state is SessionState.CLOSED or TRANSITIONS[state, event] is SessionState.CLOSED
+        return
+    if event is SessionEvent.ALL_PLACED:
+        if (state, event) in TRANSITIONS:
+            peer.session.end_placed()
+            assert peer.state is TRANSITIONS[state, event]
+        else:
+            with pytest.raises(RequestError, match=f"not possible in the state {state.value}"):
+                peer.session.end_placed()
         return
     own = other if peer.session.world_name is None else peer.session.world_name
     request = {
@@ -101,6 +109,8 @@ def test_the_table_holds_what_the_protocol_says_and_no_more():
         (SessionState.RUNNING, SessionEvent.RESET): SessionState.INTERRUPTED
     }
     said |= {(state, SessionEvent.PLACED): SessionState.RUNNING for state in {SessionState.RUNNING} | idle}
+    said |= {(state, SessionEvent.ALL_PLACED): state for state in idle}
+    said[SessionState.RUNNING, SessionEvent.ALL_PLACED] = SessionState.INTERRUPTED
     said[SessionState.RUNNING, SessionEvent.STEP_RAN] = SessionState.RUNNING
     said[SessionState.RUNNING, SessionEvent.STEP_TERMINATED] = SessionState.TERMINATED
     said[SessionState.RUNNING, SessionEvent.STEP_INTERRUPTED] = SessionState.INTERRUPTED

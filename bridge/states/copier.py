@@ -1,0 +1,463 @@
+"""Copies of values for a snapshot, by rules for each type; and what stands there for what is not copied."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import functools
+import random
+import sys
+import types
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+
+from bridge.states.constants import ATOMS, IMMUTABLE, digest_function, has_cells, is_constant
+from bridge.states.fields import dict_of, fields_of, held_by, impure, is_pure, is_trusted, module_of, slots_of
+from bridge.states.kinds import OwnWay, draws, is_value, own_way
+from bridge.states.refusal import CannotCopyError, place_name
+from bridge.states.sets import copied_set
+
+__all__ = [
+    "DRAW_NOTHING",
+    "Bound",
+    "Copier",
+    "Kept",
+    "Layer",
+    "Nothing",
+    "Partial",
+    "only_draws",
+    "refuse_impure",
+    "set_fields",
+]
+
+
+_BUILT_IN = frozenset((list, dict, tuple, set, frozenset, deque, OrderedDict, defaultdict))
+"""Containers that are what they are."""
+
+_MOST_DEEP = 200
+"""How deep objects may lie in each other: deeper, Python's own stack would end."""
+
+DRAW_NOTHING = IMMUTABLE | {np.ndarray}
+"""Types of which need not be asked whether they draw."""
+
+
+class Layer:
+    """Stands for a layer in a snapshot."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class Kept:
+    """Stands for what stays with the living environment, at the same place there.
+
+    Args:
+        path: The names of the attributes that lead there, from a layer.
+        kind: Its type, which is compared; None: anything may be there, also nothing.
+        digest: What it holds, which is compared; "" : what it holds decides nothing.
+        own: What the object has saved of itself, to be put into the living one.
+    """
+
+    def __init__(
+        self,
+        path: tuple[str, ...],
+        kind: type | None = None,
+        digest: str = "",
+        own: OwnWay | None = None,
+    ) -> None:
+        self.path, self.kind, self.digest, self.own = path, kind, digest, own
+
+
+class Bound:
+    """Stands for a method of a layer."""
+
+    def __init__(self, function: Any, layer: Layer) -> None:
+        self.function, self.layer = function, layer
+
+
+class Partial:
+    """Stands for a `functools.partial`."""
+
+    def __init__(self, function: Any, args: Any, keywords: Any, fields: Any) -> None:
+        self.parts = function, args, keywords, fields
+
+
+class Nothing:
+    """In the place of None, which says that a value is to be copied."""
+
+
+class Copier:
+    """Copies values for a snapshot.
+
+    Args:
+        layers: The layers of the environment.
+        shared: What is not copied, by its id.
+    """
+
+    def __init__(self, layers: Sequence[Any], shared: Mapping[int, Any]) -> None:
+        self._layers = layers
+        self._shared = shared
+        self._index = {id(layer): index for index, layer in enumerate(layers)}
+        self._memo: dict[int, Any] = {}
+        self._alive: list[Any] = []  # whose ids are in the memo
+        self._deep: dict[int, Any] = {}
+        self._owners: set[int] = set()  # bytes that are the memory of an array
+        self._depth = 0
+        self.size = 0
+        self.ways: set[str] = set()
+        self.code: set[Any] = set()
+        """The classes of what was copied, and the functions and modules in it."""
+        self.unseeded: list[gymnasium.Space[Any]] = []
+        """Spaces that have no generator yet."""
+        self.by_address = ""
+        """The title of a class, an object of which was copied, whose hash is its address."""
+
+    def met(self, objects: Mapping[int, Any]) -> bool:
+        """True if one of some objects was copied."""
+        return any(made is not objects[key] for key, made in self._memo.items() if key in objects)
+
+    def field(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Copy the value of an attribute of a layer."""
+        # What draws may be in a list or dict of its own, as the pictures of a grid are.
+        if type(value) not in DRAW_NOTHING and only_draws(value):
+            return Kept(path)
+        return self.copy(value, path)
+
+    def copy(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Return a copy of a value; of what is found a second time the same copy."""
+        kind = type(value)
+        if kind in IMMUTABLE:
+            return value
+        known = self._memo.get(id(value), self)
+        if known is not self:
+            return known
+        self._depth += 1
+        if self._depth > _MOST_DEEP:
+            raise CannotCopyError(f"{place_name(path)}: objects lie deeper than {_MOST_DEEP} in each other")
+        try:
+            made = self._make(value, kind, path)
+        finally:
+            self._depth -= 1
+        return made
+
+    def _keep(self, value: Any, made: Any) -> Any:
+        self._memo[id(value)] = made
+        self._alive.append(value)
+        return made
+
+    def _make(self, value: Any, kind: type, path: tuple[str, ...]) -> Any:
+        if id(value) in self._shared:
+            return self._keep(value, value)
+        if kind is np.ndarray:
+            return self._array(value, path)
+        if kind not in _BUILT_IN:
+            special = self._special(value, path)
+            if special is not None:
+                return self._keep(value, special)
+            if not is_trusted(module_of(kind)):
+                self.code.add(kind)
+        made = self._container(value, kind, path)
+        if made is not None:
+            return made
+        if isinstance(value, types.MethodType):
+            return self._method(value, path)
+        if kind is functools.partial:
+            func, args, keywords, fields = value.func, value.args, value.keywords, vars(value)
+            return self._keep(value, Partial(*(self.copy(part, path) for part in (func, args, keywords, fields))))
+        if isinstance(value, (np.random.Generator, np.random.RandomState, random.Random, np.random.BitGenerator)):
+            return self._generator(value, path)
+        if isinstance(value, np.random.SeedSequence):
+            return self._sequence(value, path)
+        if _is_jax(value):
+            return value
+        if is_value(kind):
+            self.size += sys.getsizeof(value)
+            return self._keep(value, copy.copy(value))
+        return self._object(value, kind, path)
+
+    def _container(self, value: Any, kind: type, path: tuple[str, ...]) -> Any:
+        """Return a copy of a list, a dict or the like; None: the value is none."""
+        if kind is list or (isinstance(value, list) and is_pure(kind)):
+            made: Any = self._keep(value, _new(kind))
+            self.size += sys.getsizeof(value)
+            for index, item in enumerate(list.__iter__(value)):
+                list.append(made, self.copy(item, (*path, str(index))))
+            return self._with_fields(value, made, path)
+        if kind is OrderedDict or kind is defaultdict or kind is dict or (isinstance(value, dict) and is_pure(kind)):
+            made = self._keep(value, _new(kind))
+            self.size += sys.getsizeof(value)
+            if isinstance(value, defaultdict):
+                made.default_factory = self.copy(value.default_factory, (*path, "default_factory"))
+            # An OrderedDict has an order of its own, which `dict.items` does not know.
+            pairs = OrderedDict.items(value) if isinstance(value, OrderedDict) else dict.items(value)
+            for key, item in list(pairs):
+                own = self.copy(key, (*path, repr(key)[:40]))
+                setitem = OrderedDict.__setitem__ if isinstance(value, OrderedDict) else dict.__setitem__
+                setitem(made, own, self.copy(item, (*path, repr(key)[:40])))
+            return self._with_fields(value, made, path)
+        if kind is tuple or (isinstance(value, tuple) and is_pure(kind)):
+            items = [self.copy(item, (*path, str(index))) for index, item in enumerate(tuple.__iter__(value))]
+            known = self._memo.get(id(value))  # it may be within itself, by way of a list
+            if known is not None:
+                return known
+            if all(mine is theirs for mine, theirs in zip(items, value, strict=True)) and kind is tuple:
+                return self._keep(value, value)
+            self.size += sys.getsizeof(value)
+            return self._keep(value, tuple.__new__(kind, items))
+        if kind is set or kind is frozenset:
+            return self._set(value, path)
+        if kind is deque:
+            made = self._keep(value, deque(maxlen=value.maxlen))
+            made.extend(self.copy(item, (*path, str(index))) for index, item in enumerate(value))
+            self.size += sys.getsizeof(value)
+            return made
+        if kind is bytearray:
+            if id(value) in self._owners:
+                raise CannotCopyError(f"{place_name(path)} is the memory of an array too, and is not copied")
+            self.size += len(value)
+            return self._keep(value, bytearray(value))
+        return None
+
+    def _method(self, value: types.MethodType, path: tuple[str, ...]) -> Any:
+        own = self.copy(value.__self__, (*path, "__self__"))
+        function: Any = value.__func__
+        self.code.add(function)
+        if not isinstance(function, types.FunctionType) or self._function(function, path) is not function:
+            raise CannotCopyError(f"{place_name(path)} is a method that holds more than its object")
+        bound = Bound(function, own) if isinstance(own, Layer) else types.MethodType(function, own)
+        return self._keep(value, bound)
+
+    def _object(self, value: Any, kind: type, path: tuple[str, ...]) -> Any:
+        """Return an object of the same class with copies of its fields."""
+        why = impure(kind)
+        if why is not None:
+            raise CannotCopyError(f"{place_name(path)} is {why}")
+        made = self._keep(value, object.__new__(kind))
+        if isinstance(value, gymnasium.Space) and dict_of(value).get("_np_random", value) is None:
+            self.unseeded.append(value)
+        if getattr(kind, "__hash__", None) is object.__hash__ and not is_trusted(module_of(kind)):
+            self.by_address = kind.__qualname__
+        self.size += sys.getsizeof(value)
+        return self._with_fields(value, made, path)
+
+    def _with_fields(self, value: Any, made: Any, path: tuple[str, ...]) -> Any:
+        fields = fields_of(value)
+        if fields:
+            set_fields(made, {name: self.copy(item, (*path, name)) for name, item in fields})
+        return made
+
+    def _set(self, value: Any, path: tuple[str, ...]) -> Any:
+        self.size += sys.getsizeof(value)
+        items = [self.copy(item, (*path, "item")) for item in value]
+        if any(mine is not theirs for mine, theirs in zip(items, value, strict=True)):
+            # Their order comes of their hashes, which are those of other objects then.
+            raise CannotCopyError(f"{place_name(path)} is a {type(value).__name__} of objects that have no fixed order")
+        made = value if isinstance(value, frozenset) else copied_set(value)
+        if made is None:
+            raise CannotCopyError(f"{place_name(path)} is a set from which was removed, so that no copy has its order")
+        return self._keep(value, made)
+
+    def _special(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Return what stands for a value in a snapshot, where it is no copy; None: it is to be copied."""
+        index = self._index.get(id(value))
+        if index is not None:
+            return Layer(index)
+        if isinstance(value, types.ModuleType):
+            if value in (random, np.random):
+                raise CannotCopyError(f"{place_name(path)} is the module {value.__name__}, whose generator all share")
+            self.code.add(value)
+            return value
+        if isinstance(value, type):
+            self.code.add(value)
+            return value
+        if isinstance(value, types.FunctionType):
+            return self._function(value, path)
+        if isinstance(value, types.BuiltinMethodType) and not isinstance(
+            value.__self__, (types.ModuleType, type, type(None))
+        ):
+            raise CannotCopyError(
+                f"{place_name(path)} is a method of a {type(value.__self__).__name__}, which is not copied"
+            )
+        if isinstance(value, ATOMS):
+            return self._atom(value, path)
+        if draws(value):
+            self._refuse_container(path, value)
+            return Kept(path)
+        try:
+            own = own_way(value)
+        except ValueError as error:
+            raise CannotCopyError(f"{place_name(path)} cannot be saved: {error}") from error
+        if own is not None:
+            self._refuse_container(path, value)
+            self.ways.add(own.name)
+            self.size += own.size
+            return Kept(path, type(value), own=own)
+        return None
+
+    def _atom(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Return a value that nothing changes; where something may, a copy."""
+        kind = type(value)
+        if kind is EnvSpec:
+            kept = value.kwargs
+            if not kept or not all(type(item) in (list, dict) or is_constant(item) for item in kept.values()):
+                return value
+            made = copy.copy(value)
+            made.kwargs = self.copy(kept, (*path, "kwargs"))
+            return made
+        if isinstance(value, enum.Enum):
+            # What its members hold belongs to the class, and so to all.
+            self.code.add(kind)
+        elif isinstance(value, np.void) or (
+            isinstance(value, slice) and not all(map(is_constant, (value.start, value.stop, value.step)))
+        ):
+            raise CannotCopyError(f"{place_name(path)} is a {kind.__name__} of what may change, which is not copied")
+        elif not is_trusted(module_of(kind)):
+            if fields_of(value):
+                raise CannotCopyError(
+                    f"{place_name(path)} is a {kind.__qualname__} with attributes, which is not copied"
+                )
+            self.code.add(kind)
+        return value
+
+    def _refuse_container(self, path: tuple[str, ...], value: Any) -> None:
+        if not path[0].isdigit() or any(not name.isidentifier() for name in path[1:]):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}"
+            raise CannotCopyError(f"{place_name(path)} is a {kind} within a list or dict, which is not copied")
+
+    def _function(self, value: types.FunctionType, path: tuple[str, ...]) -> Any:
+        """Return a function, or what stands for one that holds what may change, or differ elsewhere."""
+        self.code.add(value)
+        # What a closure holds may be written by another function that shares it, also a number.
+        if not has_cells(value) and all(map(is_constant, held_by(value))):
+            return value
+        self._refuse_container(path, value)
+        # It stays with the living environment, whose own closure holds its own layers; what else it holds is compared.
+        return Kept(path, types.FunctionType, digest_function(value, self._index, path))
+
+    def _array(self, value: Any, path: tuple[str, ...]) -> Any:
+        if value.dtype.hasobject:
+            if value.dtype != object or value.base is not None:
+                raise CannotCopyError(f"{place_name(path)} is an array of objects within other memory")
+            made = self._keep(value, np.empty(value.shape, object))
+            for place in np.ndindex(value.shape):
+                made[place] = self.copy(value[place], (*path, str(place)))
+            return made
+        root = value
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        if id(root) in self._shared:
+            return self._keep(value, value)
+        foreign = root.base is not None and not isinstance(root.base, bytes)
+        if foreign and (path[0] == "result" or self._owns_pictures(root.base)):
+            # Of a result its values count: they were told.
+            made = value.copy()
+            self.size += value.nbytes
+            return self._keep(value, made)
+        if foreign and self._owns_alone(root, path):
+            foreign = False
+            root = value
+        if foreign:
+            kind = f"{type(root.base).__module__}.{type(root.base).__qualname__}"
+            raise CannotCopyError(f"{place_name(path)} is an array in the memory of a {kind}, which is not copied")
+        if root is value or isinstance(root.base, bytes):
+            made = value.copy(order="K")
+            made.flags.writeable = value.flags.writeable
+            self.size += value.nbytes
+            return self._keep(value, made)
+        if type(root) is not np.ndarray:
+            raise CannotCopyError(f"{place_name(path)} is a part of a {type(root).__name__}, which is not copied")
+        # A part of another array: it is a part of that one's copy, so that both go on sharing what they hold.
+        whole = self._memo.get(id(root))
+        if whole is None:
+            whole = root.copy(order="K")
+            whole.flags.writeable = True
+            self.size += root.nbytes
+            self._keep(root, whole)
+        offset = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+        if whole.strides != root.strides:
+            raise CannotCopyError(f"{place_name(path)} is a part of an array whose memory has gaps")
+        # Its memory has no gaps, in whatever order of its axes.
+        plain = whole.transpose(np.argsort([-step for step in whole.strides], kind="stable"))
+        if not plain.flags.c_contiguous:
+            raise CannotCopyError(f"{place_name(path)} is a part of an array whose memory has gaps")
+        flat = np.ndarray((whole.nbytes,), np.uint8, buffer=plain.data)
+        made = np.ndarray(value.shape, value.dtype, flat, offset, value.strides)
+        made.flags.writeable = value.flags.writeable
+        return self._keep(value, made)
+
+    def _owns_alone(self, root: Any, path: tuple[str, ...]) -> bool:
+        """True if an array's memory is that of bytes which nothing else here refers to, as after it was unpickled."""
+        owner = root.base.obj if isinstance(root.base, memoryview) else None
+        if type(owner) not in (bytes, bytearray) or id(owner) in self._memo or id(owner) in self._owners:
+            return False
+        self._owners.add(id(owner))
+        self._alive.append(owner)
+        return True
+
+    def _owns_pictures(self, base: Any) -> bool:
+        """True if memory is a picture that an emulator has given away, and does not write into any more."""
+        gave = isinstance(base, memoryview) and type(base.obj).__module__ == "nanobind"
+        return gave and any(type(layer).__module__.startswith("ale_py.") for layer in self._layers)
+
+    def _sequence(self, value: Any, path: tuple[str, ...]) -> Any:
+        return self._keep(value, copy.deepcopy(value, self._deep))
+
+    def _generator(self, value: Any, path: tuple[str, ...]) -> Any:
+        if value is np.random.mtrand._rand or value is getattr(random, "_inst", None):  # noqa: SLF001
+            raise CannotCopyError(f"{place_name(path)} is the generator of random or numpy.random, which all share")
+        if isinstance(value, random.SystemRandom):
+            raise CannotCopyError(f"{place_name(path)} draws from the system, which cannot be set back")
+        if type(value).__module__.partition(".")[0] not in ("numpy", "random"):
+            raise CannotCopyError(
+                f"{place_name(path)} is a generator of a class of its own, {type(value).__qualname__}"
+            )
+        self.size += 3000 if isinstance(value, (np.random.RandomState, random.Random)) else 300
+        return self._keep(value, copy.deepcopy(value, self._deep))
+
+
+def _new(kind: Any) -> Any:
+    return kind.__new__(kind)
+
+
+def set_fields(value: Any, fields: Mapping[str, Any]) -> None:
+    """Give an object some fields, and no others."""
+    slots = set(slots_of(type(value)))
+    own = dict_of(value)
+    if own is not None:
+        own.clear()
+    for name in slots - fields.keys():
+        if hasattr(value, name):
+            object.__delattr__(value, name)
+    for name, item in fields.items():
+        if name in slots or own is None:
+            object.__setattr__(value, name, item)
+        else:
+            own[name] = item
+
+
+def only_draws(value: Any, depth: int = 0) -> bool:
+    """True if a value draws, or is a list or dict of what draws and of nothing else that may change."""
+    if draws(value):
+        return True
+    if depth < 4 and type(value) in (list, tuple, dict):
+        items = list(value.values() if isinstance(value, dict) else value)
+        drawing = [only_draws(item, depth + 1) for item in items]
+        rest = [item for item, found in zip(items, drawing, strict=True) if not found]
+        return any(drawing) and all(is_constant(item) for item in rest)
+    return False
+
+
+def _is_jax(value: Any) -> bool:
+    return module_of(type(value)).startswith("jaxlib") and type(value).__name__ == "ArrayImpl"
+
+
+def refuse_impure(kind: type, path: tuple[str, ...]) -> None:
+    """Raise CannotCopyError for objects of a class that their fields do not make."""
+    why = impure(kind)
+    if why is not None:
+        raise CannotCopyError(f"{place_name(path)} is {why}")

@@ -1,0 +1,126 @@
+"""Copies of the values of a snapshot, for a living environment."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from bridge.states.constants import ATOMS, IMMUTABLE, digest_function
+from bridge.states.copier import DRAW_NOTHING, Bound, Copier, Kept, Layer, Nothing, Partial, only_draws
+from bridge.states.fields import fields_of
+from bridge.states.generators import seed_sequence
+from bridge.states.refusal import CannotCopyError, place_name
+
+__all__ = ["Restorer"]
+
+
+class Restorer(Copier):
+    """Copies the values of a snapshot for a living environment, whose layers take the places of those that it was of.
+
+    Args:
+        layers: The living layers.
+        seed: Seeds the generators; None: they go on.
+        shared: As of `Copier`.
+        own: The bits, in the snapshot, of the generator that a reset seeds; None: there is none.
+    """
+
+    def __init__(self, layers: Sequence[Any], seed: int | None, shared: Mapping[int, Any], own: Any = None) -> None:
+        super().__init__(layers, shared)
+        self._seed = seed
+        self._own = own
+        self._living_fields: dict[int, dict[str, Any]] = {}
+        self.puts: list[tuple[Callable[[Any, int | None], None], Any]] = []
+
+    def field(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Copy the value of an attribute of a layer; what draws stays where it is."""
+        living = self._living(path)
+        if type(living) not in DRAW_NOTHING and only_draws(living):
+            return living
+        return self.copy(value, path)
+
+    def layer(self, index: int, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy all fields of a layer."""
+        living, place = self._fields(index), str(index)
+        return {
+            # Most are numbers and names.
+            name: value
+            if type(value) in IMMUTABLE and type(living.get(name)) in DRAW_NOTHING
+            else self.field(value, (place, name))
+            for name, value in own.items()
+        }
+
+    def _fields(self, index: int) -> dict[str, Any]:
+        # Of each field of a layer it is asked, so they are listed once.
+        if index not in self._living_fields:
+            self._living_fields[index] = dict(fields_of(self._layers[index]))
+        return self._living_fields[index]
+
+    def _living(self, path: tuple[str, ...]) -> Any:
+        index, name, *more = path
+        value = self._fields(int(index)).get(name)
+        for each in more:
+            value = dict(fields_of(value)).get(each)
+        return value
+
+    def _special(self, value: Any, path: tuple[str, ...]) -> Any:
+        if isinstance(value, Layer):
+            return self._layers[value.index]
+        if isinstance(value, Bound):
+            return types.MethodType(value.function, self._layers[value.layer.index])
+        if isinstance(value, Partial):
+            function, args, keywords, fields = (self.copy(part, path) for part in value.parts)
+            made = functools.partial(function, *args, **keywords)
+            vars(made).update(fields)
+            return made
+        if isinstance(value, Kept):
+            return self._kept(value)
+        if isinstance(value, (types.FunctionType, types.ModuleType, type)):
+            return value
+        return self._atom(value, path) if isinstance(value, ATOMS) else None
+
+    def _kept(self, kept: Kept) -> Any:
+        living = self._living(kept.path)
+        if kept.kind is None:
+            # Where nothing was drawn yet there is nothing. Within another object that would be missed.
+            if living is None and len(kept.path) > 2:
+                text = f"{place_name(kept.path)} draws, and was saved of an environment that had drawn"
+                raise CannotCopyError(f"{text}; draw with this one first")
+            return Nothing if living is None else living
+        if type(living) is not kept.kind:
+            raise CannotCopyError(f"{place_name(kept.path)} is no {kept.kind.__name__} in this environment")
+        if kept.digest and kept.digest != digest_function(living, self._index, kept.path):
+            raise CannotCopyError(f"{place_name(kept.path)} is a function that holds other values in this environment")
+        if kept.own is not None:
+            if why := kept.own.fits(living):
+                raise CannotCopyError(f"{place_name(kept.path)} cannot be restored here: {why}")
+            self.puts.append((kept.own.put, living))
+        return living
+
+    def _keep(self, value: Any, made: Any) -> Any:
+        made = None if made is Nothing else made
+        return super()._keep(value, made)
+
+    def _sequence(self, value: Any, path: tuple[str, ...]) -> Any:
+        if self._seed is None:
+            return super()._sequence(value, path)
+        return self._keep(value, seed_sequence(self._seed, path))
+
+    def _generator(self, value: Any, path: tuple[str, ...]) -> Any:
+        if self._seed is None:
+            return self._keep(value, copy.deepcopy(value, self._deep))
+        if isinstance(value, np.random.Generator):
+            # Those that share their bits go on sharing them.
+            return self._keep(value, np.random.Generator(self.copy(value.bit_generator, path)))
+        sequence = seed_sequence(self._seed, None if value is self._own else path)
+        if isinstance(value, np.random.BitGenerator):
+            return self._keep(value, type(value)(sequence))
+        if isinstance(value, np.random.RandomState):
+            return self._keep(value, np.random.RandomState(np.random.MT19937(sequence)))
+        made = copy.deepcopy(value, self._deep)
+        made.seed(int(sequence.generate_state(2, np.uint64)[0]))
+        return self._keep(value, made)
