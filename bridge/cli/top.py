@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from bridge.cli.program import FAILED, OK, clean, positive, positive_int, say
+from bridge.cli.program import FAILED, OK, clean, in_options, positive, positive_int, say
 from bridge.core.extras import install_command
 from bridge.core.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.errors import SettingError
@@ -78,13 +79,19 @@ def run(arguments: argparse.Namespace) -> int:
             while arguments.count is None or looks < arguments.count:
                 time.sleep(max(0.0, due - time.monotonic()))
                 due = time.monotonic() + arguments.interval
-                snapshot = top.look()
+                snapshot = _in_options(top.look(), arguments.spelled)
                 answered = any(row.state in _STYLES for row in snapshot.servers)
                 output.show(snapshot)
                 looks += 1
         except KeyboardInterrupt:  # how it is ended
             pass
     return OK if answered else FAILED
+
+
+def _in_options(snapshot: Snapshot, spelled: Mapping[str, str]) -> Snapshot:
+    """Return the same with problems that name options, not the keywords of Python."""
+    rows = tuple(dataclasses.replace(row, problem=in_options(row.problem, spelled)) for row in snapshot.servers)
+    return dataclasses.replace(snapshot, servers=rows)
 
 
 class _JsonOutput:

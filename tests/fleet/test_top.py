@@ -416,7 +416,7 @@ def test_a_problem_names_its_server_once_and_a_file_gets_whole_lines(capsys: pyt
     with serve_gym("CartPole-v1", token="a-secret") as one, serve_gym("CartPole-v1", token="a-secret") as other:
         assert main(["top", one.url, other.url, "--count", "1"]) == 1
         text = capsys.readouterr().out
-        assert "a token is required, and none was sent; pass token=" in text
+        assert "a token is required, and none was sent; pass --token … or --token-file …" in text
         assert f"{one.url}, {other.url}: answered UNAUTHENTICATED: " in text
     assert text.rstrip().endswith("or set the environment variable BRIDGE_TOKEN"), "no line is cut"
 
