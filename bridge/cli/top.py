@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from bridge.cli.program import FAILED, OK, clean, positive, positive_int, say
+from bridge.cli.program import FAILED, OK, clean, in_options, positive, positive_int, say
 from bridge.core.extras import install_command
 from bridge.core.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.errors import SettingError
@@ -31,8 +32,14 @@ Ctrl-C ends it. It exits with 1 if none of the servers answered the last time.
 """
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"serving": "green", "full": "yellow", "draining": "yellow"}
-# Lines of the screen that are no rows of servers.
-_FRAME = 8
+# Lines of the screen that are no rows of servers, but for what the problems take.
+_FRAME = 7
+_MOST_PROBLEMS = 3
+# What a narrow terminal shows none of, the least important first: a cut number would be a wrong one.
+_DROPPED_FIRST = ("worlds", "steps", "episodes", "up", "failures", "slots")
+_COLUMNS = ("worlds", "slots", "steps/s", "steps", "episodes", "failures", "up")
+# Columns of what is no terminal: as many as the table has, since nobody sees where a file's lines end.
+_UNBOUNDED = 1000
 
 
 def register(commands: Any) -> None:
@@ -72,13 +79,19 @@ def run(arguments: argparse.Namespace) -> int:
             while arguments.count is None or looks < arguments.count:
                 time.sleep(max(0.0, due - time.monotonic()))
                 due = time.monotonic() + arguments.interval
-                snapshot = top.look()
+                snapshot = _in_options(top.look(), arguments.spelled)
                 answered = any(row.state in _STYLES for row in snapshot.servers)
                 output.show(snapshot)
                 looks += 1
         except KeyboardInterrupt:  # how it is ended
             pass
     return OK if answered else FAILED
+
+
+def _in_options(snapshot: Snapshot, spelled: Mapping[str, str]) -> Snapshot:
+    """Return the same with problems that name options, not the keywords of Python."""
+    rows = tuple(dataclasses.replace(row, problem=in_options(row.problem, spelled)) for row in snapshot.servers)
+    return dataclasses.replace(snapshot, servers=rows)
 
 
 class _JsonOutput:
@@ -112,7 +125,7 @@ class _TableOutput:
             raise SettingError(
                 f"gymnasium-bridge top needs the package rich: {install_command('top')}; --json does without"
             ) from error
-        self._console = Console(soft_wrap=False)
+        self._console = Console(soft_wrap=False, width=None if sys.stdout.isatty() else _UNBOUNDED)
         self._live = Live(console=self._console, auto_refresh=False, screen=False)
 
     def __enter__(self) -> None:
@@ -129,41 +142,78 @@ class _TableOutput:
     def show(self, snapshot: Snapshot) -> None:
         """Draw what there is now."""
         if sys.stdout.isatty():
-            self._live.update(render(snapshot, self._console.height - _FRAME), refresh=True)
+            width, height = self._console.size
+            lines = sum(-(-len(problem) // width) for problem in _problems(snapshot, snapshot.servers))
+            self._live.update(render(snapshot, max(1, height - _FRAME - lines), width), refresh=True)
         else:
             self._console.print(render(snapshot), "")
 
 
-def render(snapshot: Snapshot, rows: int | None = None) -> Any:
+def render(snapshot: Snapshot, rows: int | None = None, width: int | None = None) -> Any:
     """Return a table of rich.
 
     Args:
         snapshot: What to show.
         rows: The most servers to list; those that do not serve come first then. None: all.
+        width: The characters of a line: columns that have no room in it are left out. None: all are shown.
     """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
-    table.add_column("server", no_wrap=True, overflow="ellipsis", min_width=12)
-    table.add_column("state", no_wrap=True)
-    for column in ("worlds", "slots", "steps/s", "steps", "episodes", "failures", "up"):
-        table.add_column(column, justify="right", no_wrap=True)
     listed, left = _listed(snapshot.servers, rows)
-    for row in listed:
-        table.add_row(*_cells(row))
+    cells = [_cells(row) for row in listed]
+    columns = _fitting(cells, width)
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    # Folded where even so there is no room: the port is at its end, and may be all that two servers differ in.
+    table.add_column("server", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in cells:
+        table.add_row(*row[:2], *(row[2 + _COLUMNS.index(column)] for column in columns))
     parts: list[Any] = [Text(_title(snapshot), style="bold"), *([Text(line) for line in _summary(snapshot)]), Text("")]
     parts.append(table)
     if left:
         parts.append(Text(f"… and {left} more that serve", style="dim"))
-    problems = [f"{row.name}: {row.problem}" for row in listed if row.problem]
+    # Wrapped: what to do is at the end of a text.
+    parts += [Text(problem, style="red") for problem in _problems(snapshot, listed)]
+    return Group(*parts)
+
+
+def _problems(snapshot: Snapshot, listed: Sequence[ServerRow]) -> list[str]:
+    """Return the lines that say what is wrong; servers with the same trouble share one."""
+    servers: dict[str, list[str]] = {}
+    for row in listed:
+        if row.problem:
+            servers.setdefault(row.problem, []).append(row.name)
+    problems = [f"{_some(names)}: {problem}" for problem, names in servers.items()]
     if snapshot.problem:
         problems.insert(0, f"the directory cannot be read, its servers stay as they were: {snapshot.problem}")
-    parts += [Text(clean(problem), style="red", no_wrap=True, overflow="ellipsis") for problem in problems[:3]]
-    if len(problems) > 3:
-        parts.append(Text(f"… and {len(problems) - 3} more problems", style="red"))
-    return Group(*parts)
+    if len(problems) > _MOST_PROBLEMS:
+        problems[_MOST_PROBLEMS:] = [f"… and {len(problems) - _MOST_PROBLEMS} more problems"]
+    return [clean(problem) for problem in problems]
+
+
+def _some(names: Sequence[str]) -> str:
+    """Name servers; of more than three the first and how many others."""
+    return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} others"
+
+
+def _fitting(rows: Sequence[Sequence[Any]], width: int | None) -> list[str]:
+    """Return the columns of numbers that there is room for beside the servers and their states."""
+    from rich.cells import cell_len
+
+    widths = [
+        max(cell_len(str(cell)) for cell in column) + 1
+        for column in zip(("server", "state", *_COLUMNS), *rows, strict=True)
+    ]
+    columns = list(_COLUMNS)
+    for column in _DROPPED_FIRST:
+        if width is None or sum(widths[:2]) + sum(widths[2 + _COLUMNS.index(each)] for each in columns) <= width + 1:
+            break
+        columns.remove(column)
+    return columns
 
 
 def _listed(servers: Sequence[ServerRow], rows: int | None) -> tuple[list[ServerRow], int]:

@@ -170,7 +170,7 @@ def _serve(handover: Handover, served: _Served) -> Server:
     if names is not None:
         if several:
             raise SettingError("action_names are of a game of one agent: leave it out of web=Web(…)")
-        names.wrap(described(given, several))  # it raises where these are no names of the actions
+        names.wrap(described(given, several, defaults))  # it raises where these are no names of the actions
     source = GameSource(
         title=served.name,
         spaces=given,

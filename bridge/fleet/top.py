@@ -344,4 +344,5 @@ def _state(error: RemoteError) -> str:
 def _explain(error: RemoteError) -> str:
     if isinstance(error, RefusedError) and error.code in (Code.NOT_FOUND, Code.UNIMPLEMENTED):
         return "it has no property server.status: another server than Gymnasium Bridge's, or an older one"
-    return str(error).removeprefix(f"{error.url}: ")
+    # The row names the server: so the same trouble of two of them is the same text.
+    return str(error).removeprefix(error.url).removeprefix(":").lstrip()

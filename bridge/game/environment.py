@@ -42,8 +42,9 @@ class _Screen:
 class _One(_Screen, gymnasium.Env[Any, Any]):
     """Describes a program with one agent; `GameEnvironment` has its resets and steps."""
 
-    def __init__(self, spaces: Spaces) -> None:
+    def __init__(self, spaces: Spaces, default_action: Any) -> None:
         self.observation_space, self.action_space = spaces
+        self.default_action = default_action
 
 
 class _Several(_Screen):
@@ -69,9 +70,15 @@ class _Several(_Screen):
         """Stand for the program's frames."""
 
 
-def described(spaces: Mapping[str, Spaces], several: bool) -> Any:
-    """Return an environment with the spaces of a program, and its picture, that cannot be stepped."""
-    return _Several(spaces) if several else _One(spaces[ONE])
+def described(spaces: Mapping[str, Spaces], several: bool, default_actions: Mapping[str, Any]) -> Any:
+    """Return an environment with the spaces of a program, and its picture, that cannot be stepped.
+
+    Args:
+        spaces: Of observations and actions, by agent.
+        several: Whether it has several agents.
+        default_actions: What is done where nobody acts, by agent.
+    """
+    return _Several(spaces) if several else _One(spaces[ONE], default_actions.get(ONE))
 
 
 # A program that waits is answered here, once for each wait, and does nothing else: `_waiting` has its news until then.

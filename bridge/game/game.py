@@ -267,5 +267,9 @@ def _info(name: str, info: Any) -> Any:
 def _picture(given: Any) -> Any:
     frame = np.array(given, order="K")  # a copy in the order of its memory: other orders take ten times as long
     if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
-        raise SettingError(f"expected frame as uint8 (height, width, 3), got {frame.dtype} {frame.shape}")
+        got = f"{frame.dtype} {frame.shape}" if frame.shape else f"{given!r:.80}"
+        text = f"expected frame as uint8 (height, width, 3), got {got}"
+        if type(given).__name__ == "Surface":  # pygame need not be there to be asked
+            text += "; of a pygame Surface: pygame.surfarray.array3d(surface).swapaxes(0, 1)"
+        raise SettingError(text)
     return frame

@@ -80,7 +80,7 @@ class GameSource:
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         refuse_unknown(settings, (), "CreateWorld")
         await self._wait_for_program(runtime)
-        screen = described(self.spaces, self.several)
+        screen = described(self.spaces, self.several, self.handover.defaults)
         named = screen if self.names is None else self.names.wrap(screen)
         inner = await adopt(lambda: named, runtime.executor)
         times = self.standstill, self.timeout

@@ -73,11 +73,13 @@ _AXES = (("left", "right"), ("down", "up"), ("a", "d"), ("s", "w"))
 _MOST_NUMBERS = 16
 
 
-def default_keys(space: Space[object], meanings: Sequence[str] | None) -> dict[frozenset[str], int]:
+def default_keys(
+    space: Space[object], meanings: Sequence[str] | None, default: Any = None
+) -> dict[frozenset[str], int]:
     """Return keys for a Discrete space: digits, and arrows by what the actions mean or where there are up to four.
 
     Beyond ten actions without names, the others have letters. An action whose name is no direction also has a letter of
-    its name, the first that is free.
+    its name, the first that is free. Of three without names the one that has no arrow is `default`, or the middle one.
     """
     if not isinstance(space, spaces.Discrete):
         return {}
@@ -97,7 +99,9 @@ def default_keys(space: Space[object], meanings: Sequence[str] | None) -> dict[f
             if (letter := next((letter for letter in letters if frozenset({letter}) not in keys), None)) is not None:
                 keys[frozenset({letter})] = first + action
     elif count <= 4:
-        order = {2: ("left", "right"), 3: ("left", "", "right")}.get(count, ("left", "down", "right", "up"))
+        order = ["left", "right"] if count <= 3 else ["left", "down", "right", "up"]
+        if count == 3:
+            order.insert(1 if default is None else int(default) - first, "")
         keys |= {frozenset({key}): first + action for action, key in enumerate(order[:count]) if key}
     return keys
 
@@ -162,7 +166,10 @@ def controls_of(env: GymEnv | Lanes) -> str:
     names = _fitting(names, env.action_space) or _enum_names(env) or known_names(spec, env.action_space)
     axes = AXES.get(spec.name) if spec is not None and spec.namespace is None else None
     fps = metadata_of(env).get("render_fps")
-    return controls_of_space(env.action_space, own, names, float(fps) if isinstance(fps, (int, float)) else None, axes)
+    # A program with a loop of its own has said what happens where nobody acts.
+    default = read_attribute(env, "default_action", None)
+    rate = float(fps) if isinstance(fps, (int, float)) else None
+    return controls_of_space(env.action_space, own, names, rate, axes, default)
 
 
 def _enum_names(env: GymEnv) -> list[str] | None:
@@ -181,6 +188,7 @@ def controls_of_space(
     names: list[str] | None = None,
     fps: float | None = None,
     axes: Sequence[tuple[str, str, str]] | None = None,
+    default: Any = None,
 ) -> str:
     """Return what keys do in an action space, as JSON.
 
@@ -195,21 +203,24 @@ def controls_of_space(
         names: What the actions are called.
         fps: The `render_fps` of the environment's metadata; None: it has none.
         axes: The name of each number of a Box, and its keys for less and more; None: they have no names.
+        default: The action that is taken where nobody acts; None, or what is none: it is not known.
     """
+    if default is not None and not space.contains(default):
+        default = None
     if isinstance(space, spaces.Discrete):
         found = {held: action for held, action in (own or {}).items() if space.contains(action)}
         no_key = found.pop(frozenset(), None)
-        keys = found or default_keys(space, names)
+        keys = found or default_keys(space, names, default)
         # Arrows come before digits, and each action needs one entry.
         entries: dict[int, frozenset[str]] = {}
         for held, action in sorted(keys.items(), key=lambda item: (min(item[0]).isdigit(), item[1])):
             entries.setdefault(action, held)
-        neutral = int(neutral_action(space)) if no_key is None else no_key
+        neutral = int(neutral_action(space) if default is None else default) if no_key is None else no_key
         if no_key is None and names is not None:
-            position = next((position for position in range(len(names)) if does_nothing(names, position)), 0)
-            neutral = int(space.start) + position
+            nothing = (position for position in range(len(names)) if does_nothing(names, position))
+            neutral = next((int(space.start) + position for position in nothing), neutral)
         between = not found and names is None and int(space.n) == 3
-        if between:  # left and right
+        if between and default is None:  # left and right
             neutral = int(space.start) + 1
         idle = no_key is not None or between or does_nothing(names, neutral - int(space.start))
         if idle and neutral in entries and (found or min(entries[neutral]).isdigit()):
@@ -231,7 +242,9 @@ def controls_of_space(
         if 0 < count <= _MOST_NUMBERS:
             # JSON has no infinity.
             low, high = (np.clip(bound, -1e6, 1e6).reshape(-1).tolist() for bound in (space.low, space.high))
-            neutral_numbers = np.asarray(neutral_action(space), np.float64).reshape(-1).tolist()
+            neutral_numbers = (
+                np.asarray(neutral_action(space) if default is None else default, np.float64).reshape(-1).tolist()
+            )
             if axes is None or len(axes) != count:
                 axes = [(str(index), less, more) for index, (less, more) in enumerate(_AXES[:count])]
             return json.dumps(

@@ -93,7 +93,7 @@ class Confused(ScriptedServer):
 
 def drawn(snapshot: Snapshot, rows: int | None = None, width: int = 110) -> str:
     console = Console(file=io.StringIO(), width=width, record=True)
-    console.print(render(snapshot, rows))
+    console.print(render(snapshot, rows, width))
     return console.export_text()
 
 
@@ -382,6 +382,43 @@ def test_the_table_of_a_local_server_fits_a_terminal_of_80_columns_and_hosts_are
     text = drawn(Snapshot(0.0, "a fleet", (known, lost), "", ()))
     assert known.name in text
     assert lost.name in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100])
+@pytest.mark.parametrize("host", ["127.0.0.1", "trainer.example.org"])
+def test_a_narrow_terminal_shows_fewer_columns_and_cuts_no_word(host: str, width: int) -> None:
+    busy = {"worlds": 12, "slots_used": 12, "steps": 1_234_567, "steps_per_second": 9876.5, "episodes": 23_456}
+    rows = [
+        ServerRow(f"grpcs://{host}:5111{i}", f"grpcs://{host}:5111{i}", "serving", **busy, uptime=129.0)
+        for i in range(2)
+    ]
+    rows.append(ServerRow(f"grpcs://{host}:51112", f"grpcs://{host}:51112", "unreachable", problem="no connection"))
+    text = drawn(Snapshot(0.0, "a fleet", tuple(rows), "", ()), width=width)
+    assert "…" not in text
+    joined = text.replace("\n", "")
+    assert all(word in joined for word in ("steps/s", "9,876", "unreachable"))
+    assert all(len(line) <= width for line in text.splitlines())
+    assert width < 60 or all(row.name in text for row in rows)
+
+
+def test_a_problem_is_shown_whole_and_once_for_all_servers_that_have_it() -> None:
+    why = "no connection: certificate verify failed. The certificate is not signed by a CA that is trusted here"
+    rows = tuple(
+        ServerRow(f"h:{i}", f"h:{i}", "unreachable", problem=why if i else "the disk is full") for i in range(6)
+    )
+    text = " ".join(drawn(Snapshot(0.0, "a fleet", rows, "", ()), width=60).split())
+    assert f"h:1 and 4 others: {why}" in text
+    assert "h:0: the disk is full" in text
+    assert text.count(why) == 1
+
+
+def test_a_problem_names_its_server_once_and_a_file_gets_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_gym("CartPole-v1", token="a-secret") as one, serve_gym("CartPole-v1", token="a-secret") as other:
+        assert main(["top", one.url, other.url, "--count", "1"]) == 1
+        text = capsys.readouterr().out
+        assert "a token is required, and none was sent; pass --token … or --token-file …" in text
+        assert f"{one.url}, {other.url}: answered UNAUTHENTICATED: " in text
+    assert text.rstrip().endswith("or set the environment variable BRIDGE_TOKEN"), "no line is cut"
 
 
 def test_the_status_of_several_processes_is_their_sum() -> None:

@@ -50,6 +50,14 @@ def test_what_is_no_element_is_refused_and_nothing_has_changed(game, passed, tex
     assert not game.begins
 
 
+def test_a_surface_of_pygame_as_the_frame_is_told_how_its_pixels_are_read(game):
+    pygame = pytest.importorskip("pygame")
+    surface = pygame.Surface((6, 4))
+    with pytest.raises(SettingError, match=r"got <Surface.*pygame\.surfarray\.array3d\(surface\)\.swapaxes\(0, 1\)$"):
+        game.exchange(AT_START, frame=surface)
+    assert game.exchange(AT_START, frame=pygame.surfarray.array3d(surface).swapaxes(0, 1)) == 0
+
+
 @pytest.mark.parametrize(
     ("space", "given", "wrong"),
     [

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
-from bridge import make_remote, serve_game
+from bridge import Web, make_remote, serve_game
 from bridge.errors import ClosedError
 from tests.browser import in_browser, launched, opened_in, says, shows
 from tests.game.loops import ACTION, OBSERVATION, in_thread
+from tests.peers import Stream
+
+
+@pytest.mark.parametrize(
+    ("given", "no_key", "arrows"),
+    [
+        ({}, 0, {"left": 1, "right": 2}),
+        ({"default_action": 1}, 1, {"left": 0, "right": 2}),
+        ({"default_action": 2, "web": Web(action_names="LEFT,RIGHT,WAIT")}, 2, {"left": 0, "right": 1}),
+    ],
+)
+def test_no_key_does_what_the_game_does_where_nobody_acts(given, no_key, arrows, process):
+    over = threading.Event()
+
+    def loop(game):
+        with contextlib.suppress(ClosedError):
+            while not over.wait(0.01):
+                game.exchange(np.zeros(2, np.float32))
+                assert game.begins in (True, False), "read, so that rounds begin"
+
+    with (
+        serve_game(OBSERVATION, spaces.Discrete(3), process=process, **{"web": True, **given}) as game,
+        in_thread(lambda: loop(game)),
+    ):
+        try:
+            stream = Stream(game.server).join()
+            found = json.loads(stream.read_property("world.controls"))
+            stream.close()
+        finally:
+            over.set()
+    keys = {entry["keys"][0]: entry["action"] for entry in found["keys"]}
+    assert found["neutral"] == no_key
+    assert {key: keys[key] for key in ("left", "right")} == arrows
 
 
 @in_browser

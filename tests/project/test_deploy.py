@@ -6,6 +6,7 @@ import copy
 import fnmatch
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -280,6 +281,24 @@ def kinds_of(scraped: str) -> dict[str, str]:
     kinds = dict(re.findall(r"^# TYPE (bridge_\w+) (\w+)$", scraped, re.MULTILINE))
     # Of the library: when a counter began.
     return {name: kind for name, kind in kinds.items() if not name.endswith("_created")}
+
+
+def test_the_unit_for_systemd_has_options_that_there_are_and_leaves_time_to_drain(tmp_path: Path) -> None:
+    text = (ROOT / "deploy" / "systemd" / "gymnasium-bridge@.service").read_text("utf-8")
+    settings = re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE)
+    options = dict(settings)
+    program, *arguments = shlex.split(options["ExecStart"].replace("%i", "50051"))
+    asked = make_parser("serve").parse_args(arguments)
+    assert float(options["TimeoutStopSec"]) > asked.drain_timeout > 2.0
+    loaded = {value.partition(":")[0] for name, value in settings if name == "LoadCredential"}
+    assert loaded == {Path(each).name for each in arguments if "CREDENTIALS_DIRECTORY" in each}
+    if (analyze := shutil.which("systemd-analyze")) is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / "gymnasium-bridge@50051.service"
+    unit.write_text(text.replace(program, sys.executable), "utf-8")
+    done = subprocess.run([analyze, "verify", unit], capture_output=True, text=True, timeout=60)
+    assert unit.name not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_dashboard_is_current_and_has_a_panel_for_every_metric_and_no_other(scraped: str) -> None:

@@ -82,6 +82,28 @@ def test_the_action_of_no_key_is_the_environment_s_own_and_idle_where_it_does_no
 
 
 @pytest.mark.parametrize(
+    ("space", "default", "neutral", "keys"),
+    [
+        (spaces.Discrete(3), 0, 0, {"left": 1, "right": 2}),
+        (spaces.Discrete(3), 1, 1, {"left": 0, "right": 2}),
+        (spaces.Discrete(3, start=5), 7, 7, {"left": 5, "right": 6}),
+        (spaces.Discrete(6), 4, 4, {"0": 0, "1": 1, "2": 2, "3": 3, "4": 4, "5": 5}),
+        (spaces.Discrete(3), "no action", 1, {"left": 0, "right": 2}),
+    ],
+)
+def test_what_a_program_does_where_nobody_acts_is_what_no_key_does(space, default, neutral, keys):
+    found = json.loads(controls_of_space(space, default=default))
+    assert found["neutral"] == neutral
+    assert {entry["keys"][0]: entry["action"] for entry in found["keys"]} == keys
+
+
+def test_the_numbers_of_no_key_are_those_where_nobody_acts():
+    box = spaces.Box(-1, 1, (2,))
+    assert json.loads(controls_of_space(box, default=np.array([0.5, 0], np.float32)))["neutral"] == [0.5, 0.0]
+    assert json.loads(controls_of_space(box))["neutral"] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
     ("env_id", "keys", "no_key"),
     [
         ("CartPole-v1", {"left": 0, "right": 1}, None),

@@ -21,6 +21,12 @@ from tests.websocket_tools import Hand
 
 pytestmark = in_browser
 
+# Until the figures and graphs beside the picture are drawn for the next time, whatever they show.
+DRAWN_AGAIN = """() => new Promise((resolve) => {
+    const rate = document.getElementById('rate');
+    new MutationObserver(resolve).observe(rate, {childList: true, characterData: true, subtree: true});
+})"""
+
 
 def test_the_canvas_shows_the_environment_s_pixels(opened):
     with serve_gym(Paddle, web=True) as server:
@@ -39,6 +45,38 @@ def test_the_canvas_shows_the_environment_s_pixels(opened):
         shows(page, f"() => ({PADDLE})() > {before} + 30")
         assert page.evaluate("() => document.getElementById('canvas').width") == 200
         env.close()
+
+
+def test_the_list_marks_the_world_that_is_played_and_the_graph_of_returns_outlasts_another_look(opened):
+    inked = """() => {
+        const canvas = document.getElementById('returns-graph');
+        return canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some((value) => value > 0);
+    }"""
+    current = "() => document.querySelector('#worlds [aria-current=true]').dataset.world"
+    with serve_gym(lambda render_mode=None: Paddle(render_mode, length=3), web=True) as server:
+        env = make_remote(f"{server.url}?world=")
+        page = opened(server.web_url)
+        says(page, "#badge", "watching")
+
+        def graph_after_an_episode():
+            env.reset()
+            for _ in range(3):
+                env.step(0)
+            return page.evaluate(inked)
+
+        until(graph_after_an_episode)
+        before = page.evaluate(current)
+        page.click("#worlds button")
+        page.evaluate(DRAWN_AGAIN)
+        assert page.evaluate(inked)
+        env.close()
+        says(page, "#play", "Play")
+        page.click("#play")
+        says(page, "#badge", "playing your own world")
+        shows(page, f"() => ({current})() !== {json.dumps(before)}")
+        page.keyboard.press("Escape")
+        says(page, "#badge", "watching")
+        shows(page, f"() => ({current})() === {json.dumps(before)}")
 
 
 @pytest.mark.slow

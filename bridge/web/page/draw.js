@@ -50,6 +50,11 @@ function chip(text, on) {
   return element;
 }
 
+// A rate in words. That of a program with a loop of its own is measured: its last digits would change all the time.
+function rate(fps) {
+  return fps < 20 ? Number(fps.toFixed(1)) : Math.round(fps);
+}
+
 // True if a list is shown already as its text says; it is not replaced then, under somebody's finger.
 function isShown(list, text) {
   const same = list.dataset.shown === text;
@@ -76,20 +81,20 @@ function seatChips({seats, players = {}, taken_over_by: people = []}) {
 function drawWorlds() {
   const list = $("worlds");
   const worlds = state.server.worlds.map((world) => ({...world, returns: null, match: world.match?.seats.map((one) => one.taken_by)}));
-  const shown = state.playing?.own ? state.playing.name : state.selected;
-  const text = JSON.stringify([worlds, state.server.servers, shown]);
+  const current = worldOf(state.playing?.name)?.name ?? state.selected; // who plays a world of their own looks at that
+  const text = JSON.stringify([worlds, state.server.servers, current]);
   if (isShown(list, text)) return;
   replaceKeepingFocus(list, "world", [...state.server.worlds.map((world) => {
     const button = document.createElement("button");
     button.dataset.world = world.name;
-    button.setAttribute("aria-current", String(world.name === shown));
+    button.setAttribute("aria-current", String(world.name === current));
     const name = document.createElement("b");
     name.textContent = short(world.title);
     name.title = world.title;
     const about = document.createElement("small");
     const fps = world.fps ?? (world.waiting ? serverOf(world).fps : null);
     const place = world.server === undefined ? world.name.slice(0, 14) : world.name.replace(/(world-.{4}).*/, "$1…").replace(/\/$/, "");
-    const kind = world.kind === "perlert" ? "PERLERT" : fps ? `${fps} fps` : "lock-step";
+    const kind = world.kind === "perlert" ? "PERLERT" : fps ? `${rate(fps)} fps` : "lock-step";
     const parts = world.replay
       ? ["replay", `${world.replay.length} step${world.replay.length === 1 ? "" : "s"}`]
       : [kind, world.lanes ? `${world.lanes} lanes` : "", place];

@@ -30,9 +30,9 @@ let shown = null; // the name of the world whose picture and figures the page ha
 // Show nothing of the world that was looked at before.
 export function clear(name) {
   state.frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
-  state.returns.length = 0;
   if (name === shown) return;
   shown = name;
+  state.returns.length = 0;
   const canvas = $("canvas");
   canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
   for (const id of ["age", "viewers", "last-return"]) note(id, "–");

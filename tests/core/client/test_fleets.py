@@ -24,6 +24,7 @@ from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
 from tests.planned_env import Planned
+from tests.support import until
 
 DEADLINE = 60.0
 
@@ -419,4 +420,19 @@ def test_a_report_is_flat_numbers() -> None:
         assert found["slots/running"] == 1.0
         assert found[f"servers/{other.url}/losses"] == found["losses"] == found["episodes_cut"] == 1.0
         logging.getLogger("bridge").debug("%s", found)
+        envs.close()
+
+
+def test_a_report_blames_the_server_that_was_lost_also_once_its_slots_are_elsewhere() -> None:
+    with serve_gym(lambda: CountingEnv(5)) as stays, serve_gym(lambda: CountingEnv(5)) as goes:
+        envs = make_vec_remote(Listed(stays.url, goes.url), num_envs=4, blocking=True)
+        envs.reset(seed=0)
+        assert envs.report()[f"servers/{goes.url}/slots"] == 2.0
+        goes.stop()
+        until(lambda: bool(envs.step(zeros(envs)) and envs.report()[f"servers/{stays.url}/slots"] == 4.0))
+        found = envs.report()
+        assert found["losses"] == found[f"servers/{goes.url}/losses"] == 2.0
+        assert found[f"servers/{stays.url}/losses"] == found[f"servers/{stays.url}/seconds_away"] == 0.0
+        assert found[f"servers/{goes.url}/slots"] == 0.0
+        assert found[f"servers/{goes.url}/seconds_away"] > 0.0
         envs.close()

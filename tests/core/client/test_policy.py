@@ -663,6 +663,28 @@ def test_a_server_that_joins_gets_its_share_and_loses_no_episode() -> None:
     assert sum(member.remote.record.losses for member in fleet.members) == 0
 
 
+def test_a_dead_server_that_stays_listed_is_asked_again_without_a_line_each_time(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    fleet = Fleet(3, 12, 12)
+    fleet.advance(2.0)
+    fleet.stop(fleet.servers[1])
+    fleet.advance(120.0)
+    assert spread(fleet) == [6, 0, 6]
+    assert fleet.attempts[fleet.servers[1].url] > 4
+
+    def announced() -> list[str]:
+        return [r.getMessage() for r in caplog.records if f"{fleet.servers[1].url} is to take over" in r.getMessage()]
+
+    assert not announced(), "nobody answers there"
+    fleet.servers[1].up = True
+    fleet.advance(CALM)
+    assert spread(fleet) == [4, 4, 4]
+    assert any(f"{fleet.servers[1].url} answers again" in record.getMessage() for record in caplog.records)
+    assert announced(), "it is up again"
+
+
 def test_of_a_fleet_that_is_gone_each_server_is_asked_in_growing_pauses() -> None:
     fleet = Fleet(2, 6, 12)
     fleet.advance(2.0)

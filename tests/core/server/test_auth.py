@@ -351,6 +351,7 @@ def test_the_command_makes_what_serves_and_overwrites_nothing(tmp_path: Path, ca
     said = capsys.readouterr().out
     names = [f"{who}.{kind}" for who in ("ca", "server", "client") for kind in ("pem", "key")]
     assert all(name in said for name in names)
+    assert all(option in said for option in ("--tls-certificate", "--tls-key", "--tls-ca", "--tls-client-ca"))
     files = {name: tmp_path / "certs" / name for name in names}
     assert all((files[name].stat().st_mode & 0o777 == 0o600) == name.endswith(".key") for name in names)
     with serve_gym("CartPole-v1", **tls(files, clients=True)) as server:

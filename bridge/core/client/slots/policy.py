@@ -155,7 +155,8 @@ class SlotPolicy:
         why = str(error)
         self.saw(member, event_of(error), now, why.partition("\n")[0])
         wait = pause(member.failures)
-        member.retry_at = member.remote.record.lost(now, wait, why, established=established)
+        remote = member.remote
+        member.retry_at = remote.record.lost(now, wait, why, url=remote.url, established=established)
 
     def refused(self, member: Member, error: RemoteError, now: float) -> None:
         """Count that a Reset or Step was refused; the first time it is reset again at once."""
@@ -314,7 +315,11 @@ class SlotPolicy:
 
     def _add_spare(self, endpoint: Endpoint, lanes: int, reason: Reason, place: Endpoint) -> AddSpare:
         """Return the decision to connect a world at an endpoint, for the slots of a place."""
-        _log.info("%s is to take over slots of %s: %s", shown_url(endpoint.url), shown_url(place.url), reason.value)
+        # A server in trouble is only asked again: `Placement.saw` tells when it answers. A dead one that a directory
+        # goes on listing would be announced with each try.
+        level = logging.INFO if self.placement.is_well(endpoint.key) else logging.DEBUG
+        text = "%s is to take over slots of %s: %s"
+        _log.log(level, text, shown_url(endpoint.url), shown_url(place.url), reason.value)
         return AddSpare(self.placement.request_for(endpoint), endpoint, lanes, StandBy(reason, place.key))
 
     def _replace(self, leaving: Sequence[Member], now: float) -> Iterator[Decision]:

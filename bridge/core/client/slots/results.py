@@ -508,15 +508,18 @@ def flat_report(reports: Sequence[RemoteReport], states: Array, stalled: float) 
         key = "episodes_cut" if name == "episodes_lost" else name
         found[key] = float(sum(getattr(report, name) for report in reports))
     for report in reports:
-        for name, value in (
-            ("slots", len(report.slots)),
-            ("losses", report.losses),
-            ("seconds_away", report.seconds_away),
-        ):
-            key = f"servers/{report.url}/{name}"
-            # Several remotes may be at one server.
-            found[key] = found.get(key, 0.0) + float(value)
+        _add_server(found, report.url, slots=len(report.slots))
+        # The servers that were lost, also those whose slots are elsewhere by now.
+        for url, (losses, seconds) in report.by_server.items():
+            _add_server(found, url, losses=losses, seconds_away=seconds)
     return found
+
+
+def _add_server(found: dict[str, float], url: str, **numbers: float) -> None:
+    """Add to what a report has of a server, at which several remotes may be or have been."""
+    for name in ("slots", "losses", "seconds_away"):
+        key = f"servers/{url}/{name}"
+        found[key] = found.get(key, 0.0) + float(numbers.get(name, 0.0))
 
 
 def remote_reports(members: Sequence[Member]) -> tuple[RemoteReport, ...]:

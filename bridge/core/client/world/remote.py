@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -86,6 +86,8 @@ class RemoteReport:
     """The number of moves of its slots to another server, because theirs drained, always failed, or had too many."""
     episodes_moved: int
     """Episodes of lanes that such a move truncated; none of them is in `episodes_lost`."""
+    by_server: Mapping[str, tuple[int, float]]
+    """The losses and the seconds away by the URL of the server that was lost: a slot may be at another one since."""
 
 
 @dataclasses.dataclass
@@ -104,15 +106,19 @@ class RemoteRecord:
     away_since: float | None = None
     rests_until: float = 0.0
     _past: float = 0.0
+    _away_from: str = ""
+    _losses_of: Counter[str] = dataclasses.field(default_factory=Counter)
+    _past_of: defaultdict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
     _recent: deque[float] = dataclasses.field(default_factory=deque)
 
-    def lost(self, now: float, pause: float, reason: str, *, established: bool) -> float:
+    def lost(self, now: float, pause: float, reason: str, *, url: str, established: bool) -> float:
         """Count a loss of the remote, or an attempt to connect that failed.
 
         Args:
             now: The time.
             pause: Seconds until the next attempt, unless the breaker opens.
             reason: Why.
+            url: The URL of the server that it was at, or was to connect to.
             established: Whether there was a connection.
 
         Returns:
@@ -121,12 +127,13 @@ class RemoteRecord:
         self.reason = reason
         # Attempts that fail while it is away do not begin another absence.
         if self.away_since is None:
-            self.away_since = now
+            self.away_since, self._away_from = now, url
         # Only connections that were made count: to a server that is not there, the growing pauses are enough. One that
         # takes each connection and loses it would be joined again and again, as each episode that begins ends the row
         # of failures.
         if established:
             self.losses += 1
+            self._losses_of[url] += 1
             self._recent.append(now)
             while self._recent and now - self._recent[0] > BREAKER_WINDOW:
                 self._recent.popleft()
@@ -140,6 +147,7 @@ class RemoteRecord:
         """End the absence, if there is one: the remote answers."""
         if self.away_since is not None:
             self._past += now - self.away_since
+            self._past_of[self._away_from] += now - self.away_since
             self.away_since = None
             self.returns += 1
 
@@ -148,7 +156,13 @@ class RemoteRecord:
         away = None if self.away_since is None else now - self.away_since
         state = "resting" if state == "lost" and now < self.rests_until else state
         counts: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
-        return RemoteReport(url, slots, state, away, self.reason, seconds_away=self._past + (away or 0.0), **counts)
+        seconds = dict(self._past_of)
+        if away is not None:
+            seconds[self._away_from] = seconds.get(self._away_from, 0.0) + away
+        servers = {each: (self._losses_of[each], seconds.get(each, 0.0)) for each in {*self._losses_of, *seconds}}
+        return RemoteReport(
+            url, slots, state, away, self.reason, seconds_away=self._past + (away or 0.0), by_server=servers, **counts
+        )
 
 
 COUNTS = tuple(field.name for field in dataclasses.fields(RemoteRecord) if field.type == "int")
