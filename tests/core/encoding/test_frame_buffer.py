@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bridge.core.encoding.frame_buffer import FrameBuffer, Observed, Told
@@ -40,7 +40,8 @@ class Model:
     def __init__(self, skips: bool) -> None:
         self.skips = skips
         self.episodes: dict[int, Episode] = {}
-        self.passed = self.reading = self.reported = self.since = 0
+        self.passed = self.reading = self.since = 0
+        self.reported: dict[int, int] = {}  # how many rewards of an episode were told, also before it was abandoned
         self.shown: set[int] = set()
         self.last: Observed | None = None
         self.recorded = 0
@@ -63,12 +64,11 @@ class Model:
         if not self.reading and not self.enters:
             return None
         if not self.reading:
-            self.reading, self.reported = self.enters, 0
-            self.since = self.reading
+            self.since = self.reading = self.enters
             own = self.episodes[self.reading]
             return self._tell(own.observed[-2 if own.over else -1], [], [], (False, False))
-        own, number = self.episodes[self.reading], self.reported
-        self.reported = len(own.rewards)
+        own, number = self.episodes[self.reading], self.reported.get(self.reading, 0)
+        self.reported[self.reading] = len(own.rewards)
         self.reading = 0 if own.over else self.reading
         return self._tell(own.observed[-1], own.rewards[number:], own.acted[number:], own.flags)
 
@@ -118,6 +118,7 @@ OPERATIONS = st.one_of(
 
 @settings(max_examples=600, deadline=None)
 @given(st.lists(OPERATIONS, max_size=50), st.booleans())
+@example([("begin",), ("take",), ("frame", 2, False), ("take",), ("abandon",), ("take",), ("take",)], True)
 def test_a_reader_is_told_what_passed_whenever_it_takes(operations: list[Any], skips: bool) -> None:
     """Each reward, end and record once, in order and of its own episode; each frame is shown, or counted as skipped."""
     buffer, model = make(skips=skips), Model(skips)
