@@ -237,8 +237,8 @@ def test_an_agent_that_joins_before_the_first_frame_of_a_round_plays_it_from_the
             goes.set()
             asking.join(20)
             joining.join(20)
-            np.testing.assert_array_equal(told["red"], [0, 0])
-            assert told["blue"][1] == 0
+            assert told["red"][1] == told["blue"][1] == 0, "nobody has acted in this round yet"
+            assert told["red"][0] == 0 or not wait, "in real time the game may be a frame further"
             acting = [threading.Thread(target=env.step, args=(action,)) for env, action in ((red, 1), (blue, 2))]
             for each in acting:
                 each.start()
