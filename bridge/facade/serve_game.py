@@ -101,7 +101,7 @@ def serve_game(
     """
     with feature("game", "serve_game()"):
         from bridge.game.game import Game
-        from bridge.game.handover import Handover
+        from bridge.game.handover import ProgramEnd
     _check_seconds("timeout", timeout)
     _check_seconds("standstill", standstill)
     several = isinstance(observation_space, Mapping) and not isinstance(observation_space, Space)
@@ -115,7 +115,7 @@ def serve_game(
 
         server: Any = GameProcess(_serve, defaults, served)
         return Game(server, server.handover, given, several, timeout)
-    handover = Handover(defaults)
+    handover = ProgramEnd(defaults)
     return Game(_serve(handover, served), handover, given, several, timeout)
 
 
@@ -158,7 +158,7 @@ def _serve(handover: Handover, served: _Served) -> Server:
     stand_ins = None if served.agents is None else GivenPolicies("agents", served.agents)
     if stand_ins is not None:
         stand_ins.check(list(given))
-    defaults = handover.default.actions or {}
+    defaults = handover.defaults
     realtime = RealtimeOptions.of(
         _UNTIL_KNOWN, None if several else defaults[ONE], options.realtime, stand_ins, rests=True
     )
@@ -166,14 +166,22 @@ def _serve(handover: Handover, served: _Served) -> Server:
         raise SettingError("a game's frames are its own calls: leave out clock of realtime=RealTime(clock=…)")
     if several:
         realtime = dataclasses.replace(realtime, default_action=lambda agent, seen, space: defaults[str(agent)])
-    traits = {"play_fps": options.play_fps()}
-    patience = math.inf if served.timeout is None else served.timeout
     names = options.action_names()
     if names is not None:
         if several:
             raise SettingError("action_names are of a game of one agent: leave it out of web=Web(…)")
         names.wrap(described(given, several))  # it raises where these are no names of the actions
-    source = GameSource(served.name, given, several, handover, realtime, patience, served.standstill, traits, names)
+    source = GameSource(
+        title=served.name,
+        spaces=given,
+        several=several,
+        handover=handover,
+        realtime=realtime,
+        timeout=served.timeout,
+        standstill=served.standstill,
+        traits={"play_fps": options.play_fps()},
+        names=names,
+    )
     # There is no second program that could be made: a world without clients stays.
     bounds = dataclasses.replace(options.bounds, idle_timeout=None, abandoned_timeout=None)
     server = options.server(source, security, bounds=bounds)

@@ -6,11 +6,13 @@ newest action without waiting. A frame of the world begins once it is known what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from bridge.core.encoding.properties import ENCODED, Property, PropertyTree
+from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import Agent, PacedWorld
 from bridge.core.worlds.environment import Job, kept
@@ -23,28 +25,29 @@ from bridge.core.worlds.realtime.loop import RealtimeLoop
 from bridge.core.worlds.realtime.loop_lane import LoopAgent, LoopLane, Phase
 from bridge.core.worlds.realtime.multi_agent import JointClock
 from bridge.core.worlds.scheduling import PendingResult
-from bridge.core.worlds.settings import ResetRequest, Settings
-from bridge.errors import Code, RequestError
+from bridge.core.worlds.settings import ResetRequest
 from bridge.game.environment import GameEnvironment
 from bridge.game.handover import Choice
+from bridge.game.pacer import ProgramPacer
 
-__all__ = ["GameClock", "JointGameClock", "refuse_watcher"]
+__all__ = ["GameClock", "JointGameClock"]
 
-_TURNS = 10
-"""Pauses in which a Step waits for news that are there."""
-
-
-def refuse_watcher(caller: Agent | None) -> None:
-    """Raise RequestError where who asks for a round of all agents only watches."""
-    if caller is not None and caller.watches:
-        text = "who only watches cannot ask for a round: expected a player; join as one where an agent is free"
-        raise RequestError(Code.PERMISSION_DENIED, text)
+_TURNS = 30
+"""Turns of the event loop that a Step gives news to be told that are there."""
 
 
 class _Frames(FrameLoop):
     """A frame is due when the program has taken actions."""
 
     env: GameEnvironment
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._applied: dict[str, float] = {}
+        """When the newest action came that was applied, by agent."""
+
+    def _may_repeat(self, name: str, observation: object, action: object) -> bool:
+        return True
 
     def acting(self) -> Mapping[str, LoopLane]:
         """Return who acts, by name."""
@@ -53,40 +56,45 @@ class _Frames(FrameLoop):
     def next_due(self) -> float | None:
         """Return when the next frame is due; None: none is."""
         lane = self.lanes[0]
-        if self._start is None or lane.busy:
-            return None
-        return lane.retry_at if lane.phase is Phase.FAILED else self._start if self._is_due() else None
+        if self._start is not None and not lane.busy and lane.phase is Phase.FAILED:
+            return lane.retry_at
+        return self._start if self._is_due() else None
 
     def _is_due(self) -> bool:
-        chosen = self.env.chosen
-        return self.lanes[0].phase is Phase.RUNNING and chosen is not None and chosen.actions is not None
+        lane = self.lanes[0]
+        free = self._start is not None and not lane.busy and lane.phase is Phase.RUNNING
+        return free and self.env.chosen.actions is not None
 
     def _begin_frame(self, now: float) -> bool:
         """Count a frame if one is due; return whether one is."""
-        due = self._start is not None and not self.lanes[0].busy and self._is_due()
+        due = self._is_due()
         self.frames += due
         return due
 
     def _choose(self, lane: LoopLane, now: float) -> Any:
         """Return the actions that the program has taken, and count them."""
         choice = self.env.chosen
-        assert choice is not None, "as `_is_due` says"
         for name, part in self.acting().items():
             part.applied_by, part.applied_at = choice.by.get(name, ""), self.env.read_at
-            if name in choice.fresh:
-                choice.fresh.discard(name)
-                part.unused = part.unused and part.acted_at != choice.came[name]
+            came = choice.came.get(name)
+            if came is not None and came != self._applied.get(name):
+                self._applied[name] = came
+                if part.acted_at == came:
+                    part.unused = False
+                elif part.unused:  # it came before it was known that the program had this one, which it did not replace
+                    self.actions_replaced -= 1
                 self.actions_applied += 1
-                part.action_delay = max(0.0, self.env.read_at - choice.came[name])
+                part.action_delay = max(0.0, self.env.read_at - came)
                 self.action_delays.add(part.action_delay)
             self.default_frames += not part.applied_by
         return choice.actions
 
     def usable(self, name: str, part: LoopLane, now: float) -> bool:
-        """True if the newest action of an agent may be applied now."""
-        return part.acted_at > float("-inf") and not (
-            self._max_action_age is not None and now - part.acted_at > self._max_action_age
-        )
+        """True if the newest action of an agent may be applied now; an old one is not where a mask forbids it."""
+        oldest = -math.inf if self._max_action_age is None else now - self._max_action_age
+        if part.acted_at == -math.inf or part.acted_at < oldest:
+            return False
+        return part.unused or self._may_repeat(name, part.observation, part.action)
 
 
 class _OneFrames(_Frames, RealtimeLoop):
@@ -107,13 +115,8 @@ class _JointFrames(_Frames, JointLoop):
         actions = super()._choose(lane, now)
         return {name: actions[name] for name in self.alive}
 
-    def usable(self, name: str, part: LoopLane, now: float) -> bool:
-        """True if the newest action of an agent may be applied now; an old one is not where a mask forbids it."""
-        allowed = part.unused or self._may_repeat(name, part.observation, part.action)
-        return super().usable(name, part, now) and allowed
 
-
-class _ProgramPacer(FramePacer):
+class _FramePacer(ProgramPacer, FramePacer):
     """Follows a program, whose calls are the frames."""
 
     chooses_ahead = True
@@ -122,41 +125,40 @@ class _ProgramPacer(FramePacer):
     def bind(self, world: PacedWorld) -> None:
         """Begin with a world, whose environment is a `GameEnvironment`."""
         super().bind(world)
-        assert isinstance(world.env, GameEnvironment), "its source makes no other"
-        self._env = self.loop.env = world.env
-        self._env.ahead, self._env.noticed = True, self._changed
+        self.loop.env, self._env.noticed = self._env, self._changed
+        self._newest: object = None
+        """Whose actions were offered last, and when they came; None: others than agents' were in it."""
 
     # What the program does next
 
     def choose_again(self) -> None:
         """Choose what the program takes in its next call: a round, or actions."""
-        lane, handover = self.loop.lanes[0], self._env.handover
+        lane, env = self.loop.lanes[0], self._env
         if self.over:
             return
         if lane.asked:
-            if self._env.asked and not handover.round_to_come(lane.seed, lane.options):
-                handover.offer(Choice(None, lane.seed, lane.options))
+            if env.asked and not env.round_comes(lane.seed, lane.options):
+                env.offer(Choice(None, lane.seed, lane.options))
             return
-        if lane.phase is not Phase.RUNNING or handover.round_asked:
+        if lane.phase is not Phase.RUNNING:
             return
-        now, actions = self.now(), {**handover.default.actions, **self._stand_ins()}  # type: ignore[dict-item]
-        choice = Choice(actions)
-        by, came = dict[str, str](), dict[str, float]()
+        now, choice, stand_ins = self.now(), Choice(None), self._stand_ins()
+        actions = {**env.handover.defaults, **stand_ins}
         for name, part in self.loop.acting().items():
             if self.loop.usable(name, part, now):
-                actions[name], by[name], came[name] = part.action, part.player, part.acted_at
-                if part.unused:
-                    choice.fresh.add(name)
-        choice.by, choice.came = by, came
-        if self.world.substitution is not None:
-            if self.group.several:
-                living = {self.group.ids[name]: actions[name] for name in self.loop.acting()}
-                replaced, choice.substitutes = self.world.substitution.substitute(living)
-                actions.update({str(agent): action for agent, action in replaced.items()})
-            else:
-                actions[ONE], choice.substitutes = self.world.substitution.substitute(actions[ONE])
+                actions[name], choice.by[name], choice.came[name] = part.action, part.player, part.acted_at
+        substitution, newest = self.world.substitution, (env.stamp, choice.by, choice.came)
+        if substitution is None and not stand_ins and newest == self._newest:
+            return
+        self._newest = newest if substitution is None else None
+        if substitution is not None and self.group.several:
+            living = {self.group.ids[name]: actions[name] for name in self.loop.acting()}
+            replaced, choice.substitutes = substitution.substitute(living)
+            actions.update({str(agent): action for agent, action in replaced.items()})
+        elif substitution is not None:
+            actions[ONE], choice.substitutes = substitution.substitute(actions[ONE])
         choice.actions = kept(actions)
-        handover.offer(choice)
+        env.offer(choice)
 
     def _stand_ins(self) -> Mapping[str, Any]:
         """Return the actions that policies have chosen for agents that nobody plays."""
@@ -164,11 +166,6 @@ class _ProgramPacer(FramePacer):
 
     def act(self, agent: EnvAgent, action: object, received: float, episodes: Sequence[int]) -> None:
         """Leave an action for the next frame."""
-        taken = self._env.handover.taken
-        part = agent.part.loop_agent.buffers[0].lane
-        # The program has it already, though its news are not read yet: it is not replaced.
-        if part.unused and taken is not None and part.acted_at in taken.came.values():
-            part.unused = False
         super().act(agent, action, received, episodes)
         self.choose_again()
 
@@ -177,11 +174,6 @@ class _ProgramPacer(FramePacer):
         self._env.asked = self._env.asked or (loop_agent.player and asked.restart)
         super().ask_reset(loop_agent, asked)  # type: ignore[safe-super]  # the clock beside it has it
         self.choose_again()
-
-    def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
-        """Take the settings of a ResetWorld, which no watcher may send."""
-        refuse_watcher(caller)
-        return super().prepare_reset(settings, caller)
 
     def carry_out_reset(self) -> None:
         """Cut off what runs, as a ResetWorld ordered."""
@@ -204,9 +196,8 @@ class _ProgramPacer(FramePacer):
 
     def run_job(self, job: Job, at: float | None) -> Coroutine[Any, Any, None]:
         """Begin a reset or a frame; who stood in for agents in it is known from here on."""
-        choice = self._env.chosen
-        if job.kind == "step" and choice is not None and self.world.substitution is not None:
-            self.world.substitution.substituted(choice.substitutes)
+        if job.kind == "step" and self.world.substitution is not None:
+            self.world.substitution.substituted(self._env.chosen.substitutes)
         return super().run_job(job, at)
 
     def _note(self, job: Job, now: float, spent: float, outcome: Outcome | None, error: str) -> None:
@@ -216,31 +207,25 @@ class _ProgramPacer(FramePacer):
 
     def moment(self, lane: int) -> tuple[float, int, float]:
         """Return when the program took the actions at hand, the frame's number, and when the newest of them came."""
-        came = [] if self._env.chosen is None else self._env.chosen.came.values()
-        return self._env.read_at, self.loop.frames, max(came, default=float("nan"))
+        return self._env.read_at, self.loop.frames, max(self._env.chosen.came.values(), default=float("nan"))
 
     # What clients hear
 
-    async def step(self, agent: EnvAgent, action: object) -> int:
-        """Take an agent's Step, which a program that stands still refuses."""
+    def act_on_arrival(self, agent: EnvAgent, action: object, actions: Mapping[int, Array]) -> float:
+        """Leave an action for the next frames; raises where the program stands still."""
         self._refuse_standstill()
-        await self._catch_up()
-        return await super().step(agent, action)
+        return super().act_on_arrival(agent, action, actions)
 
     async def report(self, agent: EnvAgent) -> int:
         """Tell what happened since an agent's last Step; raises where the program stands still."""
         self._refuse_standstill()
-        await self._catch_up()
-        return await super().report(agent)
-
-    async def _catch_up(self) -> None:
-        """Wait until the news are told that the program has left already: so a Step tells the newest observation."""
-        for _ in range(_TURNS):
+        for _ in range(_TURNS):  # news that are there already are told, so that a Step tells the newest observation
             if not self._env.handover.unread:
                 break
             soon: PendingResult[None] = PendingResult()
-            self._scheduler.call_later(self._env.handover.pause, partial(soon.set_result, None))
+            self._scheduler.call_soon(partial(soon.set_result, None))
             await soon
+        return await super().report(agent)
 
     async def wait_until(
         self, agent: Agent, ready: Callable[[], bool], seconds: float, reason: Callable[[], str | None]
@@ -273,14 +258,14 @@ class _ProgramPacer(FramePacer):
         return super().properties().merged(PropertyTree([fps]))
 
 
-class GameClock(_ProgramPacer, ClockPacer):
+class GameClock(_FramePacer, ClockPacer):
     """Follows a program with one agent."""
 
     LOOP = _OneFrames
     loop: _OneFrames
 
 
-class JointGameClock(_ProgramPacer, JointClock):
+class JointGameClock(_FramePacer, JointClock):
     """Follows a program with several agents."""
 
     LOOP = _JointFrames

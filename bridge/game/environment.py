@@ -73,44 +73,62 @@ def described(spaces: Mapping[str, Spaces], several: bool) -> Any:
     return _Several(spaces) if several else _One(spaces[ONE])
 
 
+# A program that waits is answered here, once for each wait, and does nothing else: `_waiting` has its news until then.
+# One that does not wait takes what it has been offered by the time of its next call. Its news say what that was, which
+# is in `chosen` from then on: the next news tell what came of it.
 class GameEnvironment(EnvironmentProxy):
     """Stands for a program: `reset` asks for a round, and a call is over when the program has called again.
 
     Args:
         env: Has the description of the program.
         screen: What it shows, as `described` returned it.
-        handover: Where the program's thread leaves its news.
+        handover: Where the program leaves its news, the first one by now.
         scheduler: Runs what waits for them.
         patience: Seconds without a call after which the program stands still.
+        timeout: Seconds that a program that waits does so; None: any.
     """
 
     def __init__(
-        self, env: Environment, screen: Any, handover: Handover, scheduler: Scheduler, patience: float
+        self,
+        env: Environment,
+        screen: Any,
+        handover: Handover,
+        scheduler: Scheduler,
+        patience: float,
+        timeout: float | None,
     ) -> None:
         super().__init__(env)
         self.handover = handover
         self._screen = screen
         self._scheduler = scheduler
-        self._patience = patience
+        self._patience, self._timeout = patience, timeout
         self._several = bool(env.facts.agents)
         self._pending: PendingResult[None] | None = None
-        self._timer: Timer | None = None
+        self._look_timer: Timer | None = None
+        self._wait_timer: Timer | None = None
         self._gone: RequestError | None = None
         self._observations: dict[str, Any] = {}
-        self.ahead = False
-        """True if a clock chooses ahead: a step is of the choice that the program has taken already."""
-        self.chosen: Choice | None = None
+        self._rewards: dict[str, float] = {}
+        """Those that no step has told yet, by agent."""
+        self._waiting: News | None = None
+        """The news with which the program waits; None: it does not."""
+        self._offers: dict[int, Choice] = {}
+        """The choices that the program may take, or has taken, by number."""
+        self._offered = 0
+        self.stamp = 0
+        """That of the news that were read last."""
+        self.chosen = Choice(handover.defaults)
         """What the program took with the news that were read last."""
         self.read_at = 0.0
         """When the program called with what was read last, in seconds of the scheduler."""
-        self.missed = False
-        """True if the next step is of a frame that the program made without agents, with the actions that it took."""
         self.asked = False
         """True if somebody who plays asked for the round that begins next; False: one that runs is as good."""
+        self.late: Callable[[], None] = lambda: None
+        """Called when a program has waited for too long."""
         self.noticed: Callable[[], None] = lambda: None
         """Called when the program begins to stand still, and when it is gone."""
-        handover.wakes = True
         handover.notify = lambda: scheduler.call_soon_threadsafe(self._wake)
+        self._read_all()
         self._look()
 
     # The program's state
@@ -126,80 +144,122 @@ class GameEnvironment(EnvironmentProxy):
         if self.handover.waiting or since < self._patience:
             return None
         text = f"the game stands still: the last call of exchange() was {since:.1f} s ago; send the request again"
+        if self.chosen.actions is None:
+            text = (
+                f"the game has not begun its round for {since:.1f} s: its program has not called exchange(), or goes "
+                "on with its old round, as it has not read game.begins"
+            )
         return RequestError(Code.DEADLINE_EXCEEDED, text)
 
     def _look(self) -> None:
         """Look again and again whether the program goes on."""
-        self._timer = self._scheduler.call_later(self._patience / _LOOKS, self._look)
+        self._look_timer = self._scheduler.call_later(self._patience / _LOOKS, self._look)
         self._wake()
         if self.standstill() is not None:
             self.noticed()
 
     def _wake(self) -> None:
-        """Let a call look for news."""
+        """Have a call look for news; those of a program that waits are read also without one."""
         if self.handover.closed is not None and self._gone is None:
             self._gone = self.handover.closed
             self.noticed()
         if self._pending is not None:
             self._pending.set_result(None)
+        elif self.handover.waits:
+            self._read_all()
+
+    def _read_all(self) -> None:
+        while (news := self.handover.read()) is not None:
+            self._take(news)
+
+    def _take(self, news: News) -> None:
+        """Take what the program has shown, and note what it does."""
+        self.read_at, self.stamp = news.at, news.stamp
+        if news.frame is not None:
+            self._screen.frame = news.frame
+        self._observations.update(news.observations)
+        for name, reward in news.rewards.items():
+            self._rewards[name] = self._rewards.get(name, 0.0) + reward
+        if news.waits:
+            self._waiting, self.chosen = news, Choice(self.handover.defaults)
+            # The first round of all begins when somebody asks for it.
+            if news.counts and self._timeout is not None:
+                self._wait_timer = self._scheduler.call_at(news.at + self._timeout, self._is_late)
+            return
+        own = Choice(None if news.begins else self.handover.defaults)
+        self.chosen = self._offers.get(news.taken, own)
+        live = {number: of for number, of in self._offers.items() if of.stamp == news.stamp and number >= news.taken}
+        self._offers = live
+
+    # What it does next
+
+    def offer(self, choice: Choice) -> None:
+        """Have the program take a choice next."""
+        self._offered += 1
+        choice.number, choice.stamp = self._offered, self.stamp
+        if self._waiting is None:
+            self._offers[choice.number] = choice
+        else:
+            self._waiting, self.chosen = None, choice
+            if self._wait_timer is not None:
+                self._wait_timer.cancel()
+        self.handover.offer(choice)
+
+    def go_on(self) -> None:
+        """Have a program that waits go on by itself: with default actions, or after an end with another round."""
+        if self._waiting is not None:
+            self.offer(Choice(self.handover.defaults if self._waiting.alive else None))
+
+    def _is_late(self) -> None:
+        if self._waiting is not None:
+            self.late()
+
+    def round_comes(self, seed: object, options: object) -> bool:
+        """True if a round with a seed and options was asked for, or has begun, whose first news were not read yet."""
+        newest = self._offers.get(self._offered)
+        return self.chosen.begins(seed, options) or (newest is not None and newest.begins(seed, options))
 
     # Calls of the world
 
     async def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Result:
         """Ask for a round, and return what the program shows first in it."""
-        began, handover = time.perf_counter(), self.handover
+        began = time.perf_counter()
         plain = seed is None and not options
         # Who only watches enters the round that runs, and so does a world that begins anew after a failure.
-        runs = handover.taken is not None and handover.taken.actions is not None
-        enters = plain and self.ahead and not self.asked and runs
-        if not enters and not handover.round_to_come(seed, options):
-            handover.offer(Choice(None, seed, options))  # type: ignore[arg-type]
-        self._observations.clear()
-
-        def fits(news: News) -> bool:
-            if news.first:
-                return news.under is not None and (plain or news.under.begins(seed, options))
-            return enters and bool(news.alive)
-
+        enters = plain and not self.asked and self.handover.waits is False
         try:
-            news = await self._next_news(fits)
+            while True:
+                before = self.chosen
+                waits = self.handover.waits and self._waiting is None  # it has yet to call
+                if not waits and not (enters and before.actions is not None) and not self.round_comes(seed, options):
+                    self.offer(Choice(None, seed, options))  # type: ignore[arg-type]
+                    before = self.chosen
+                news = await self._next_news()
+                if news.first and (plain or before.begins(seed, options)):
+                    break
+                if enters and news.alive and self.chosen.actions is not None:
+                    break
         finally:
             self.times.reset.add(time.perf_counter() - began)
         self.asked = False
+        self._rewards.clear()
+        self._observations = dict(news.observations)
         if self._several:
             return dict(news.observations), {name: news.infos.get(name, {}) for name in news.alive}, list(news.alive)
         return news.observations[ONE], dict(news.infos.get(ONE, {}))
 
     async def step(self, action: Any, lane: int | None = None) -> Result:
-        """Have the program act, and return what came of it."""
-        began, handover, choice = time.perf_counter(), self.handover, self.chosen
-        was_made, self.missed = self.missed, False
-        if not was_made and (choice is None or not self.ahead):
-            choice = Choice(action if self._several else {ONE: action})
-            handover.offer(choice)
-        missed: dict[str, float] = {}
-
-        def fits(news: News) -> bool:
-            if was_made or news.first or news.under is choice or not news.alive:
-                return True
-            # Frames before it took the action, in which default ones stood in.
-            missed.update({name: missed.get(name, 0.0) + reward for name, reward in news.rewards.items()})
-            return False
-
-        news: News | None = None
+        """Have the program act, and return what came of it; one that does not wait acts as it has chosen already."""
+        began = time.perf_counter()
         try:
-            news = await self._next_news(fits)
+            news = await self._act(action)
         except RequestError as error:
-            handover.withdraw(choice)
-            if error is not handover.closed or not handover.in_order:
+            if error is not self.handover.closed or not self.handover.in_order:
                 raise
+            news = self._cut()
         finally:
             self.times.step.add(time.perf_counter() - began)
-        if news is None or news.first:  # the program is closed, or has gone on to another round
-            if news is not None:
-                handover.put_back(news)
-            news = News(dict(self._observations), {}, {}, dict.fromkeys(self._observations, True), {}, None, ())
-        rewards = {name: missed.get(name, 0.0) + news.rewards.get(name, 0.0) for name in {*missed, *news.rewards}}
+        rewards, self._rewards = self._rewards, {}
         if self._several:
             flags = (dict(news.terminated), dict(news.truncated))
             infos = {name: news.infos.get(name, {}) for name in news.observations}
@@ -207,40 +267,43 @@ class GameEnvironment(EnvironmentProxy):
         ends = news.terminated.get(ONE, False), news.truncated.get(ONE, False)
         return news.observations[ONE], rewards.get(ONE, 0.0), *ends, dict(news.infos.get(ONE, {}))
 
-    async def _next_news(self, fits: Callable[[News], bool]) -> News:
-        """Wait for news that fit; others are forgotten."""
-        while True:
-            while (news := self.handover.read()) is not None:
-                if fits(news):
-                    self.read_at, self.chosen = news.at, news.next
-                    self._observations.update(news.observations)
-                    if news.frame is not None:
-                        self._screen.frame = news.frame
-                    return news
+    async def _act(self, action: Any) -> News:
+        # A program that waits has yet to call where an earlier step was refused because it stood still.
+        while self.handover.waits and self._waiting is None:
+            await self._next_news()
+        if self._waiting is not None:
+            if not self._waiting.alive:
+                return self._waiting
+            self.offer(Choice(action if self._several else {ONE: action}))
+        news = await self._next_news()
+        return self._cut() if news.first else news  # of those that would tell the end there were too many
+
+    def _cut(self) -> News:
+        """Return news of a round that is broken off."""
+        seen = self._observations
+        return News(self.read_at, observations=dict(seen), truncated=dict.fromkeys(seen, True))
+
+    async def _next_news(self) -> News:
+        """Wait for the program's next call."""
+        while (news := self.handover.read()) is None:
             if self._gone is not None:
                 raise self._gone
-            if not self.ahead and (still := self.standstill()) is not None:
+            # In real time its agents are told so at once, and the frame waits.
+            if self.handover.waits and (still := self.standstill()) is not None:
                 raise still
-            self._refuse_ignored()
             self._pending = PendingResult()
             await self._pending
             self._pending = None
-
-    def _refuse_ignored(self) -> None:
-        """Raise where the program has ignored for a second that a round is to begin."""
-        since = self.handover.ignored
-        if since and time.monotonic() - since > self._patience:
-            raise RequestError(
-                Code.FAILED_PRECONDITION,
-                "the game goes on with its old round: it has not read game.begins since exchange() returned None",
-            )
+        self._take(news)
+        return news
 
     async def close(self, reason: RequestError | None = None) -> None:
         """Give the program up; it goes on."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._look_timer, self._wait_timer):
+            if timer is not None:
+                timer.cancel()
         self._gone = self._gone or reason or RequestError(Code.FAILED_PRECONDITION, "the world was destroyed")
-        self.handover.wakes, self.handover.notify = False, lambda: None
+        self.handover.notify = None
         self._wake()
         self._screen.frame = None
         await self.inner.close(reason)

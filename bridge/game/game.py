@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-from gymnasium import Space, spaces
+from gymnasium import spaces
 from typing_extensions import Self
 
+from bridge.core.encoding.spaces import Layout, check_structure
 from bridge.core.worlds.base import environment_failure
 from bridge.core.worlds.environment import Spaces, kept
 from bridge.core.worlds.group import ONE
-from bridge.errors import ConcurrentUseError, SettingError
-from bridge.game.handover import Handover, News
+from bridge.errors import ConcurrentUseError, SettingError, TensorError
+from bridge.game.handover import News, ProgramEnd
 
 __all__ = ["Game"]
 
@@ -32,7 +33,7 @@ class Game:
 
     Args:
         server: Serves its world.
-        handover: Where the server reads what is passed.
+        handover: Where it leaves what is passed, and gets actions.
         agents: Observation and action space of each agent, by name.
         several: Whether what is passed is by the agent's name.
         timeout: Seconds that `exchange(wait=True)` waits for an action; None: any.
@@ -41,7 +42,7 @@ class Game:
     def __init__(
         self,
         server: Any,
-        handover: Handover,
+        handover: ProgramEnd,
         agents: Mapping[str, Spaces],
         several: bool,
         timeout: float | None,
@@ -49,7 +50,7 @@ class Game:
         self.server = server
         """The server: `stop`, `status()`, `dial` and the like."""
         self._handover = handover
-        self._spaces = agents
+        self._layouts = {name: Layout(pair[0], "observation") for name, pair in agents.items()}
         self._several = several
         self._timeout = timeout
         self._thread: int | None = None
@@ -85,13 +86,15 @@ class Game:
 
     @property
     def seed(self) -> int | None:
-        """The seed of the round that began last, for the program's random generators; None: any."""
-        return None if (taken := self._handover.taken) is None or not self._begins else taken.seed
+        """The seed of the round that begins, for the program's random generators; None: any."""
+        taken = self._handover.taken
+        return None if taken is None else taken.seed
 
     @property
     def options(self) -> Mapping[str, Any] | None:
-        """The options of the round that began last; None: there are none."""
-        return None if (taken := self._handover.taken) is None or not self._begins else taken.options
+        """The options of the round that begins; None: there are none."""
+        taken = self._handover.taken
+        return None if taken is None else taken.options
 
     def exchange(
         self,
@@ -133,18 +136,16 @@ class Game:
         """
         self._check_call(wait)
         news = self._read(observation, reward, terminated, truncated, info, frame)
-        first = self._handover.taken is None
         if self._begins and not self._seen:
-            self._handover.ignore()
             return None
-        news.first = self._begins
+        first = self._handover.taken is None
+        news.counts, news.first, news.waits = not first, self._begins, bool(wait)
         if news.first:
             news.rewards = dict.fromkeys(news.rewards, 0.0)
             self._over.clear()
-        self._over.update(name for name in self._spaces if news.terminated.get(name) or news.truncated.get(name))
+        self._over.update(_ended(news))
         self._ended = not first and not news.alive
-        timeout = None if first else self._timeout
-        choice = self._handover.exchange(None if first else news, first or self._ended, wait, timeout)
+        choice = self._handover.exchange(news, first or self._ended, None if first else self._timeout)
         self._begins, self._seen = choice.actions is None, False
         if choice.actions is None:
             self._over.clear()
@@ -189,19 +190,23 @@ class Game:
 
     def _read(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, frame: Any) -> News:
         """Return what was passed, checked and copied; raises SettingError."""
-        names = list(self._spaces)
-        seen = _by_name("observation", observation, names) if self._several else {ONE: observation}
-        observations = {
-            name: _copied(f"the observation of {name!r}" if self._several else "observation", self._spaces[name][0], of)
-            for name, of in seen.items()
-        }
+        observations = self._by_agent("observation", observation, self._element)
 
-        def flags(what: str, given: Any) -> dict[str, bool]:
-            by_name = given if self._several and isinstance(given, Mapping) else dict.fromkeys(seen, given)
-            return {name: bool(flag) for name, flag in _by_name(what, by_name, names).items()}
+        def each(what: str, given: Any, read: Callable[[str, Any], Any]) -> dict[str, Any]:
+            """Read what may be one value for all that have an observation."""
+            alone = self._several and not isinstance(given, Mapping)
+            return self._by_agent(what, dict.fromkeys(observations, given) if alone else given, read)
 
-        ends, cuts = flags("terminated", terminated), flags("truncated", truncated)
-        ended = {name for name in self._spaces if ends.get(name) or cuts.get(name)}
+        news = News(
+            time.monotonic(),
+            observations=observations,
+            rewards=each("reward", reward, _number),
+            terminated=each("terminated", terminated, lambda name, flag: bool(flag)),
+            truncated=each("truncated", truncated, lambda name, flag: bool(flag)),
+            infos={} if info is None else self._by_agent("info", info, _info),
+            frame=None if frame is None else _picture(frame),
+        )
+        ended = _ended(news)
         over = set() if self._begins and self._seen else self._over
         if ended and self._begins and (self._seen or self._ended):
             raise SettingError(
@@ -210,78 +215,57 @@ class Game:
             )
         if twice := sorted(ended & over):
             raise SettingError(f"the round of {', '.join(twice)} is over already: expected terminated once in a round")
-        rewards = reward if self._several and isinstance(reward, Mapping) else dict.fromkeys(seen, reward)
-        return News(
-            observations,
-            {name: _number(of) for name, of in _by_name("reward", rewards, names).items()},
-            ends,
-            cuts,
-            self._infos(info, names),
-            None if frame is None else _picture(frame),
-            [name for name in observations if name not in over | ended],
-            time.monotonic(),  # the server's clock, too
-        )
+        news.alive = [name for name in observations if name not in over | ended]
+        return news
 
-    def _infos(self, info: Any, names: list[str]) -> dict[str, Any]:
-        if info is None:
-            return {}
-        by_name = _by_name("info", info, names) if self._several else {ONE: info}
-        for of in by_name.values():
-            if not isinstance(of, Mapping):
-                raise SettingError(f"expected info to be a dict, got {of!r:.80}")
-        found: dict[str, Any] = kept({name: dict(of) for name, of in by_name.items()})
-        return found
+    def _by_agent(self, what: str, given: Any, read: Callable[[str, Any], Any]) -> dict[str, Any]:
+        """Return what was passed, read by agent; raises SettingError."""
+        by_name = given if self._several else {ONE: given}
+        names = ", ".join(self._layouts)
+        if not isinstance(by_name, Mapping):
+            raise SettingError(f"expected {what} to be a dict by the agents {names}, got {given!r:.80}")
+        if unknown := [name for name in by_name if name not in self._layouts]:
+            raise SettingError(f"expected {what} by the agents {names}, got one of {unknown[0]!r:.80}")
+        return {name: read(name, of) for name, of in by_name.items()}
+
+    def _element(self, name: str, given: Any) -> Any:
+        """Return a copy of an observation, as its space has it; raises SettingError where it is no element.
+
+        The bounds of a Box are not looked at: for a picture that would take longer than all else in a frame.
+        """
+        layout = self._layouts[name]
+        try:
+            check_structure(layout.space, given, layout.name)
+            parts = [part.copy("K") for part in layout.pack(given, rounding=True)]
+            for leaf, part in zip(layout.leaves, parts, strict=True):
+                if not isinstance(leaf.space, spaces.Box):
+                    leaf.check(leaf.unpack(part))
+            return layout.unpack(parts)
+        except TensorError as error:
+            what = f"the observation of {name!r}" if self._several else "observation"
+            raise SettingError(f"expected {what} in {layout.space}: {error}") from None
 
 
-def _by_name(what: str, given: Any, names: list[str]) -> Mapping[str, Any]:
-    """Return what is given by agent; raises SettingError for unknown names."""
-    if not isinstance(given, Mapping):
-        raise SettingError(f"expected {what} to be a dict by the agents {', '.join(names)}, got {given!r:.80}")
-    if unknown := [name for name in given if name not in names]:
-        raise SettingError(f"expected {what} by the agents {', '.join(names)}, got one of {unknown[0]!r:.80}")
-    return given
+def _ended(news: News) -> set[str]:
+    """Return the agents whose round is over by what was passed."""
+    return {name for flags in (news.terminated, news.truncated) for name, flag in flags.items() if flag}
 
 
-def _number(reward: Any) -> float:
+def _number(name: str, reward: Any) -> float:
     try:
         return float(reward)
     except (TypeError, ValueError):
         raise SettingError(f"expected reward to be a number, got {reward!r:.80}") from None
 
 
+def _info(name: str, info: Any) -> Any:
+    if not isinstance(info, Mapping):
+        raise SettingError(f"expected info to be a dict, got {info!r:.80}")
+    return kept(dict(info))
+
+
 def _picture(given: Any) -> Any:
-    frame = np.asarray(given)  # the hand-over copies it
+    frame = np.array(given, order="K")  # a copy in the order of its memory: other orders take ten times as long
     if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
-        text = f"expected frame as uint8 (height, width, 3), got {frame.dtype} {frame.shape}"
-        raise SettingError(text)
+        raise SettingError(f"expected frame as uint8 (height, width, 3), got {frame.dtype} {frame.shape}")
     return frame
-
-
-def _copied(what: str, space: Space[Any], given: Any) -> Any:
-    """Return a copy of an observation as its space has it; raises SettingError where it is no element.
-
-    The bounds of a Box are not looked at: for a picture that would take longer than all else in a frame.
-    """
-    if isinstance(space, spaces.Box):
-        try:
-            array = np.asarray(given)
-            if array.dtype.kind not in "biuf":
-                raise TypeError(f"its dtype is {array.dtype}")
-            copy = np.array(array, space.dtype)
-        except (TypeError, ValueError) as error:
-            raise SettingError(f"expected {what} in {space}, got {given!r:.80}: {error}") from None
-        # Floats may lose digits. Integers that do not fit would become other numbers.
-        casting: Any = "same_kind" if copy.dtype.kind == "f" else "safe"
-        fits = np.can_cast(array.dtype, copy.dtype, casting) or np.array_equal(copy, array)
-        if copy.shape != space.shape or not fits:
-            raise SettingError(
-                f"expected {what} of shape {space.shape} and dtype {space.dtype}, got {array.shape} and {array.dtype}"
-            )
-        return copy
-    if isinstance(space, spaces.Dict) and isinstance(given, Mapping) and set(given) == set(space.spaces):
-        return {key: _copied(f"{what}[{key!r}]", part, given[key]) for key, part in space.spaces.items()}
-    if isinstance(space, spaces.Tuple) and isinstance(given, tuple | list) and len(given) == len(space.spaces):
-        return tuple(_copied(f"{what}[{i}]", part, given[i]) for i, part in enumerate(space.spaces))
-    if not space.contains(given):
-        raise SettingError(f"expected {what} in {space}, got {given!r:.80}")
-    return kept(given)

@@ -1,104 +1,46 @@
-"""Pacers of a program that waits until its agents have acted."""
+"""The pacer of a program that waits until its agents have acted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
 
-from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import Agent, PacedWorld
-from bridge.core.worlds.environment import Result
-from bridge.core.worlds.group import ONE
-from bridge.core.worlds.lock_step import LockStep
+from bridge.core.worlds.base import PacedWorld
+from bridge.core.worlds.group import DEFAULT, ONE
 from bridge.core.worlds.multi_agent.joint_steps import AllActed
-from bridge.core.worlds.settings import Settings
 from bridge.core.worlds.turn_pacer import Decision, Turn
 from bridge.core.worlds.turns import Turns
-from bridge.game.clock import refuse_watcher
-from bridge.game.environment import GameEnvironment
-from bridge.pb import dm_env_rpc_pb2 as pb
+from bridge.game.pacer import ProgramPacer
 
-__all__ = ["GameLockStep", "GameTurns", "TogetherOrMissed"]
+__all__ = ["GameTurns", "TogetherInTime"]
 
 
-class GameLockStep(LockStep):
-    """Has the program do one step with each Step of its agent."""
+class TogetherInTime(AllActed):
+    """Steps once all agents have acted, or the program has waited for too long: then with default actions."""
 
-    steps_at_once = can_place = False
-
-    def bind(self, world: PacedWorld) -> None:
-        """Begin with a world, whose environment is a `GameEnvironment`."""
-        super().bind(world)
-        assert isinstance(world.env, GameEnvironment), "its source makes no other"
-        self._env = world.env
-
-    def applied_by(self, lane: int) -> object:
-        """Return whose the action is that the program takes now."""
-        return "default" if self._env.missed else super().applied_by(lane)
-
-    async def step(self, agent: EnvAgent, action: object) -> int:
-        """Have the program act; before that, tell the world of the frames that it made without the agent."""
-        env, handover, missed = agent.world.env, self._env.handover, 0.0
-        result: Result | None = None
-        for _ in range(handover.missed):
-            self._env.missed = True
-            try:
-                result = await env.step(handover.default.actions[ONE])  # type: ignore[index]
-            finally:
-                self._env.missed = False
-            missed += result[1]
-            if result[2] or result[3]:
-                break
-        else:
-            result = await env.step(action)
-            missed += result[1]
-        agent.observation, _, terminated, truncated, agent.info = result
-        agent.take_reward(missed)
-        agent.terminated[...], agent.truncated[...] = terminated, truncated
-        agent.world.episodes += bool(terminated or truncated)
-        return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
-
-    def leave(self, agent: EnvAgent) -> None:
-        """Leave the program to the next agent."""
-        super().leave(agent)
-        self._env.handover.withdraw()
-
-    def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
-        """Take the settings of a ResetWorld, which no watcher may send."""
-        refuse_watcher(caller)
-        return super().prepare_reset(settings, caller)
-
-
-class TogetherOrMissed(AllActed):
-    """Steps once all agents have acted, and in the frames that the program made without waiting for that."""
-
-    env: GameEnvironment
+    late = False
+    """True if it has."""
 
     def decide(self, turn: Turn) -> Decision:
-        """Step with default actions, which the program has taken, or as `AllActed` says."""
-        if self.env.handover.queued:
-            self.env.missed = True
-            return turn.step({})
-        return super().decide(turn)
+        """Decide as `AllActed`, and when it is late in any case."""
+        decision = turn.step(turn.actions) if self.late else super().decide(turn)
+        if decision.kind == "step" and turn.names == [ONE]:
+            return dataclasses.replace(decision, action=turn.actions.get(ONE, DEFAULT))
+        return decision
 
 
-class GameTurns(Turns):
-    """Has the program do one step once all of its agents have acted."""
+class GameTurns(ProgramPacer, Turns):
+    """Has the program do one step once all of its agents have acted, or its timeout is over."""
 
-    rules: TogetherOrMissed
+    rules: TogetherInTime
 
     def bind(self, world: PacedWorld) -> None:
         """Begin with a world, whose environment is a `GameEnvironment`."""
         super().bind(world)
-        assert isinstance(world.env, GameEnvironment), "its source makes no other"
-        self._env = self.rules.env = world.env
+        self._env.late = self._go_on
 
-    def leave(self, agent: EnvAgent) -> None:
-        """Free an agent; where it was the last one, the program goes on with default actions."""
-        super().leave(agent)
-        if not self.participants:
-            self._env.handover.withdraw()
-
-    def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
-        """Take the settings of a ResetWorld, which no watcher may send."""
-        refuse_watcher(caller)
-        return super().prepare_reset(settings, caller)
+    def _go_on(self) -> None:
+        self.rules.late = True
+        self.advance()
+        self.rules.late = False
+        if self._job is None:  # nobody plays, so nobody is told of it
+            self._env.go_on()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from bridge.core.adapters.named import ActionNames
 from bridge.core.worlds.environment import Spaces
@@ -25,46 +27,30 @@ _FIRST = 30.0
 """Seconds that a client waits for the program's first call."""
 
 
+@dataclasses.dataclass(kw_only=True)
 class GameSource:
-    """Makes the world of a program, once that has called for the first time: by then it is known whether it waits.
+    """Makes the world of a program, once that has called for the first time: by then it is known whether it waits."""
 
-    Args:
-        title: How a person knows the program.
-        spaces: Observation and action space of each agent, by name.
-        several: Whether it has several agents, with names of their own.
-        handover: Where the program's thread leaves its news.
-        options: How it runs where the program does not wait for agents.
-        agent_timeout: Seconds that a program that waits does so for the rest of several agents.
-        standstill: Seconds without a call after which the program stands still.
-        traits: What a page shows of it.
-        names: What people are told that actions are called; None: nothing.
-    """
-
-    SETTINGS: Sequence[str] = ()
-    factory: Any = None
-    lanes = 0
-
-    def __init__(
-        self,
-        title: str,
-        spaces: Mapping[str, Spaces],
-        several: bool,
-        handover: Handover,
-        options: RealtimeOptions,
-        agent_timeout: float,
-        standstill: float,
-        traits: Mapping[str, Any],
-        names: ActionNames | None = None,
-    ) -> None:
-        self.title = title
-        self.traits = traits
-        self._spaces, self._several = spaces, several
-        self._handover = handover
-        self._options = options
-        self._agent_timeout = agent_timeout
-        self._standstill = standstill
-        self._names = names
-        self._first: PendingResult[None] = PendingResult()
+    SETTINGS: ClassVar[Sequence[str]] = ()
+    factory: ClassVar[None] = None
+    title: str
+    """How a person knows the program."""
+    spaces: Mapping[str, Spaces]
+    """Observation and action space of each agent, by name."""
+    several: bool
+    """True if it has several agents, with names of their own."""
+    handover: Handover
+    """Where the program leaves its news."""
+    realtime: RealtimeOptions
+    """How it runs where the program does not wait for agents."""
+    timeout: float | None
+    """Seconds that a program that waits does so for its agents; None: any."""
+    standstill: float
+    """Seconds without a call after which the program stands still."""
+    traits: Mapping[str, Any]
+    """What a page shows of it."""
+    names: ActionNames | None = None
+    """What people are told that actions are called; None: nothing."""
 
     @property
     def env_ids(self) -> list[str]:
@@ -74,7 +60,7 @@ class GameSource:
     @property
     def fps(self) -> float | None:
         """Frames a second; None: the program waits for agents, or has not called yet."""
-        return self._handover.rate(self._options.fps) if self._handover.waits is False else None
+        return self.handover.rate(self.realtime.fps) if self.handover.waits is False else None
 
     async def prepare(self, runtime: Runtime) -> object:
         """Make nothing ahead."""
@@ -94,43 +80,39 @@ class GameSource:
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         refuse_unknown(settings, (), "CreateWorld")
         await self._wait_for_program(runtime)
-        screen = described(self._spaces, self._several)
-        named = screen if self._names is None else self._names.wrap(screen)
+        screen = described(self.spaces, self.several)
+        named = screen if self.names is None else self.names.wrap(screen)
         inner = await adopt(lambda: named, runtime.executor)
-        env = GameEnvironment(inner, screen, self._handover, runtime.scheduler, self._standstill)
+        times = self.standstill, self.timeout
+        env = GameEnvironment(inner, screen, self.handover, runtime.scheduler, *times)
         world = EnvWorld(name, env, runtime.scheduler, self._pacer())
         world.title = self.title
         world.shown["stands_still"] = lambda: env.standstill() is not None
         return world
 
     async def _wait_for_program(self, runtime: Runtime) -> None:
-        def called() -> None:
-            self._first.set_result(None)
-
-        self._handover.began = partial(runtime.scheduler.call_soon_threadsafe, called)
-        if self._handover.waits is None and not self._handover.closed:
+        handover, first = self.handover, PendingResult[None]()
+        called = partial(first.set_result, None)
+        handover.notify = partial(runtime.scheduler.call_soon_threadsafe, called)
+        if handover.waits is None and not handover.closed:
             timer = runtime.scheduler.call_later(_FIRST, called)
-            await self._first
+            await first
             timer.cancel()
-            self._first = PendingResult()
-        if self._handover.closed:
+        if handover.closed:
             raise RequestError(Code.UNAVAILABLE, "the game was closed")
-        if self._handover.waits is None:
+        if handover.waits is None:
             text = f"the game has not called exchange() for {_FIRST:g} s; connect again once its loop runs"
             raise RequestError(Code.DEADLINE_EXCEEDED, text)
 
     def _pacer(self) -> Pacer:
-        if not self._handover.waits:
+        if not self.handover.waits:
             from bridge.game.clock import GameClock, JointGameClock
 
-            return (JointGameClock if self._several else GameClock)(self._options)
-        from bridge.game.lock_step import GameLockStep, GameTurns, TogetherOrMissed
+            return (JointGameClock if self.several else GameClock)(self.realtime)
+        from bridge.game.lock_step import GameTurns, TogetherInTime
 
-        if not self._several:
-            return GameLockStep()
-        options = MultiAgentOptions(MissingAgent.DEFAULT, self._agent_timeout, self._default)
-        return GameTurns(TogetherOrMissed(options))
-
-    def _default(self, agent: object, observation: object, space: object) -> object:
-        actions = self._handover.default.actions
-        return None if actions is None else actions[str(agent)]
+        timeout = math.inf if self.timeout is None else self.timeout
+        options = MultiAgentOptions(
+            MissingAgent.DEFAULT, timeout, lambda agent, seen, space: self.handover.defaults[str(agent)]
+        )
+        return GameTurns(TogetherInTime(options))

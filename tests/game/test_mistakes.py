@@ -31,10 +31,10 @@ def game():
 @pytest.mark.parametrize(
     ("passed", "text"),
     [
-        ({"observation": np.zeros(3)}, r"shape \(2,\) and dtype float32, got \(3,\)"),
+        ({"observation": np.zeros(3)}, r"expected the shape \(2,\), got \(3,\)"),
         ({"observation": "left"}, "expected observation in Box"),
         ({"observation": None}, "expected observation"),
-        ({"observation": np.zeros(2, np.complex64)}, "its dtype is complex64"),
+        ({"observation": np.zeros(2, np.complex64)}, "got an array of complex64"),
         ({"reward": "much"}, "reward to be a number"),
         ({"reward": np.zeros(2)}, "reward to be a number"),
         ({"info": [1]}, "info to be a dict"),
@@ -58,6 +58,8 @@ def test_what_is_no_element_is_refused_and_nothing_has_changed(game, passed, tex
         (spaces.Box(-9, 9, (2,), np.int16), np.array([1, 2], np.int64), np.array([1, 70_000], np.int64)),
         (spaces.Box(0, 255, (2, 2, 3), np.uint8), [[[0] * 3] * 2] * 2, [[[0.5] * 3] * 2] * 2),
         (spaces.Dict(a=spaces.Box(-1, 1, (1,)), b=spaces.Discrete(2)), {"a": [0.5], "b": 1}, {"a": [0.5]}),
+        (spaces.Dict(a=spaces.Discrete(2)), {"a": 1}, {"a": 1, "b": 1}),
+        (spaces.MultiDiscrete([2, 3]), [1, 2], [1, 3]),
         (spaces.Tuple([spaces.Discrete(2), spaces.Box(-1, 1, (2,))]), (1, [0, 1]), (1, [0, 1, 2])),
         (spaces.Text(3), "abc", "abcd"),
     ],

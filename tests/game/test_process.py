@@ -87,6 +87,38 @@ def test_a_program_that_is_killed_leaves_no_server_and_is_run_once(tmp_path):
             game.kill()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_what_a_program_has_forked_neither_ends_its_server_nor_keeps_it(tmp_path):
+    forks = """
+forked = os.fork()
+if not forked:
+    game.close()
+    time.sleep(600)
+print(forked, flush=True)
+while True:"""
+    script = tmp_path / "program.py"
+    script.write_text("import os\n" + PROGRAM.replace("\nwhile True:", forks), encoding="utf-8")
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as game:
+        forked = None
+        try:
+            assert game.stdout.readline() == "runs\n"
+            url, pid = game.stdout.readline().split()
+            forked = int(game.stdout.readline())
+            env = make_remote(url, timeout=20)
+            env.reset()
+            env.step(1)
+            game.kill()
+            until(lambda: not lives(int(pid)), 30)
+            assert lives(forked)
+            env.close()
+        finally:
+            game.kill()
+            if forked is not None:
+                os.kill(forked, signal.SIGKILL)
+
+
 def test_close_ends_the_process_and_a_second_one_does_nothing():
     game = serve_game(OBSERVATION, ACTION, process=True)
     pid = game.server.pid

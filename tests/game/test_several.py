@@ -166,3 +166,89 @@ def test_an_agent_ends_once_in_a_round():
         with pytest.raises(SettingError, match="red is over already"):
             game.exchange(both, terminated={"red": True})
         assert game.exchange(both, truncated={"blue": True}) is None
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_an_agent_and_a_person_who_reset_at_once_play_one_round_together(process, wait):
+    with duel(wait, process=process, timeout=20) as game:
+        envs = {name: make_remote(game.game.url, agent=name, timeout=20) for name in SPACES}
+        for turn in range(6):
+            together, seen = threading.Barrier(2), {}
+
+            def reset(name, seed, together=together, seen=seen):
+                together.wait(10)
+                seen[name] = envs[name].reset(seed=seed)[0]
+
+            asked = {"red": 10 + turn, "blue": 20 + turn}
+            threads = [threading.Thread(target=reset, args=each) for each in asked.items()]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+            assert set(seen) == set(asked), "both have begun"
+            assert game.begun[-1] in asked.values()
+            rounds = len(game.begun)
+            step = [threading.Thread(target=envs[name].step, args=(1,)) for name in asked]
+            for thread in step:
+                thread.start()
+            for thread in step:
+                thread.join(30)
+            assert len(game.begun) == rounds, "no other round was left to begin"
+        for env in envs.values():
+            env.close()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_an_agent_that_joins_before_the_first_frame_of_a_round_plays_it_from_there(process, wait):
+    begins, goes, over = threading.Event(), threading.Event(), threading.Event()
+    taken, frames = [], [0]
+
+    def loop(game):
+        """Stand between `begins` and the first frame, until somebody has joined."""
+        actions, position = None, dict.fromkeys(SPACES, 0.0)
+        while not over.is_set():
+            seen = {name: np.array([frames[0], position[name]], np.float32) for name in SPACES}
+            try:
+                actions = game.exchange(seen, wait=wait)
+            except ClosedError:
+                return
+            if game.begins:
+                begins.set()
+                goes.wait(20)
+                frames[0], position = 0, dict.fromkeys(SPACES, 0.0)
+                continue
+            taken.append(actions)
+            position = {name: position[name] + int(action) for name, action in actions.items()}
+            frames[0] += 1
+            over.wait(0.0 if wait else 0.003)
+
+    with serve_game(SPACES, process=process, timeout=20, standstill=20.0) as game:
+        thread = threading.Thread(target=loop, args=(game,))
+        thread.start()
+        try:
+            red = make_remote(game.url, agent="red", timeout=20)
+            told = {}
+            asking = threading.Thread(target=lambda: told.update(red=red.reset(seed=4)[0]))
+            asking.start()
+            assert begins.wait(20)
+            blue = make_remote(game.url, agent="blue", timeout=20)
+            joining = threading.Thread(target=lambda: told.update(blue=blue.reset()[0]))
+            joining.start()
+            goes.set()
+            asking.join(20)
+            joining.join(20)
+            np.testing.assert_array_equal(told["red"], [0, 0])
+            assert told["blue"][1] == 0
+            acting = [threading.Thread(target=env.step, args=(action,)) for env, action in ((red, 1), (blue, 2))]
+            for each in acting:
+                each.start()
+            for each in acting:
+                each.join(20)
+            until(lambda: {"red": 1, "blue": 2} in taken)
+            red.close()
+            blue.close()
+        finally:
+            over.set()
+            goes.set()
+            game.close()
+            thread.join(20)

@@ -530,7 +530,10 @@ class Guess(gymnasium.Env):
 
 
 def test_a_person_registers_in_a_perlert_lobby_is_ready_plays_and_sees_the_result():
-    with serve_perlert(Guess, fps=20, port=0, countdown=0.0) as server, serve_gateway(server.url) as gateway:
+    with (
+        serve_perlert(Guess, fps=20, port=0, countdown=0.0, default_action=0) as server,
+        serve_gateway(server.url) as gateway,
+    ):
         (world,) = overview(gateway)["worlds"]
         assert (world["kind"], world["seats"]) == ("perlert", {"agent0": False})
         looker = Player(gateway, world["name"], role="spectator")
@@ -589,7 +592,10 @@ class Push(Guess):
 
 
 def test_an_action_of_too_many_digits_is_refused_and_the_seat_plays_on():
-    with serve_perlert(Push, fps=3, name="push", countdown=0.0) as server, serve_gateway(server.url) as gateway:
+    with (
+        serve_perlert(Push, fps=3, name="push", countdown=0.0, default_action=[0.0]) as server,
+        serve_gateway(server.url) as gateway,
+    ):
         ann = Player(gateway, overview(gateway)["worlds"][0]["name"], agent="agent0", name="ann")
         until(lambda: ann.step()["controls"] is not None)
         ann.step(ready=True)

@@ -272,7 +272,7 @@ PAUSES = """() => {
 
 def test_a_person_has_time_for_the_first_key_in_a_lobby(opened):
     """An episode may be over after a third of a second: who is ready sees its start within a frame of the run."""
-    with serve_perlert(Hasty, fps=30, port=0) as server, serve_gateway(server.url) as gateway:
+    with serve_perlert(Hasty, fps=30, port=0, default_action=0) as server, serve_gateway(server.url) as gateway:
         page = opened(gateway.web_url)
         page.evaluate(f"({PAUSES})()")
         page.click('#panel button[data-slot="agent0"]')
@@ -293,7 +293,10 @@ def test_a_person_has_time_for_the_first_key_in_a_lobby(opened):
 
 
 def test_a_perlert_lobby_is_joined_played_and_its_result_shown_on_the_page(opened):
-    with serve_perlert(Guess, fps=20, port=0, countdown=0.0) as server, serve_gateway(server.url) as gateway:
+    with (
+        serve_perlert(Guess, fps=20, port=0, countdown=0.0, default_action=0) as server,
+        serve_gateway(server.url) as gateway,
+    ):
         ann, bob = opened(gateway.web_url), opened(gateway.web_url)
         says(ann, "#worlds", "guess:0")
         says(ann, "#panel", "open")

@@ -28,7 +28,7 @@ from bridge.core.encoding.plain_values import apply_form, form_of, from_plain, i
 from bridge.core.encoding.tensors import Array, Spec, TensorSpace, cast, to_array
 from bridge.errors import InvalidActionError, TensorError
 
-__all__ = ["Column", "Layout", "Leaf", "bounds_of", "is_picture"]
+__all__ = ["Column", "Layout", "Leaf", "bounds_of", "check_structure", "is_picture"]
 
 Column: TypeAlias = "Array | list[Any]"
 """The values of one leaf over many slots: `(num_envs, *shape)`, or a list of `num_envs`."""
@@ -275,7 +275,7 @@ class Layout:
         try:
             # Missing keys are found below, but not extra ones.
             if not self.single:
-                _check_structure(self.space, batch, self.name)
+                check_structure(self.space, batch, self.name)
             for leaf in self.leaves:
                 part = _part(batch, leaf) if leaf.path else batch
                 if leaf.kind in ("array", "scalar"):
@@ -302,7 +302,7 @@ class Layout:
         """Cut one action into the arrays of its tensors; casts and raises as `split`."""
         try:
             arrays = []
-            _check_structure(self.space, action, self.name)
+            check_structure(self.space, action, self.name)
             for leaf in self.leaves:
                 part = _part(action, leaf)
                 if leaf.kind in ("array", "scalar"):
@@ -512,21 +512,21 @@ def _narrow(array: Array, dtype: Any) -> Array:
     return array if array.dtype == dtype else cast(array, dtype, rounding=True)
 
 
-def _check_structure(space: Space[Any], sample: Any, name: str) -> None:
+def check_structure(space: Space[Any], sample: Any, name: str) -> None:
     """Raise TensorError where a sample, or a batch of them, has other keys or another length than a Dict or Tuple."""
     if isinstance(space, spaces.Dict):
         if not isinstance(sample, Mapping) or set(sample) != set(space.spaces):
             got = f"the keys {list(sample)}" if isinstance(sample, Mapping) else f"{sample!r:.80}"
             raise TensorError(f"{name!r}: expected a dict with the keys {list(space.spaces)}, got {got}")
         for index, (key, item) in enumerate(space.spaces.items()):
-            _check_structure(item, sample[key], f"{name}.{_key_name(key, index)}")
+            check_structure(item, sample[key], f"{name}.{_key_name(key, index)}")
     elif isinstance(space, spaces.Tuple):
         # An array of shape () has no length.
         size = len(sample) if isinstance(sample, (tuple, list, np.ndarray)) and np.iterable(sample) else -1
         if size != len(space.spaces):
             raise TensorError(f"{name!r}: expected a tuple of {len(space.spaces)} parts, got {sample!r:.80}")
         for index, item in enumerate(space.spaces):
-            _check_structure(item, sample[index], f"{name}.{index}")
+            check_structure(item, sample[index], f"{name}.{index}")
 
 
 def _texts(value: Any, shape: tuple[int, ...], name: str) -> Array:

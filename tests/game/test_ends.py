@@ -1,0 +1,173 @@
+"""A wait of the program's thread ends with what ends the game, and nothing of the game is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from bridge import make_remote, serve_game
+from bridge.errors import BridgeError, ClosedError
+from bridge.recording.reader import read_folder
+from tests.game.loops import ACTION, OBSERVATION, in_thread, walking
+from tests.support import until
+
+AT_START = np.zeros(2, np.float32)
+PROGRAM = """
+import sys
+import numpy as np
+from gymnasium import spaces
+from bridge import serve_game
+if __name__ == "__main__":
+    process, block, folder = sys.argv[1] == "process", sys.argv[2] == "block", sys.argv[3]
+    game = serve_game(spaces.Box(-9, 9, (1,), np.float32), spaces.Discrete(2), process=process, record=folder)
+    print(game.url, getattr(game.server, "pid", 0) if process else 0, flush=True)
+
+    def loop():
+        while True:
+            action = game.exchange([0.0], wait=True)
+            if not game.begins and action == 1:
+                print("waits", flush=True)
+
+    try:
+        if block:
+            with game:
+                loop()
+        else:
+            loop()
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+"""
+
+
+def hears_the_end(env):
+    """Step; return whether the agent is told that its episode has ended."""
+    try:
+        _, _, terminated, truncated, _ = env.step(1)
+    except BridgeError:
+        return True
+    return terminated or truncated
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_close_by_another_thread_ends_a_wait_at_once(process, begun):
+    with serve_game(OBSERVATION, ACTION, process=process, timeout=None) as game:
+        found, frames = [], []
+
+        def loop():
+            try:
+                while True:
+                    frames.append(game.exchange(AT_START, wait=True))
+                    assert game.begins in (True, False)
+            except ClosedError as error:
+                found.append(error)
+
+        with in_thread(loop):
+            if begun:
+                env = make_remote(game.url)
+                env.reset()
+                env.step(1)
+            game.close()
+        assert "this game was closed" in str(found[0])
+        if begun:
+            until(lambda: hears_the_end(env))
+            env.close()
+
+
+def test_threads_that_close_at_once_and_a_program_that_waits_all_end(process):
+    with walking(True, process=process) as walk:
+        env = make_remote(walk.game.url)
+        env.reset()
+        together = threading.Barrier(3)
+
+        def close():
+            together.wait(10)
+            walk.game.close()
+
+        with in_thread(close), in_thread(close):
+            together.wait(10)
+        env.close()
+
+
+def test_a_wait_goes_on_to_its_timeout_where_the_agent_leaves_in_it(process):
+    with walking(True, process=process, timeout=0.3, default_action=3) as walk:
+        env = make_remote(walk.game.url)
+        env.reset(seed=1)
+        env.step(1)
+        calls = len(walk.taken)
+        env.close()
+        until(lambda: len(walk.taken) > calls + 2)
+        assert set(walk.taken[calls:]) == {3}
+        env = make_remote(walk.game.url)
+        np.testing.assert_array_equal(env.reset(seed=2)[0], [0, 0])
+        env.step(1)
+        env.close()
+    assert [seed for seed, _ in walk.begun] == [1, 2]
+
+
+def test_a_client_that_dies_in_its_step_leaves_a_program_that_goes_on(process):
+    with walking(True, process=process, timeout=0.1) as walk:
+        command = (
+            "import sys, os; from bridge import make_remote; env = make_remote(sys.argv[1]); env.reset(seed=5); "
+            "env.step(2); os._exit(0)"
+        )
+        subprocess.run([sys.executable, "-c", command, walk.game.url], check=True, timeout=60)
+        calls = len(walk.taken)
+        until(lambda: len(walk.taken) > calls + 2)
+        env = make_remote(walk.game.url)
+        np.testing.assert_array_equal(env.reset(seed=6)[0], [0, 0])
+        env.close()
+    assert [seed for seed, _ in walk.begun if seed is not None] == [5, 6]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
+def test_a_wait_has_its_timeout_also_where_the_server_does_not_run():
+    with walking(True, process=True, timeout=0.1, default_action=3) as walk:
+        env = make_remote(walk.game.url)
+        env.reset(seed=1)
+        env.step(1)
+        os.kill(walk.game.server.pid, signal.SIGSTOP)
+        try:
+            calls = len(walk.taken)
+            until(lambda: len(walk.taken) > calls + 1)
+        finally:
+            os.kill(walk.game.server.pid, signal.SIGCONT)
+        np.testing.assert_array_equal(env.reset(seed=2)[0], [0, 0])
+        env.step(1)
+        env.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize("block", ["block", "alone"])
+@pytest.mark.parametrize("place", ["threads", "process"])
+def test_ctrl_c_in_a_wait_ends_the_episode_and_leaves_no_process(place, block, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM, encoding="utf-8")
+    folder = tmp_path / "runs"
+    command = [sys.executable, str(script), place, block, str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as game:
+        try:
+            url, pid = game.stdout.readline().split()
+            env = make_remote(url, timeout=20)
+            env.reset(seed=1)
+            env.step(1)
+            env.step(0)
+            assert game.stdout.readline() == "waits\n"
+            game.send_signal(signal.SIGINT)
+            out, errors = game.communicate(timeout=60)
+            assert out == "interrupted\n"
+            assert "Traceback" not in errors
+            assert game.returncode == 0
+            until(lambda: hears_the_end(env))
+            env.close()
+            if int(pid):
+                with pytest.raises(ProcessLookupError):
+                    os.kill(int(pid), 0)
+        finally:
+            game.kill()
+    assert [episode.end for episode in read_folder(folder).episodes()] == ["closed"], "no step was under way"
