@@ -678,6 +678,21 @@ class DrawsWithin(Walk):
         self.x = self.x + next(self.course)
 
 
+class Rects(Walk):
+    """Moves a rectangle and a vector of pygame's, which are numbers of C."""
+
+    def make(self) -> None:
+        import pygame
+
+        self.rects = {"body": pygame.Rect(0, 0, 4, 4)}
+        self.body, self.speed = self.rects["body"], pygame.math.Vector2(1, 0)
+
+    def act(self, action: int) -> None:
+        self.speed.rotate_ip(10 * action)
+        self.body.move_ip(round(3 * self.speed.x), action)
+        self.x = self.x + self.rects["body"].x + self.speed.y
+
+
 ODD = [
     *(SetTaken, SetGrown, SetOfCells, SetChurned, IntWithFields, Record, SliceOfList, TimeZone, of_mode, Spec),
     *(PartialWithFields, BehindProxy, ImportedLate, FunctionImportedLate, NumpyImportedLate, SystemImportedLate),
@@ -688,5 +703,5 @@ ODD = [
     *(NumpyByName, SystemByName, HoldsNumpy, SeedsByNone, SeedsByName, SeedsByGymnasium, SamplesLate),
     *(SharesView, SharesEnvironment, CountsAgents, Precision, Folder, ByHash, DrawsBeside, DrawsWithin),
 ]
-RIGHT = [SamplesLate, SetGrown, SetOfCells, SetChurned, Spec, PartialWithFields, BehindProxy]
+RIGHT = [SamplesLate, SetGrown, SetOfCells, SetChurned, Spec, PartialWithFields, BehindProxy, Rects]
 """Those of them that are copied."""

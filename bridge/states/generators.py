@@ -7,6 +7,7 @@ not of their number: a space makes a generator when somebody asks for it, such a
 from __future__ import annotations
 
 import functools
+import gc
 import random
 import types
 import zlib
@@ -122,6 +123,11 @@ def _parts_of(value: Any) -> list[tuple[Place, Any]]:
         found = [((str(number),), part) for number, part in enumerate(held_by(value))]
     elif isinstance(value, (types.MethodType, types.BuiltinMethodType)):
         found = [(("__self__",), value.__self__)]
+    elif isinstance(value, types.GeneratorType):
+        found = [] if value.gi_frame is None else [((name,), item) for name, item in value.gi_frame.f_locals.items()]
+    elif isinstance(value, Iterator) and is_trusted(module_of(kind)):
+        # Such as a `map`, or what `iter` makes of a function.
+        found = [((str(number),), part) for number, part in enumerate(gc.get_referents(value))]
     elif isinstance(value, functools.partial):
         found = [((), value.func), ((), value.args), ((), value.keywords)]
     # Gymnasium's spaces have a generator each.

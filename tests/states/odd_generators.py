@@ -5,8 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import random
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import gymnasium
@@ -252,6 +254,28 @@ class InIterator(Draws):
         return float(next(self.roll))
 
 
+class InMap(Draws):
+    def make(self) -> None:
+        self.roll = map(np.random.default_rng(5).normal, itertools.repeat(0.0))
+
+    def noise(self) -> float:
+        return float(next(self.roll))
+
+
+def rolls() -> Iterator[float]:
+    rng = random.Random(5)
+    while True:
+        yield rng.gauss(0, 1)
+
+
+class InGenerator(Draws):
+    def make(self) -> None:
+        self.roll = rolls()
+
+    def noise(self) -> float:
+        return next(self.roll)
+
+
 class OfClassInList(Draws):
     all = [np.random.default_rng(5)]  # noqa: RUF012 - shared by all objects, which is what is tested
 
@@ -332,17 +356,7 @@ class ReplayedSequence(Replayed, OfSequence):
 
 SEEDED = [
     *(InList, InDict, AsKey, InTuple, InDeque, InDefault, InArray, InNamespace, InNested, InMethod, InPartial, OfBits),
-    *(
-        TwoOfBits,
-        OldOfBits,
-        SharedOldBits,
-        OwnSpace,
-        ActionSpace,
-        of_wrapper,
-        LateGenerator,
-        Spawning,
-        OfSequence,
-        ReplayedSpawning,
-    ),
+    *(TwoOfBits, OldOfBits, SharedOldBits, OwnSpace, ActionSpace, of_wrapper, LateGenerator, Spawning, OfSequence),
+    *(ReplayedSpawning, InClosure, BoundMethod, BoundOfPython, InIterator, InMap, InGenerator),
 ]
-UNSAVED = [InSet, InClosure, InDefaultArgument, BoundMethod, BoundOfPython, OfOwnClass, InIterator, OfClassInList]
+UNSAVED = [InSet, InDefaultArgument, OfOwnClass, OfClassInList]
