@@ -236,11 +236,13 @@ def test_a_slow_reset_holds_up_no_other_lane_of_a_thread_safe_world(
     envs = make_vec_remote(server.url)
     begin(envs, [0, 0, 0])
     envs.reset(options={"fifo": str(fifo), "reset_mask": np.array([False, True, False])})
-    before = envs.step([0, 0, 0])[0][2]
+    seen: list[Any] = []
 
     def later() -> bool:
         rows = envs.step([0, 0, 0])[0]
-        return rows[1] is None and rows[2] is not None and rows[2][1] > before[1] + 3
+        if rows[2] is not None:
+            seen.append(rows[2][1])
+        return rows[1] is None and rows[2] is not None and seen[-1] > seen[0] + 3
 
     until(later)
     with open(fifo, "w") as pipe:
