@@ -42,8 +42,10 @@ def check_recorded(folder, ends=("truncated",)):
     for episode in read_folder(folder).episodes():
         data = load_episode(episode)
         changes, actions = np.diff([float(seen[1]) for seen in data.observations]), np.asarray(data.actions)
+        # Of a program that is faster than the server, frames with the same action are put together.
+        frames = np.diff([float(seen[0]) for seen in data.observations])
         shown = len(actions) - (episode.end in ends)
-        np.testing.assert_array_equal(changes[:shown], actions[:shown])
+        np.testing.assert_array_equal(changes[:shown], (actions * frames)[:shown])
         players += [str(player) for player in episode.players]
     return players
 
