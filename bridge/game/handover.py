@@ -31,9 +31,8 @@ _SLICE = 0.1
 """Seconds after which a wait of the program's thread is interrupted, so that Python runs its signal handlers."""
 _LATE = 1.0
 """Seconds that a program whose timeout is over, or that is closed, gives its server to answer."""
-
-
 _IN_ORDER = Code.FAILED_PRECONDITION
+"""With what agents are refused once the program has ended well."""
 
 
 @dataclasses.dataclass(eq=False)
