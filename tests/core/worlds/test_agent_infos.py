@@ -1,4 +1,4 @@
-"""`bridge.core.worlds.info_writer`: what an agent's infos tell beside themselves, and when."""
+"""`InfoWriter` of `bridge.core.worlds.agent`: what an agent's infos tell beside themselves, and when."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium import spaces
 
 from bridge.core.encoding import values
-from bridge.core.worlds.info_writer import NO_INFO, InfoWriter
+from bridge.core.worlds.agent import NO_INFO, InfoWriter
 from tests.support import layout_of
 
 SPACE = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Discrete(3)})
