@@ -295,16 +295,19 @@ def test_beginnings_of_wrong_lanes_cost_the_world_and_change_no_observation(name
         beginnings_changed(
             server.url, lambda message, number: message.HasField("begun") and change(message.begun)
         ) as relay,
+        contextlib.closing(
+            bridge.make_vec_remote(relay.url, blocking=True, autoreset_mode="SameStep", on_lost="raise", timeout=20)
+        ) as envs,
     ):
-        envs = bridge.make_vec_remote(relay.url, blocking=True, autoreset_mode="SameStep", on_lost="raise", timeout=20)
         envs.reset()
         zeros = np.zeros(3, np.int64)
         assert envs.step(zeros)[0].tolist() == [[1, 1]] * 3
-        observations, *_, infos = envs.step(zeros)
+
+        observations, _, terminations, truncations, infos = envs.step(zeros)
         # Of the episodes that were cut, and none of those that the server says have begun.
-        assert observations[:, 0].tolist() == [1, 1, 1]
-        assert all(re.search(r"how (the )?lanes", error) for error in infos["error"])
-        envs.close()
+        assert {episode for episode, _ in observations.tolist()} == {1}
+        assert (terminations | truncations).all()
+        assert re.search(r"how (the )?lanes", infos["error"][1])
 
 
 def say_begun(message, lanes):
@@ -380,16 +383,19 @@ def test_beginnings_without_an_end_are_told_as_the_servers_mistake(lanes):
     with (
         serve_gym(lambda: CountingEnv(9), num_envs=3) as server,
         beginnings_changed(server.url, lambda message, number: number == 3 and say_begun(message, lanes)) as relay,
+        contextlib.closing(
+            bridge.make_vec_remote(relay.url, blocking=True, autoreset_mode="SameStep", on_lost="raise", timeout=20)
+        ) as envs,
     ):
-        envs = bridge.make_vec_remote(relay.url, blocking=True, autoreset_mode="SameStep", on_lost="raise", timeout=20)
         zeros = np.zeros(3, np.int64)
         envs.reset()
         envs.step(zeros)
-        observations, *_, infos = envs.step(zeros)
-        assert observations[:, 0].tolist() == [1, 1, 1]
+
+        observations, _, _, truncations, infos = envs.step(zeros)
+        assert {episode for episode, _ in observations.tolist()} == {1}
+        assert truncations.all()
         said = rf"how the lanes {re.escape(str(lanes))} began, where \[\] have ended"
         assert all(re.search(said, error) for error in infos["error"])
-        envs.close()
 
 
 def test_beginnings_told_with_a_reset_are_told_as_the_servers_mistake():
