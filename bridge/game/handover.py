@@ -12,6 +12,7 @@ however late the server is. One that waits takes the choice that answers its new
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
 from collections import deque
@@ -25,7 +26,7 @@ __all__ = ["Choice", "Handover", "News", "ProgramEnd"]
 _QUEUED = 4
 """News that wait before exchanges under one choice are put together."""
 _MOST_QUEUED = 16
-"""News that wait at most: of older rounds nobody is told whose reader has fallen so far behind."""
+"""News that wait at most: of rounds before the newest nobody is told whose reader has fallen so far behind."""
 _MOST_FPS = 1000.0
 _SLICE = 0.1
 """Seconds after which a wait of the program's thread is interrupted, so that Python runs its signal handlers."""
@@ -65,13 +66,17 @@ class News:
 
     at: float
     """When, in seconds of `time.monotonic`."""
-    counts: bool = True
-    """False: it is no result of a choice, as in the first exchange."""
+    frames: int = 1
+    """How many exchanges they are of; 0: they are no result of a choice, as those of the first exchange."""
+    skipped: int = 0
+    """How many exchanges there were before them of which nobody is told."""
     observations: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     rewards: Mapping[str, float] = dataclasses.field(default_factory=dict)
     terminated: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     truncated: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     infos: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    notes: Sequence[str] = ()
+    """What of the infos did not travel to another process."""
     frame: Any = None
     """A picture, uint8 `(height, width, 3)`; None: the program passed none."""
     alive: Sequence[str] = ()
@@ -96,7 +101,9 @@ class News:
         self.rewards = {name: self.rewards.get(name, 0.0) + later.rewards.get(name, 0.0) for name in names}
         self.terminated, self.truncated = {**self.terminated, **later.terminated}, {**self.truncated, **later.truncated}
         self.infos, self.alive = {**self.infos, **later.infos}, later.alive
+        self.notes = [*self.notes, *later.notes]
         self.frame, self.at = self.frame if later.frame is None else later.frame, later.at
+        self.frames += later.frames
         self.taken, self.begins, self.stamp = later.taken, later.begins, later.stamp
 
 
@@ -125,7 +132,7 @@ class Handover:
         self._interval = 0.0
         self._offer = offer
         self._changed = threading.Condition()
-        self._news: deque[News] = deque(maxlen=_MOST_QUEUED)
+        self._news: deque[News] = deque()
 
     def offer(self, choice: Choice) -> None:
         """Have the program take a choice next."""
@@ -137,23 +144,49 @@ class Handover:
         """Keep news until they are read. Those of a program that is faster than its reader are put together."""
         with self._changed:
             if self.waits is not None:
-                gap = news.at - self.last
+                gap = (news.at - self.last) / max(1, news.frames + news.skipped)
                 self._interval = 0.9 * self._interval + 0.1 * gap if self._interval else gap
             self.waits, self.waiting, self.last = news.waits, news.waits, news.at
             if self.notify is None:  # the newest tell how the program is, and the pictures of others take memory
                 self._news.clear()
-            last = self._news[-1] if len(self._news) > _QUEUED else None
-            if last is not None and last.under == news.under and last.alive and not (last.first or news.first):
-                last.add(news)
-            else:
-                self._news.append(news)
+            self._keep(news)
         if self.notify is not None:
             self.notify()
+
+    def _keep(self, news: News) -> None:
+        waiting = self._news
+        waiting.append(news)
+        newest = len(waiting) - 1
+        # A row of a recording has one action.
+        if newest > _QUEUED and waiting[-2].under == news.under and self._are_alike(newest):
+            self._put_together(newest)
+        elif newest >= _MOST_QUEUED and any(each.first for each in itertools.islice(waiting, 1, None)):
+            # Rounds are left out as a whole, for what is told of one begins with its first observation.
+            left_out = [waiting.popleft()]
+            while not waiting[0].first:
+                left_out.append(waiting.popleft())
+            waiting[0].skipped += sum(old.skipped + old.frames for old in left_out)
+        elif newest >= _MOST_QUEUED and (alike := list(filter(self._are_alike, range(2, newest + 1)))):
+            self._put_together(alike[-1])
+
+    def _are_alike(self, at: int) -> bool:
+        """True if news are of the same agents as those before them, and neither begins a round."""
+        before, earlier, later = (self._news[at - back] for back in (2, 1, 0))
+        return {*before.alive} == {*earlier.alive} != set() and not (earlier.first or later.first)
+
+    def _put_together(self, at: int) -> None:
+        self._news[at - 1].add(self._news[at])
+        del self._news[at]
 
     def read(self) -> News | None:
         """Return the oldest news, and forget them; None: there are none."""
         with self._changed:
             return self._news.popleft() if self._news else None
+
+    def put_back(self, news: News) -> None:
+        """Keep news that were read, to be read first."""
+        with self._changed:
+            self._news.appendleft(news)
 
     @property
     def in_order(self) -> bool:
@@ -208,6 +241,8 @@ class ProgramEnd(Handover):
         """Why there is no further exchange, as the program is told."""
         self._next = Choice(defaults)
         self._stamp = 0
+        self._asking = False
+        """True if the server is to answer a wait; where Ctrl-C has broken that off, the next call goes on with it."""
 
     def exchange(self, news: News, begins: bool, timeout: float | None) -> Choice:
         """Leave news, and take what to do next.
@@ -224,9 +259,12 @@ class ProgramEnd(Handover):
             self.refuse_closed()
             news.under = 0 if self.taken is None else self.taken.number
             if news.waits:
-                self._stamp += 1
-                self._leave(news)
+                if not self._asking:
+                    self._stamp += 1
+                    self._leave(news)
+                self._asking = True
                 self._wait(timeout)
+                self._asking = False
             self._look()
             self.refuse_closed()
             choice = self._next if self._next.stamp == self._stamp else Choice(self.defaults)

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 import cloudpickle
 import numpy as np
 
+from bridge.core.encoding.values import Notes, decode_info, encode_info
 from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.core_server import SWITCH_INTERVAL
 from bridge.errors import ClosedError, Code, RequestError, SettingError
@@ -55,6 +56,9 @@ class GameProcess:
     """
 
     def __init__(self, serve: Callable[..., Any], defaults: Mapping[str, Any], *arguments: Any) -> None:
+        if getattr(sys, "frozen", False):
+            # Its executable is the program, which would begin once more.
+            raise SettingError("process=True: a frozen program has no interpreter to begin another process with")
         try:
             order = cloudpickle.dumps((serve, defaults, arguments))
         except Exception as error:
@@ -201,6 +205,10 @@ class _LinkedEnd(ProgramEnd):
                 self._ready.clear()
                 closed = self.closed  # read first, so that all news are sent before it
                 while (news := self.read()) is not None:
+                    # By the codec: a class of the program's would not be found there, and a lock cannot be pickled.
+                    told = {name: decode_info(encode_info(of, Notes())) for name, of in news.infos.items()}
+                    news.infos = {name: of for name, (of, *_) in told.items()}
+                    news.notes = [note for _, these, _ in told.values() for note in these]
                     self._link.send_bytes(_packed(news))
             self._link.send_bytes(_packed(closed))
 
@@ -246,7 +254,8 @@ def run_child(numbers: Sequence[int]) -> NoReturn:
     Args:
         numbers: Of the sockets of news and choices, and of questions and answers.
     """
-    os.dup2(2, 1)  # the program's output may be a pipe whose end somebody waits for
+    with contextlib.suppress(OSError):  # a program without a console has none
+        os.dup2(2, 1)  # the program's output may be a pipe whose end somebody waits for
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the program's
     sys.setswitchinterval(SWITCH_INTERVAL)
     if sys.platform == "linux":
@@ -279,7 +288,8 @@ def run_child(numbers: Sequence[int]) -> NoReturn:
     finally:
         if server is not None:
             server.stop()
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
         os._exit(0)
 
 
