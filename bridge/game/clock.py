@@ -39,6 +39,10 @@ class _Frames(FrameLoop):
     """A frame is due when the program has taken actions."""
 
     env: GameEnvironment
+    parts: dict[str, LoopLane]
+    """What each agent has of the round, by name."""
+    alive: list[str]
+    """The agents that act in the next frame."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -49,8 +53,8 @@ class _Frames(FrameLoop):
         return True
 
     def acting(self) -> Mapping[str, LoopLane]:
-        """Return who acts, by name."""
-        return {ONE: self.lanes[0]}
+        """Return the parts of those who act."""
+        return {name: self.parts[name] for name in self.alive}
 
     def next_due(self) -> float | None:
         """Return when the next frame is due; None: none is."""
@@ -76,14 +80,10 @@ class _Frames(FrameLoop):
             frames: How many of them, the last ones, are of the step at hand; 0: it is a reset.
         """
         skipped = passed - frames - self.lanes[0].frames
-        for lane in self._counting():
+        for lane in {self.lanes[0], *self.parts.values()}:
             lane.frames += skipped
         self.frames, self.step_frames = passed, frames
         self.default_frames += frames * sum(not part.applied_by for part in self.acting().values())
-
-    def _counting(self) -> Sequence[LoopLane]:
-        """Return all that count frames."""
-        return self.lanes
 
     def _choose(self, lane: LoopLane, now: float) -> Any:
         """Return the actions that the program has taken, and count them."""
@@ -113,19 +113,16 @@ class _Frames(FrameLoop):
 class _OneFrames(_Frames, RealtimeLoop):
     """Of a program with one agent."""
 
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.parts, self.alive = {ONE: self.lanes[0]}, [ONE]
+
     def _choose(self, lane: LoopLane, now: float) -> Any:
         return super()._choose(lane, now)[ONE]
 
 
 class _JointFrames(_Frames, JointLoop):
     """Of a program with several agents."""
-
-    def acting(self) -> Mapping[str, LoopLane]:
-        """Return those that are alive."""
-        return {name: self.parts[name] for name in self.alive}
-
-    def _counting(self) -> Sequence[LoopLane]:
-        return [*self.lanes, *self.parts.values()]
 
     def _choose(self, lane: LoopLane, now: float) -> Any:
         actions = super()._choose(lane, now)

@@ -13,13 +13,13 @@ from bridge.core.worlds.scheduling import PendingResult, Scheduler, Timer
 from bridge.errors import Code, RequestError
 from bridge.game.handover import Choice, Handover, News
 
-__all__ = ["GameEnvironment", "Screen"]
+__all__ = ["GameEnvironment", "GameScreen"]
 
 _LOOKS = 4
 """How often, in the time after which a program stands still, that is looked at."""
 
 
-class Screen:
+class GameScreen:
     """What is known of a program without a call: its spaces, as an environment has them, and what it shows.
 
     Args:
@@ -76,7 +76,7 @@ class GameEnvironment(EnvironmentProxy):
     def __init__(
         self,
         env: Environment,
-        screen: Screen,
+        screen: GameScreen,
         handover: Handover,
         scheduler: Scheduler,
         patience: float,

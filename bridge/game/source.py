@@ -19,7 +19,7 @@ from bridge.core.worlds.scheduling import PendingResult, Runtime
 from bridge.core.worlds.settings import Settings, refuse_unknown
 from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RequestError
-from bridge.game.environment import GameEnvironment, Screen
+from bridge.game.environment import GameEnvironment, GameScreen
 from bridge.game.handover import Handover
 
 __all__ = ["GameSource"]
@@ -74,9 +74,9 @@ class GameSource:
         """Return what a recording says of the program."""
         return {"env_id": "", "title": self.title, "entry_point": self.title, "num_envs": 1, "kwargs": {}}
 
-    def describe(self) -> tuple[Screen, Any]:
+    def describe(self) -> tuple[GameScreen, Any]:
         """Return what the program shows, and as an environment with its spaces; raises SettingError by the names."""
-        screen = Screen(self.spaces, self.several, self.handover.defaults)
+        screen = GameScreen(self.spaces, self.several, self.handover.defaults)
         described: Any = recognise(screen)
         return screen, described if self.names is None else self.names.wrap(described)
 
