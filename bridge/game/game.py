@@ -185,11 +185,9 @@ class Game:
     # What is passed
 
     def _check_call(self, wait: bool) -> None:
-        self._handover.refuse_closed()
         if os.getpid() != self._process:
-            raise ClosedError(
-                "this game is of the process that has forked this one: call serve_game() here for another"
-            )
+            raise ClosedError("this game is of the process that has forked this one; serve_game() makes another one")
+        self._handover.refuse_closed()
         thread = threading.get_ident()
         if self._thread is None:
             self._thread = thread

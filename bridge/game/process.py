@@ -64,7 +64,7 @@ class GameProcess:
         except Exception as error:
             raise SettingError(f"process=True: what is served cannot be sent to another process: {error!r}") from error
         self._asking, self._stopping = threading.Lock(), threading.Lock()
-        self._ended, self._asked = False, 0
+        self._asked = 0
         pairs = socket.socketpair(), socket.socketpair()
         self._news, self._questions = (Connection(ours.detach()) for ours, _ in pairs)
         theirs = [end for _, end in pairs]
@@ -113,12 +113,11 @@ class GameProcess:
             grace: Seconds that clients have to leave.
         """
         with self._stopping:
-            if self._ended:
+            if self._questions.closed:
                 return
             self.handover.close()
             with contextlib.suppress(ClosedError, TimeoutError):
                 self._ask("stop", (grace,), {}, grace)
-            self._ended = True
             self._questions.close()  # its end is the order to end
             try:
                 self._process.wait(_END_TIMEOUT)
@@ -132,19 +131,18 @@ class GameProcess:
         """In a forked process: leave the server to the parent process, and do not keep it alive when that dies."""
         atexit.unregister(self.stop)
         leak(self._process)
-        self._ended, self._stopping, self._asking = True, threading.Lock(), threading.Lock()
+        self._stopping, self._asking = threading.Lock(), threading.Lock()
+        self.handover.closed = RequestError(Code.FAILED_PRECONDITION, "the game is of the parent process")
         self._news.close()
         self._questions.close()
 
     def __repr__(self) -> str:
-        return f"GameProcess({'stopped' if self._ended else self._process.pid})"
+        return f"GameProcess({'stopped' if self._questions.closed else self._process.pid})"
 
     def _ask(self, name: str, given: Any = None, named: Any = None, patience: float = 0.0) -> Any:
         with self._asking:
-            if self._ended:
-                raise ClosedError("this game was closed; serve_game() makes another one")
             self._asked += 1
-            with contextlib.suppress(OSError):  # it is gone, as the answer says
+            with contextlib.suppress(OSError):  # it is gone or was stopped, as the answer says
                 self._questions.send((self._asked, name, given, named))
             return self._answer(_END_TIMEOUT + patience)
 
