@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bridge.core.encoding.infos import merge_interventions, split_intervention
 from bridge.errors import ClosedError, Code, RequestError
 
 __all__ = ["Choice", "Handover", "News", "ProgramEnd"]
@@ -100,11 +101,19 @@ class News:
         names = {*self.rewards, *later.rewards}
         self.rewards = {name: self.rewards.get(name, 0.0) + later.rewards.get(name, 0.0) for name in names}
         self.terminated, self.truncated = {**self.terminated, **later.terminated}, {**self.truncated, **later.truncated}
-        self.infos, self.alive = {**self.infos, **later.infos}, later.alive
+        infos, names = self.infos, {*self.infos, *later.infos}
+        self.infos = {name: _put_together(infos.get(name, {}), later.infos.get(name, {})) for name in names}
+        self.alive = later.alive
         self.notes = [*self.notes, *later.notes]
         self.frame, self.at = self.frame if later.frame is None else later.frame, later.at
         self.frames += later.frames
         self.taken, self.begins, self.stamp = later.taken, later.begins, later.stamp
+
+
+def _put_together(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the info of the later of two frames, with who acted in the agent's place in both."""
+    (_, before), (info, acted) = split_intervention(earlier), split_intervention(later)
+    return {**info, **merge_interventions(before, acted)}
 
 
 class Handover:

@@ -74,3 +74,21 @@ def test_no_frame_of_a_long_round_is_left_out_whatever_the_program_took():
     read = list(iter(handover.read, None))
     assert len(read) <= 16
     assert sum(news.frames for news in read) == sum(news.rewards["agent"] for news in read) - 1 == 100
+
+
+def test_frames_that_are_put_together_have_the_newest_info_and_all_who_acted_in_the_agents_place():
+    handover = ProgramEnd({"agent": 0})
+    handover.notify = lambda: None
+    for number in range(20):
+        by_keys = {"intervention": True, "intervened_by": "window", "intervene_action": number}
+        passed(handover, infos={"agent": {"number": number, **(by_keys if number % 2 else {})}})
+    passed(handover)  # no info: that of the frame before is not its own
+    *read, last = iter(handover.read, None)
+    frames = range(20 - last.frames + 1, 20)
+    assert len(read) < 10
+    assert last.infos["agent"] == {
+        "intervention": True,
+        "intervened_by": "window",
+        "intervene_action": 19,
+        "intervened_frames": sum(number % 2 for number in frames),
+    }
