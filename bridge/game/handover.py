@@ -164,28 +164,26 @@ class Handover:
 
     def _keep(self, news: News) -> None:
         waiting = self._news
+        if len(waiting) > _QUEUED:
+            before, last = waiting[-2], waiting[-1]
+            goes_on = last.alive and not (last.first or news.first)
+            # A row of a recording has one action, and the frames that are put together are of the same agents: but for
+            # a round that alone is too much to wait.
+            alike = last.under == news.under and {*before.alive} == {*last.alive}
+            if goes_on and (alike or (len(waiting) >= _MOST_QUEUED and not self._has_rounds())):
+                last.add(news)
+                return
         waiting.append(news)
-        newest = len(waiting) - 1
-        # A row of a recording has one action.
-        if newest > _QUEUED and waiting[-2].under == news.under and self._are_alike(newest):
-            self._put_together(newest)
-        elif newest >= _MOST_QUEUED and any(each.first for each in itertools.islice(waiting, 1, None)):
+        if len(waiting) > _MOST_QUEUED:
             # Rounds are left out as a whole, for what is told of one begins with its first observation.
             left_out = [waiting.popleft()]
             while not waiting[0].first:
                 left_out.append(waiting.popleft())
             waiting[0].skipped += sum(old.skipped + old.frames for old in left_out)
-        elif newest >= _MOST_QUEUED and (alike := list(filter(self._are_alike, range(2, newest + 1)))):
-            self._put_together(alike[-1])
 
-    def _are_alike(self, at: int) -> bool:
-        """True if news are of the same agents as those before them, and neither begins a round."""
-        before, earlier, later = (self._news[at - back] for back in (2, 1, 0))
-        return {*before.alive} == {*earlier.alive} != set() and not (earlier.first or later.first)
-
-    def _put_together(self, at: int) -> None:
-        self._news[at - 1].add(self._news[at])
-        del self._news[at]
+    def _has_rounds(self) -> bool:
+        """True if a further round begins in what waits."""
+        return any(news.first for news in itertools.islice(self._news, 1, None))
 
     def read(self) -> News | None:
         """Return the oldest news, and forget them; None: there are none."""

@@ -92,3 +92,13 @@ def test_frames_that_are_put_together_have_the_newest_info_and_all_who_acted_in_
         "intervene_action": 19,
         "intervened_frames": sum(number % 2 for number in frames),
     }
+
+
+def test_what_waits_is_bounded_also_where_an_agent_comes_and_goes_in_each_frame():
+    handover = ProgramEnd(dict.fromkeys(AGENTS, 0))
+    handover.notify = lambda: None
+    for number in range(100):
+        passed(handover, AGENTS[: 1 + number % 2])
+    read = list(iter(handover.read, None))
+    assert len(read) <= 16
+    assert sum(news.frames for news in read) == sum(news.rewards["red"] for news in read) == 100
