@@ -43,9 +43,9 @@ def encode_jpeg(picture: NDArray[np.uint8], quality: int = QUALITY) -> bytes:
         return bytes(encoder.encode_jpeg(picture, quality=quality, colorspace="RGB", colorsubsampling=sampling))
     try:
         from PIL import Image
-    except ImportError as error:
+    except ImportError:
         text = f"pictures as JPEG need the package pillow: {install_command('web')}; or ask for frame=png"
-        raise RequestError(Code.FAILED_PRECONDITION, text) from error
+        raise RequestError(Code.FAILED_PRECONDITION, text) from None
     out = io.BytesIO()
     Image.fromarray(picture).save(out, "JPEG", quality=quality, subsampling=0 if full else 2)
     return out.getvalue()
