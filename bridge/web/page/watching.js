@@ -57,9 +57,9 @@ export async function watch(name) {
   const lanes = lanesWanted();
   if (lanes) given.lanes = intTensor(lanes);
   try {
-    const {observations} = await stream.ask(request.join(name, given));
+    const {observations} = await join(stream, name, given);
     const sent = performance.now();
-    await stream.property("world.name");
+    await stream.controls;
     // As many requests on their way as a round trip has frames: far away, pictures come as often as nearby.
     const ahead = Math.max(1, Math.min(MOST_AHEAD, Math.ceil(((performance.now() - sent) * 60) / 1000)));
     const [frame, figures] = [observations.get("frame").uid, observations.get("watch").uid];
@@ -87,10 +87,18 @@ export async function watch(name) {
   }
 }
 
+// Join as a spectator, and ask what keys do, for a person who takes over. Asked after the first Step, in a world that
+// stands still, the answer would wait for seconds.
+function join(stream, name, given) {
+  const joining = stream.ask(request.join(name, given));
+  stream.controls = joining.then(() => stream.property("world.controls")).then(JSON.parse).catch(() => ({}));
+  return joining;
+}
+
 // Watching where there are no pictures.
 async function observe(name, stream) {
   try {
-    const joined = await stream.ask(request.join(name, {role: textTensor("spectator"), wait: textTensor("next_frame")}));
+    const joined = await join(stream, name, {role: textTensor("spectator"), wait: textTensor("next_frame")});
     if (state.watching !== stream) return;
     const seen = new Observations(joined, $("canvas"), $("panel"));
     while (state.watching === stream) {
