@@ -7,6 +7,7 @@ import {note} from "./figures.js";
 import {recall} from "./input.js";
 import {Keyboard} from "./keys.js";
 import {drawsNothing, lacksJpeg, Observations} from "./observations.js";
+import {nextPress, TURNS} from "./presses.js";
 import {kindOf, learn, seatKey, serverOf, state, want, worldOf} from "./state.js";
 import {match} from "./views.js";
 import {clear, show} from "./watching.js";
@@ -22,14 +23,8 @@ const KEPT = /free in (\d+(?:\.\d+)?) s\b/; // how a refusal says for how long a
 const DOUBLE = 2;
 const DEFAULT_FPS = 30;
 const SOON = 15; // seconds before a seat is given back at which the page begins to count
-// In a world that waits for a key: the steps a second of a key that stays down, where the environment names no rate.
-const TURNS = 4;
-// Milliseconds after which such a key repeats: a tap is over by then. Two steps' time, within these bounds.
-const REPEAT_SOONEST = 300;
-const REPEAT_LATEST = 500;
 const KNOWN_WITHIN = 30_000; // milliseconds in which the server says that a seat which was given back is free
 const QUIET = 5000; // milliseconds from one end of an episode that is read aloud to the next
-const OTHERS_TURN = 300; // milliseconds for which a person sees the own move before the next one
 
 // Taking over: while keys are held their action stands in for the agent's.
 
@@ -189,39 +184,6 @@ async function rounds(play, joined, fps) {
       if (error.code !== 9 && error.code !== 13) throw error; // the round is over, or was broken off
     }
   }
-}
-
-// The action of the next press of a key, in a world of one's own that stands still without: no action does nothing
-// there. A press is one step, however long it takes; a key that stays down repeats at the rate of play, as in real time.
-// null: nobody plays any more.
-async function nextPress(play) {
-  const patience = Math.min(REPEAT_LATEST, Math.max(REPEAT_SOONEST, 2000 / play.rate));
-  // From when the last one was due: the time that its step took does not slow the rate down.
-  let again = play.repeats ? Math.max(performance.now(), play.again + 1000 / play.rate) : performance.now() + patience;
-  while (state.playing === play) {
-    if (play.allowed && !play.allowed.some(Boolean)) { // it is another's turn: what the person's seat does counts for nothing
-      play.repeats = false; // a key that is still down is no answer to the other's move
-      await pause(OTHERS_TURN);
-      return play.keyboard.action(new Set());
-    }
-    play.repeats = !play.presses.length;
-    const action = play.presses.shift() ?? (play.keyboard.holds && performance.now() >= again ? play.keyboard.action() : null);
-    if (action && isAllowed(play, action)) {
-      play.again = again;
-      return action;
-    }
-    if (!play.keyboard.holds) again = performance.now() + patience;
-    const left = again - performance.now();
-    await Promise.race([pause(left > 0 ? Math.min(50, left) : 50), new Promise((resolve) => (play.wake = resolve))]);
-  }
-  return null;
-}
-
-// True if the environment's `action_mask`, as board games have it, allows an action.
-function isAllowed(play, [action]) {
-  const allowed = !play.allowed || Boolean(play.allowed[action - play.keyboard.controls.start]);
-  announce(allowed ? "" : "That is not allowed now.");
-  return allowed;
 }
 
 async function steps(play, joined, fps) {
