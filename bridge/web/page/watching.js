@@ -35,6 +35,7 @@ export function clear(name) {
   state.returns.length = 0;
   const canvas = $("canvas");
   canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
+  $("frame").classList.remove("pictured");
   for (const id of ["age", "viewers", "last-return"]) note(id, "–");
   note("episodes", "");
   showFigures(); // at once: what is selected by now is another world
@@ -208,6 +209,7 @@ function paint(picture, bitmap) {
     $("frame").style.setProperty("--ratio", String(bitmap.width / bitmap.height));
   }
   canvas.getContext("2d").drawImage(bitmap, 0, 0);
+  $("frame").classList.add("pictured");
   const now = performance.now();
   canvas.dataset.pictures = String(Number(canvas.dataset.pictures ?? 0) + 1);
   // Its way here took about half of a round trip.
