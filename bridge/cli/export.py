@@ -9,7 +9,7 @@ from typing import Any
 from bridge.cli.program import OK, positive, say
 from bridge.cli.target import ENV_HELP, find_factory
 from bridge.errors import RecordingError
-from bridge.recording.selection import add_selection_options, is_complete, is_idle, selection_of
+from bridge.recording.selection import add_selection_options, given_conditions, is_complete, is_idle, selection_of
 
 __all__ = ["register"]
 
@@ -76,8 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     say(said)
     if not episodes:
         raise RecordingError(
-            "there are no such episodes; `gymnasium-bridge runs` lists those that there are, of which --unfinished "
-            "takes also those that did not end, and --unattended those in which nobody acted"
+            f"there are no such episodes{given_conditions(arguments)}; `gymnasium-bridge runs` lists those that there "
+            "are, of which --unfinished takes also those that did not end, and --unattended those in which nobody acted"
         )
     how = {"env": env, "say": say, "allow_calls": arguments.allow_calls}
     if arguments.minari is not None:

@@ -17,6 +17,7 @@ __all__ = [
     "acting",
     "add_selection_options",
     "called",
+    "given_conditions",
     "is_complete",
     "is_idle",
     "names_of",
@@ -119,6 +120,18 @@ def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) ->
         parser.add_argument("--unattended", action="store_false", dest="acted", help=text)
         text = "also episodes that did not end, or lack rows or a checksum"
         parser.add_argument("--unfinished", action="store_false", dest="complete", help=text)
+
+
+def given_conditions(arguments: argparse.Namespace) -> str:
+    """Return the conditions that were given, as an error names them: ` with --who person`; empty: none was."""
+    given = [
+        f"--{field.name.replace('_', '-')} {getattr(arguments, field.name)}"
+        for field in dataclasses.fields(Selection)
+        if field.name not in ("complete", "acted", "intervention") and getattr(arguments, field.name) != field.default
+    ]
+    if arguments.intervention is not None:
+        given.append("--intervention" if arguments.intervention else "--no-intervention")
+    return f" with {' '.join(given)}" if given else ""
 
 
 def selection_of(arguments: argparse.Namespace) -> Selection:

@@ -92,9 +92,12 @@ def test_export_says_which_episodes_it_leaves_out(tmp_path, capsys):
     assert main(arguments) == 1
     out = capsys.readouterr()
     assert "0 of 3 episodes; left out are 2 without a step, an end or all rows (--unfinished)\n" in out.out + out.err
+    assert "there are no such episodes with --who nobody; `gymnasium-bridge runs` lists" in out.err
     assert main([*arguments, "--unfinished"]) == 1
     out = capsys.readouterr()
     assert "0 of 3 episodes\n" in out.out + out.err
+    assert main([*arguments[:-2], "--env-id", "Pong*", "--min-return", "3", "--no-intervention"]) == 1
+    assert "no such episodes with --env-id Pong* --min-return 3.0 --no-intervention;" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What docs/trainers.md says to write for each trainer is typed as it is printed, and the trainer uses what it gives."""
+"""What docs/trainers.md says to write for each trainer is typed as it is printed, and used by the trainer."""
 
 from __future__ import annotations
 
