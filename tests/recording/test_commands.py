@@ -200,7 +200,7 @@ def test_runs_says_what_is_damaged_and_what_is_no_folder(tmp_path, capsys):
     assert "which does not exist" in err
     (tmp_path / "empty").mkdir()
     assert main(["runs", str(tmp_path / "empty")]) == 2
-    assert "which has none" in capsys.readouterr().err
+    assert "which has none: a server writes them once somebody has played" in capsys.readouterr().err
     assert main(["replay", str(tmp_path), "--serve"]) == 2
     assert f"lists, got the folder {tmp_path}" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "none"), "--mp4", str(tmp_path / "out")]) == 1
