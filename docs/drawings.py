@@ -15,7 +15,7 @@ from state_charts import Arrows, arrows, draw
 
 from bridge.core.client.slots import slot
 from bridge.core.client.world import session_states as client_states
-from bridge.core.server import session as server_session
+from bridge.core.server import session_states as server_states
 from bridge.perlert import lobby, player
 
 FOLDER = Path(__file__).resolve().parent
@@ -218,7 +218,7 @@ def episode_states() -> Arrows:
 
 
 STATES: dict[str, Callable[[], Arrows]] = {
-    "states-server.svg": lambda: arrows(server_session.TRANSITIONS, server_session.SessionState.CLOSED),
+    "states-server.svg": lambda: arrows(server_states.TRANSITIONS, server_states.SessionState.CLOSED),
     "states-client.svg": lambda: arrows(client_states.TRANSITIONS, client_states.ClientState.LOST),
     "states-link.svg": lambda: arrows(slot.LINKS),
     "states-episode.svg": episode_states,

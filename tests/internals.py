@@ -38,6 +38,7 @@ VOCABULARY = {
     "bridge.core.encoding.properties": "the names and values of the documented properties",
     "bridge.perlert.protocol.packet": "PERLERT's packets, as fields and as bytes",
     "bridge.perlert.protocol.profile": "the values that its specs have on the wire",
+    "bridge.core.server.session_states": "the states of a connection, and its table, which the protocol's page draws",
     "bridge.core.rounds": "the states of players who gather and play, of a lobby and of a match",
     "bridge.core.transport.frames": "HTTP/2's frames and events",
     "bridge.core.transport.credentials": "the variable that holds a token, and how a secret is written",
@@ -110,21 +111,18 @@ HELPERS = {
         "lobbies in virtual time, and the run that they hand their players to",
         "perlert.lobby perlert.rollout",
     ),
-    "tests/core/server/sessions/peers.py": ("a session, brought to each of its states", "core.server.session"),
     "tests/perlert/test_draft.py": (
         "the draft's example session, played on the machines without input or output",
         "perlert.lobby perlert.player perlert.rollout",
     ),
     "tests/project/test_state_charts.py": (
         "the tables that the pages draw",
-        "core.client.world.session_states perlert.lobby perlert.player core.server.session",
+        "core.client.world.session_states perlert.lobby perlert.player",
     ),
     "tests/core/test_access.py": (
         "the keywords that ways to connect and to listen share, which users give one by one",
         "core.server.auth",
     ),
-    "tests/project/test_protocol_docs.py": ("the end of a stream in the server's table", "core.server.session"),
-    "tests/core/server/test_dying_clients.py": ("the table of which each state is killed in", "core.server.session"),
     "tests/core/server/test_session_fast.py": (
         "the codec with which our client writes Steps",
         "core.encoding.step_codec",

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import bridge
-from bridge.core.server.session import TRANSITIONS, SessionEvent, SessionState
+from bridge.core.server.session_states import TRANSITIONS, SessionEvent, SessionState
 from bridge.testing import CountingEnv
 from tests.places import ROOT
 

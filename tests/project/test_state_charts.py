@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bridge.core.client.world import session_states as client_states
-from bridge.core.server import session as server_session
+from bridge.core.server import session_states as server_states
 from bridge.perlert import lobby, player
 from tests.places import ROOT
 
@@ -67,7 +67,7 @@ def test_every_arrow_leads_from_its_state_to_the_next(drawings: Any, name: str) 
 @pytest.mark.parametrize(
     ("name", "table", "last"),
     [
-        ("states-server.svg", server_session.TRANSITIONS, server_session.SessionState.CLOSED),
+        ("states-server.svg", server_states.TRANSITIONS, server_states.SessionState.CLOSED),
         ("states-client.svg", client_states.TRANSITIONS, client_states.ClientState.LOST),
         ("states-lobby.svg", lobby.TRANSITIONS, None),
         ("states-player.svg", player.TRANSITIONS, None),

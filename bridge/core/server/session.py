@@ -1,13 +1,12 @@
 """One connection's protocol state, without input or output: a request goes in, its one response comes out (D-1).
 
-Everything that affects the state lives in `TRANSITIONS`. A request whose events are all missing from the table in the
-present state is refused with FAILED_PRECONDITION; a request that fails for any other reason changes nothing either
-(D-2).
+Everything that affects the state lives in `TRANSITIONS` (`session_states.py`). A request whose events are all missing
+from the table in the present state is refused with FAILED_PRECONDITION; a request that fails for any other reason
+changes nothing either (D-2).
 """
 
 from __future__ import annotations
 
-import enum
 import functools
 import re
 import traceback
@@ -42,6 +41,7 @@ from bridge.core.server.auth import (
     refuse_requests,
 )
 from bridge.core.server.messages import ClientMessage, ServedMessage
+from bridge.core.server.session_states import REMEDIES, STEP_EVENTS, TRANSITIONS, SessionEvent, SessionState
 from bridge.core.worlds.base import Agent, World, fill_observations
 from bridge.core.worlds.environment import Environment
 from bridge.core.worlds.messages import SessionMessage
@@ -55,127 +55,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 if TYPE_CHECKING:
     from bridge.core.server.registry import Registry, WorldUser
 
-__all__ = ["TRANSITIONS", "Session", "SessionEvent", "SessionState", "error_response"]
-
-
-class SessionState(enum.Enum):
-    """Where a connection is."""
-
-    UNJOINED = "unjoined"
-    JOINED = "joined"
-    """In a world; no sequence has begun."""
-    RUNNING = "running"
-    """In a sequence."""
-    TERMINATED = "terminated"
-    """The sequence ended; the next Step begins another."""
-    INTERRUPTED = "interrupted"
-    """The sequence was cut off; the next Step begins another."""
-    CLOSED = "closed"
-    """The stream ended."""
-
-
-class SessionEvent(enum.Enum):
-    """An event of a connection; a Step is one of four events by its outcome."""
-
-    CREATE_WORLD = "CreateWorld"
-    JOIN_WORLD = "JoinWorld"
-    STEP_BEGAN = "Step, first of a sequence"
-    STEP_RAN = "Step, running on"
-    STEP_TERMINATED = "Step, terminated"
-    STEP_INTERRUPTED = "Step, interrupted"
-    RESET = "Reset"
-    RESET_WORLD = "ResetWorld"
-    PLACED = "placed"
-    ALL_PLACED = "all agents placed"
-    LEAVE_WORLD = "LeaveWorld"
-    DESTROY_WORLD = "DestroyWorld"
-    EXTENSION = "extension"
-    END = "end of stream"
-
-
-_U, _J, _R, _T, _I, _C = SessionState  # in the order of their definition
-
-# A state says two things: whether the connection is in a world, and where it is in a sequence there. Requests move it,
-# and so does what the environment answers: a Step is one of four events, of which the last three are told apart only
-# once the environment has stepped.
-#
-# - A Step outside RUNNING is always STEP_BEGAN, whatever its actions (D-9), and leads to RUNNING. So no two answers in
-#   a row say that a sequence is over (D-13), and a client may send Steps ahead, across ends (D-25).
-# - UNJOINED has no row for Step and Reset (D-8), and it alone has one for JoinWorld: nobody is in two worlds (D-6).
-# - ResetWorld and DestroyWorld name a world, and so are possible while unjoined.
-# - Reset, and a ResetWorld of its own world, lead from RUNNING to INTERRUPTED although no Step has told the client so:
-#   it asked for the end itself. A ResetWorld of another connection is no event here. This one hears of it by its next
-#   Step, as STEP_INTERRUPTED (D-15).
-# - A Step that ends a sequence leads out of RUNNING also where its answer cannot be sent. The next Step then tells the
-#   end and moves nothing (`answer_lost`).
-# - PLACED begins a sequence as a Step does, whose answer the message's is: the environment goes on in a situation that
-#   it was not led into by this sequence. In a world of several agents a client has a connection for each, and one
-#   message is answered by one of them: ALL_PLACED ends the sequences of all, and their next Steps begin others there.
-# - CreateWorld, DestroyWorld and extensions have rows that change nothing, so that CLOSED, which has no row, refuses
-#   them.
-TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
-    (_U, SessionEvent.CREATE_WORLD): _U,
-    (_U, SessionEvent.JOIN_WORLD): _J,
-    (_U, SessionEvent.RESET_WORLD): _U,
-    (_U, SessionEvent.LEAVE_WORLD): _U,  # D-16: a no-op
-    (_U, SessionEvent.DESTROY_WORLD): _U,
-    (_U, SessionEvent.EXTENSION): _U,
-    (_U, SessionEvent.END): _C,
-    (_J, SessionEvent.CREATE_WORLD): _J,
-    (_J, SessionEvent.STEP_BEGAN): _R,
-    (_J, SessionEvent.RESET): _J,
-    (_J, SessionEvent.RESET_WORLD): _J,
-    (_J, SessionEvent.PLACED): _R,
-    (_J, SessionEvent.ALL_PLACED): _J,
-    (_J, SessionEvent.LEAVE_WORLD): _U,
-    (_J, SessionEvent.DESTROY_WORLD): _J,
-    (_J, SessionEvent.EXTENSION): _J,
-    (_J, SessionEvent.END): _C,
-    (_R, SessionEvent.CREATE_WORLD): _R,
-    (_R, SessionEvent.STEP_RAN): _R,
-    (_R, SessionEvent.STEP_TERMINATED): _T,
-    (_R, SessionEvent.STEP_INTERRUPTED): _I,
-    (_R, SessionEvent.RESET): _I,
-    (_R, SessionEvent.RESET_WORLD): _I,
-    (_R, SessionEvent.PLACED): _R,
-    (_R, SessionEvent.ALL_PLACED): _I,
-    (_R, SessionEvent.LEAVE_WORLD): _U,
-    (_R, SessionEvent.DESTROY_WORLD): _R,
-    (_R, SessionEvent.EXTENSION): _R,
-    (_R, SessionEvent.END): _C,
-    (_T, SessionEvent.CREATE_WORLD): _T,
-    (_T, SessionEvent.STEP_BEGAN): _R,  # D-13: never two non-running states in a row
-    (_T, SessionEvent.RESET): _T,
-    (_T, SessionEvent.RESET_WORLD): _T,
-    (_T, SessionEvent.PLACED): _R,
-    (_T, SessionEvent.ALL_PLACED): _T,
-    (_T, SessionEvent.LEAVE_WORLD): _U,
-    (_T, SessionEvent.DESTROY_WORLD): _T,
-    (_T, SessionEvent.EXTENSION): _T,
-    (_T, SessionEvent.END): _C,
-    (_I, SessionEvent.CREATE_WORLD): _I,
-    (_I, SessionEvent.STEP_BEGAN): _R,
-    (_I, SessionEvent.RESET): _I,
-    (_I, SessionEvent.RESET_WORLD): _I,
-    (_I, SessionEvent.PLACED): _R,
-    (_I, SessionEvent.ALL_PLACED): _I,
-    (_I, SessionEvent.LEAVE_WORLD): _U,
-    (_I, SessionEvent.DESTROY_WORLD): _I,
-    (_I, SessionEvent.EXTENSION): _I,
-    (_I, SessionEvent.END): _C,
-}
-
-_REMEDY: Mapping[SessionEvent, str] = {
-    SessionEvent.JOIN_WORLD: "this connection is in a world already; send LeaveWorld first, or use another connection",
-    SessionEvent.STEP_BEGAN: "this connection is in no world; send JoinWorld first",
-    SessionEvent.RESET: "this connection is in no world; send JoinWorld first",
-}
-_STEP_EVENTS: Mapping[int, SessionEvent] = {
-    pb.RUNNING: SessionEvent.STEP_RAN,
-    pb.TERMINATED: SessionEvent.STEP_TERMINATED,
-    pb.INTERRUPTED: SessionEvent.STEP_INTERRUPTED,
-}
-
+__all__ = ["Session", "error_response"]
 
 # Requests of a connection whose actions are remembered: a space may have any number of actions.
 _ANNOUNCED = re.compile(r"[\w.-]+( [\w.-]+){0,99}")
@@ -199,12 +79,8 @@ class Session:
         self._client_version = client_version
         self.connection: object = self
         """The same for all sessions of one connection."""
-        self.charge: Callable[[float, bool], None] = lambda seconds, beside: None
-        """Counts processor time, in seconds, that this client has used for a message, and whether others have stepped
-        since its last one; set by `Calls`."""
-        self._steps_beside = 0
-        self.reads_ahead = True
-        """False if the transport, which sets this, reads no request before the last one is answered."""
+        self.charge: Callable[[float], None] = lambda seconds: None
+        """Counts processor time, in seconds, that this client has used for a message; set by `Calls`."""
         self.client_key = ""
         self._state = SessionState.UNJOINED
         self._world: World | None = None
@@ -441,7 +317,7 @@ class Session:
 
     def _end_sequence(self, agent: Agent, world: World, state: int) -> None:
         """Follow the end of a sequence; STEP_RAN leads from RUNNING to RUNNING."""
-        self._move(_STEP_EVENTS[state])
+        self._move(STEP_EVENTS[state])
         world.resets.end(agent)
 
     def _remember(self, agent: Agent, wanted: tuple[int, ...]) -> None:
@@ -559,7 +435,7 @@ class Session:
     def _require(self, event: SessionEvent) -> None:
         if (self._state, event) not in TRANSITIONS:
             # Every other event is possible in all states but CLOSED.
-            remedy = _REMEDY.get(event, "the connection is closed")
+            remedy = REMEDIES.get(event, "the connection is closed")
             raise RequestError(
                 Code.FAILED_PRECONDITION, f"{event.value} is not possible in the state {self._state.value}: {remedy}"
             )
@@ -625,8 +501,7 @@ class Session:
 
     def _charge_for(self, message: SessionMessage, seconds: float) -> None:
         """Charge the processor time of a message."""
-        before, self._steps_beside = self._steps_beside, self._hub.steps_beside(self)
-        self.charge(max(0.0, seconds - message.free_seconds), before != self._steps_beside)
+        self.charge(max(0.0, seconds - message.free_seconds))
 
     async def _step(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         agent, world = self._agent, self._world
@@ -764,7 +639,7 @@ class Session:
         tree = self._hub.properties().merged(PropertyTree([own, key]))
         if (agent := self._agent) is not None:
             tree = tree.merged(agent.properties())
-            if (uid := agent.unwrapped.episode_uid) and self.reads_ahead:
+            if uid := agent.unwrapped.episode_uid:
                 tree = tree.merged(PropertyTree([Property("world.episode_uid", NUMBER, _EPISODE_UID, lambda: uid)]))
             if (name := attribute_in(request, tree)) is not None:
                 return (await self._answer_attribute(agent, name, request)).SerializeToString()

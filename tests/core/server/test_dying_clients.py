@@ -13,7 +13,7 @@ import pytest
 
 from bridge import RemoteEnv, Server, make_remote, serve_gym
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.server.session import TRANSITIONS, SessionEvent, SessionState
+from bridge.core.server.session_states import TRANSITIONS, SessionEvent, SessionState
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import CountingEnv
 from tests.peers import HELLO, METHOD, SERVICE

@@ -392,6 +392,31 @@ def test_a_message_that_takes_long_is_charged_only_where_another_client_waits() 
             thread.join(DEADLINE)
 
 
+def test_a_message_is_not_charged_for_clients_that_rest_or_only_watch() -> None:
+    busy = SessionMessage(form("busy"), part=Busy, free_seconds=0.0)
+    with (
+        serve_gym("CartPole-v1", messages=[busy], token="play", auth=Auth(watch_token="watch")) as server,
+        closing(make_remote(f"{server.url}?world=", token="play")) as env,
+        closing(make_remote(server.url, token="play")) as other,
+        closing(make_remote(f"{server.url}?world=", token="watch", role="spectator")) as watcher,
+    ):
+
+        def charged() -> bool:
+            before = server.status()["charged_client"]
+            env.send_message(busy.form, b"")
+            return server.status()["charged_client"] - before > 0.01  # it takes 0.02 s
+
+        env.reset(seed=0)
+        other.reset(seed=0)
+        assert charged(), "the other one has stepped just now"
+        assert not charged(), "it has not since"
+        watcher.reset()
+        assert not charged()
+        other.step(0)
+        assert charged()
+        assert not charged()
+
+
 def test_a_message_too_large_or_unknown_is_refused_at_both_ends() -> None:
     with serve_gym("CartPole-v1", messages=[ECHO]) as server, closing(make_remote(server.url)) as env:
         env.reset(seed=0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bridge import Limits
 from bridge.core.encoding.names import CALL_REQUEST_URL, PROPERTY_REQUEST_URL
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.server.session import TRANSITIONS, SessionEvent, SessionState
+from bridge.core.server.session_states import TRANSITIONS, SessionEvent, SessionState
 from bridge.errors import Code
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb

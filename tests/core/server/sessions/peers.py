@@ -7,7 +7,7 @@ from gymnasium import spaces
 from bridge import MessageForm, MessagePart, SessionMessage
 from bridge.core.encoding.names import PROPERTY_REQUEST_URL
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
-from bridge.core.server.session import SessionState
+from bridge.core.server.session_states import SessionState
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
 from bridge.testing import CountingEnv

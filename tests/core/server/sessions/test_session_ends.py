@@ -5,7 +5,7 @@ import pytest
 
 from bridge.core.encoding import values
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
-from bridge.core.server.session import SessionState
+from bridge.core.server.session_states import SessionState
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import FailingEnv

@@ -12,7 +12,7 @@ from bridge import Observer
 from bridge.core.encoding import values
 from bridge.core.encoding.names import CALL_REQUEST_URL, CALL_RESPONSE_URL, PROPERTY_REQUEST_URL
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.server.session import SessionState
+from bridge.core.server.session_states import SessionState
 from bridge.errors import Code
 from bridge.pb import bridge_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb

@@ -3,7 +3,7 @@
 import pytest
 
 from bridge.core.encoding.names import PROPERTY_REQUEST_URL
-from bridge.core.server.session import TRANSITIONS, SessionEvent, SessionState
+from bridge.core.server.session_states import TRANSITIONS, SessionEvent, SessionState
 from bridge.errors import Code, RequestError
 from bridge.pb import properties_pb2
 from tests.core.server.sessions.peers import MOVES, brought_to

@@ -5,7 +5,7 @@ import numpy as np
 from bridge.core.encoding import values
 from bridge.core.encoding.names import PROPERTY_REQUEST_URL, PROPERTY_RESPONSE_URL
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.server.session import SessionState
+from bridge.core.server.session_states import SessionState
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.pb import properties_pb2
