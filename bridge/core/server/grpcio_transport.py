@@ -261,9 +261,9 @@ class GrpcioTransport:
         return {"sockets": len({client.peer for client in tuple(self.all)}), "throttled": 0}
 
     @property
-    def busy(self) -> bool:
-        """True if a call is open."""
-        return bool(self.all)
+    def clients(self) -> int:
+        """The number of connections with an open call."""
+        return len({client.peer for client in self.all})
 
     def close(self, client: Any, error: RequestError | None = _FAULT) -> None:
         """End the call of a client: after a fault of this server, or for another reason."""
