@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -62,21 +63,22 @@ def test_the_episode_of_a_closed_game_is_truncated_and_that_of_one_that_raised_h
     steps, errors, found = [], [], []
 
     def play():
-        env = make_remote(game.url)
-        env.reset(seed=1)
         try:
-            while True:
-                steps.append(env.step(1))
+            with contextlib.closing(make_remote(game.url)) as env:
+                env.reset(seed=1)
+                while True:
+                    steps.append(env.step(1))
         except Exception as error:
             found.append(error)
-        env.close()
 
     thread = threading.Thread(target=play)
     try:
-        with serve_game(OBSERVATION, ACTION, process=process, record=tmp_path) as game:
+        # A slow machine may leave a game's process without time for a second.
+        with serve_game(OBSERVATION, ACTION, process=process, record=tmp_path, standstill=30.0) as game:
             thread.start()
             position = 0.0
             while len(steps) < 5:
+                assert not found, found
                 action = game.exchange(np.array([0, position], np.float32), wait=wait)
                 position = 0.0 if game.begins else position + action
                 time.sleep(0.002)  # a frame
