@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,11 @@ _MOMENTS = (0, 1, 5, 20, 60)
 """The steps after which a state is saved."""
 _STEPS = 40
 """The steps that are compared."""
+_LONG_STEPS, _LONG_SECONDS = 500, 1.0
+"""The most steps, and seconds, for which one is played beside others: some do late what all of them feel."""
 _MOST_STEPS, _MOST_BYTES = 1_000_000, 2**40
 """Of the history in a check, which has few."""
+_CHANGES_SHARED = "it changes what its class or its module holds, which all environments share"
 _CHILD = "import sys; from bridge.states.check import run_child; run_child(sys.argv[1])"
 
 
@@ -160,21 +163,23 @@ def examine_replay(make: Callable[[], Any]) -> str:
         with contextlib.closing(env):
             return "lanes that are stepped together are not replayed"
     history = History(env, Ledger(_MOST_STEPS, _MOST_BYTES), fresh=True)
+    other = _one(make())
     began = time.monotonic()
     try:
-        other = _one(make())
         if other is not env:
-            with contextlib.closing(other):
-                _refuse_foreign(env, other)
+            _refuse_foreign(env, other)
         for number, moment in enumerate(_MOMENTS):
             if number and time.monotonic() - began > _ENOUGH:
                 break
             _try_replay(history, env, make, moment, seed=number)
+        if other is not env:
+            _try_replay_among(history, env, other, make)
     except (CannotCopyError, _DiffersError) as error:
         return str(error)
     finally:
-        with contextlib.suppress(Exception):
-            env.close()
+        for each in (env, other):
+            with contextlib.suppress(Exception):
+                each.close()
     return ""
 
 
@@ -206,6 +211,26 @@ def _try_replay(history: History, env: Any, make: Callable[[], Any], moment: int
         watched.advance(3, space)
 
 
+def _try_replay_among(history: History, env: Any, other: Any, make: Callable[[], Any]) -> None:
+    watched, space = _Watched(history), copy.deepcopy(_actions_of(env))
+    space.seed(11)
+    watched.reset(11)
+    watched.advance(3, space)
+    state = replayed(history)
+    watched.shared = state.after.common
+    actions = [space.sample() for _ in range(_LONG_STEPS)]
+    wanted = _played(watched, actions)
+    replay = StateReplay(state, env, make, in_place=False)
+    try:
+        replay.advance(CHECK_SECONDS)
+        replay.finish(None)
+        again = _Watched(replay.env)
+        again.shared = watched.shared
+        _go_on_among(again, actions, wanted, other, make)
+    finally:
+        replay.close()
+
+
 def examine(make: Callable[[], Any]) -> str:
     """Try out whether what a function makes can be copied; return why not, "": it can."""
     env = _one(make())
@@ -213,7 +238,8 @@ def examine(make: Callable[[], Any]) -> str:
     began = time.monotonic()
     try:
         if other is not env:
-            _refuse_moving(env, other)
+            # First: whatever both have is in both, as long as neither was restored.
+            _try_among(env, other, make)
         for number, moment in enumerate(_MOMENTS):
             if number and time.monotonic() - began > _ENOUGH:
                 break
@@ -229,20 +255,28 @@ def examine(make: Callable[[], Any]) -> str:
     return ""
 
 
-def _refuse_moving(env: Any, other: Any) -> None:
-    """Refuse an environment whose steps change an object that another one has too, as one that makes them holds."""
-    for each in (env, other):
-        _Watched(each).reset(0)
-    mine, theirs = (
-        objects_in(value for layer in layers_of(each) for _, value in fields_of(layer)) for each in (env, other)
-    )
-    common = [value for key, value in mine.items() if key in theirs]
-    before = digest_of(common, samples=False)
-    space = _actions_of(env)
-    space.seed(0)
-    _Watched(env).advance(_STEPS, space)
-    if digest_of(common, samples=False) != before:
-        raise _DiffersError("it changes an object that other environments of its kind have too")
+class _Common:
+    """The objects that two environments have both, as of one that has made them.
+
+    Args:
+        env: An environment.
+        other: Another one.
+    """
+
+    def __init__(self, env: Any, other: Any) -> None:
+        for each in (env, other):
+            _Watched(each).reset(0)
+        mine, theirs = (
+            objects_in(value for layer in layers_of(each) for _, value in fields_of(layer)) for each in (env, other)
+        )
+        self._objects = [value for key, value in mine.items() if key in theirs]
+        self._samples = take(env)[0].common.samples
+        self._before = digest_of(self._objects, samples=self._samples)
+
+    def refuse_changes(self) -> None:
+        """Raise if the steps of one have changed them."""
+        if digest_of(self._objects, samples=self._samples) != self._before:
+            raise _DiffersError("it changes an object that other environments of its kind have too")
 
 
 def _refuse_foreign(env: Any, other: Any) -> None:
@@ -297,7 +331,14 @@ class _Watched:
             if before[1] != pickle.dumps(np.random.get_state()):
                 raise _DiffersError("it draws from the generator of numpy.random, which all share")
             if self.shared is not None and held != self.shared.digest():
-                raise _DiffersError("it changes what its class or its module holds, which all environments share")
+                raise _DiffersError(_CHANGES_SHARED)
+
+    def look_around(self, function: Callable[[], Any]) -> None:
+        """Call a function that must not change what is shared."""
+        held = "" if self.shared is None else self.shared.digest()
+        function()
+        if self.shared is not None and held != self.shared.digest():
+            raise _DiffersError(_CHANGES_SHARED)
 
     def reset(self, seed: int | None = None) -> Any:
         return self._around(self._env.reset, **({} if seed is None else {"seed": seed}))
@@ -354,6 +395,8 @@ def _try_out(env: Any, other: Any, moment: int, seed: int) -> None:
     held = watched.shared.digest()
     wanted = watched.run(actions)
     restore(snapshot, env)
+    # Nor is it moved by a save, as one that counts who reads its attributes would be.
+    take(env)
     _compare(watched.run(actions), wanted, "the environment itself, restored")
     if other is None:
         return
@@ -375,7 +418,60 @@ def _try_out(env: Any, other: Any, moment: int, seed: int) -> None:
     _compare(mine, wanted, "the original beside another one")
     _compare(theirs, wanted, "another environment beside the original")
     if held != watched.shared.digest():
-        raise _DiffersError("it changes what its class or its module holds, which all environments share")
+        raise _DiffersError(_CHANGES_SHARED)
+
+
+def _try_among(env: Any, other: Any, make: Callable[[], Any]) -> None:
+    common = _Common(env, other)
+    # A copy: what is drawn from the space here is drawn by nobody there.
+    watched, space = _Watched(env), copy.deepcopy(_actions_of(env))
+    space.seed(11)
+    actions = [space.sample() for _ in range(_LONG_STEPS)]
+    snapshot, _ = take(env)
+    watched.shared = snapshot.common
+    wanted = _played(watched, actions)
+    common.refuse_changes()
+    restore(snapshot, env)
+    _go_on_among(watched, actions, wanted, other, make)
+
+
+def _played(watched: _Watched, actions: Iterable[Any]) -> list[list[Any]]:
+    """Return what each of some actions gives, as long as there is time, and until one raises."""
+    until = time.monotonic() + _LONG_SECONDS
+    found: list[list[Any]] = []
+    for action in actions:
+        found.append(watched.run([action]))
+        if isinstance(found[-1][-1], str) or time.monotonic() > until:
+            break
+    return found
+
+
+def _go_on_among(
+    watched: _Watched, actions: Sequence[Any], wanted: list[list[Any]], other: Any, make: Callable[[], Any]
+) -> None:
+    """Compare what an environment gives beside one that is elsewhere in its episode, and while a third is made.
+
+    As lanes, and the worlds of a server, are. What all of them hold may be changed late, or by those alone that are
+    not where the state was saved.
+    """
+    # A copy of the space: that of the class is the same as of the one that is compared.
+    beside, space = _Watched(other), copy.deepcopy(_actions_of(other))
+    beside.shared = watched.shared
+    space.seed(12)
+    beside.reset(1012)
+    beside.advance(7, space)
+    for number, (action, results) in enumerate(zip(actions, wanted, strict=False)):
+        if number == 1:
+            watched.look_around(lambda: _make_and_close(make, other))
+        _compare(watched.run([action]), results, "an environment beside other ones")
+        beside.advance(1, space)
+
+
+def _make_and_close(make: Callable[[], Any], other: Any) -> None:
+    third = _one(make())
+    if third is not other:
+        with contextlib.closing(third):
+            _Watched(third).reset(5)
 
 
 def _try_closing(env: Any, other: Any) -> None:
