@@ -160,7 +160,9 @@ def judge(make: Callable[[], Any]) -> Verdict:
     if why in _OF_ALL:
         return Verdict("", why)
     again = examine_replay(make)
-    return Verdict("", f"{why}; and by replay: {again}") if again else Verdict("replay")
+    if not again:
+        return Verdict("replay")
+    return Verdict("", why if again == why else f"{why}; and by replay: {again}")
 
 
 def examine_replay(make: Callable[[], Any]) -> str:

@@ -463,7 +463,8 @@ def _reason(value: Any, where: str) -> str:
     if owner is gc or (getattr(value, "__module__", None) == "secrets" and callable(value)):
         return f"{where} uses {value.__name__}, which no copy can set back"
     if owner is not None and not isinstance(owner, (types.ModuleType, type)) and isinstance(owner, _GENERATORS):
-        return f"{where} draws from a generator that all environments share ({getattr(value, '__name__', value)})"
+        of = "numpy.random." if owner is np.random.mtrand._rand else "random." if owner is random._inst else ""  # type: ignore[attr-defined]  # noqa: SLF001
+        return f"{where} draws from a generator that all environments share ({of}{getattr(value, '__name__', value)})"
     return ""
 
 
