@@ -255,6 +255,8 @@ def test_what_of_an_environment_of_a_zoo_cannot_be_copied_is_named(module: str, 
     assert re.search(told, verdict.reason), verdict.reason
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*render method without:UserWarning")
 def test_a_game_of_a_zoo_that_draws_what_it_shows_anew_is_copied() -> None:
     found = pytest.importorskip("pettingzoo.butterfly.cooperative_pong_v6")
     assert judge(found.parallel_env).way == "copy"
