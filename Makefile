@@ -2,6 +2,7 @@
 # make test    run the tests, but for those that take long
 # make test-ci      run those too: what .ci/run does
 # make test-all      run all of them, also those that repeat others with further parameters
+# make coverage     run them with their branches measured, and print the lines that none reaches; twice the time
 # make test-core     run the core tests, which need few packages
 # make test-versions     run the core tests and both ends together on other versions of Python, Gymnasium, NumPy and Protobuf
 # make test-without FEATURE=recording     delete a feature from a clone, and run the core tests on what is left
@@ -68,7 +69,7 @@ CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt
 WORKERS ?= 6
 PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-ci test-all test-core test-versions test-without test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check check-python check-web check-calls bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
+.PHONY: demo test test-ci test-all coverage test-core test-versions test-without test-pins test-old-peer test-standalone test-trainers test-network test-peers test-openenv test-ray notebooks notebooks-short check check-python check-web check-calls bench chaos fuzz attacks mutants zoo proto docs pictures dist clean
 .PHONY: FORCE compiled-tests env-old env-peers env-trainers env-notebooks env-openenv
 
 # A step says its name and how long it took, and shows what its command wrote only where that fails.
@@ -139,6 +140,14 @@ test-ci: $(VENV)/.installed-test $(OLD)/.installed | $(VENV)/.compiled
 
 test-all: $(VENV)/.installed-test $(OLD)/.installed | $(VENV)/.compiled
 	$(PYTEST)
+
+# Tests fail under it that measure time or memory, or count calls: they say nothing about the lines that are reached.
+coverage: $(VENV)/.installed-test $(VENV)/.installed-check $(OLD)/.installed | $(VENV)/.compiled
+	rm -rf build/coverage && mkdir -p build/coverage
+	-$(BIN)/python -m coverage run -m pytest --numprocesses $(WORKERS) --dist worksteal -m "$(COVERED)"
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --show-missing --skip-covered --sort cover
+COVERED ?= not repeat
 
 test-old-peer: $(VENV)/.installed-test $(OLD)/.installed
 	$(BIN)/python -m pytest tests/ends/test_old_peer.py

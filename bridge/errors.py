@@ -214,7 +214,10 @@ class RemoteError(BridgeError):
         return f"{self.url}: {self.reason}"
 
     def at(self, url: str) -> RemoteError:
-        """Return the same failure of another URL."""
+        """Return the same failure of a URL, which may be another one."""
+        # Of many calls that end with one connection nearly all have its URL.
+        if url == self.url:
+            return self
         error = copy.copy(self)
         error.url, error.args = url, (url, *self.args[1:])
         return error

@@ -50,5 +50,5 @@ def __getattr__(name: str) -> Any:
                 raise
             raise ImportError(
                 f"{name} needs Stable-Baselines3, which is not installed: {install_command('sb3')}"
-            ) from error
+            ) from None
     return _get(name)

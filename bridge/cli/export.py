@@ -9,7 +9,7 @@ from typing import Any
 from bridge.cli.program import OK, positive, say
 from bridge.cli.target import ENV_HELP, find_factory
 from bridge.errors import RecordingError
-from bridge.recording.selection import add_selection_options, is_complete, selection_of
+from bridge.recording.selection import add_selection_options, given_conditions, is_complete, is_idle, selection_of
 
 __all__ = ["register"]
 
@@ -68,13 +68,16 @@ def run(arguments: argparse.Namespace) -> int:
         found = [open_episode(path)]
     episodes = selection_of(arguments).of(found)
     said = f"{len(episodes)} of {len(found)} episodes"
-    if partial := sum(not is_complete(episode) for episode in found) if arguments.complete else 0:
+    whole = [episode for episode in found if is_complete(episode)] if arguments.complete else found
+    if partial := len(found) - len(whole):
         said += f"; left out are {partial} without a step, an end or all rows (--unfinished)"
+    if idle := sum(map(is_idle, whole)) if arguments.acted else 0:
+        said += f"; left out {'is' if idle == 1 else 'are'} {idle} in which nobody acted (--unattended)"
     say(said)
     if not episodes:
         raise RecordingError(
-            "there are no such episodes; `gymnasium-bridge runs` lists those that there are, of which --unfinished "
-            "takes also those that did not end"
+            f"there are no such episodes{given_conditions(arguments)}; `gymnasium-bridge runs` lists those that there "
+            "are, of which --unfinished takes also those that did not end, and --unattended those in which nobody acted"
         )
     how = {"env": env, "say": say, "allow_calls": arguments.allow_calls}
     if arguments.minari is not None:

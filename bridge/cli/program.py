@@ -26,10 +26,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
 from typing import TextIO
 
-from bridge.core.extras import has_feature
+from bridge.core.extras import has_feature, says_what_to_install
 
 __all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "PROGRAM", "USAGE", "clean", "main", "make_parser"]
-__all__ += ["add_wait_option", "positive", "positive_int", "say"]
+__all__ += ["add_wait_option", "positive", "positive_int", "say", "table"]
 
 PROGRAM = "gymnasium-bridge"
 """The program's name in what it prints; `bridge` is installed too, and is also a command of iproute2."""
@@ -200,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse has said what is wrong, or has shown the help
         return end.code if isinstance(end.code, int) else USAGE
     except ImportError as error:
-        if not _says_what_to_install(error):
+        if not _is_remedy(error):
             raise
         _complain(str(error))
         return USAGE
@@ -231,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif isinstance(error, StartError):  # the user's own code has failed, and has to be found
             for line in error.traceback.splitlines():
                 _write(line)
-        if isinstance(error, ImportError) and _says_what_to_install(error):
+        if isinstance(error, ImportError) and _is_remedy(error):
             _complain(str(error))
             return USAGE
         _complain(explain(error, arguments.debug, arguments.spelled))
@@ -239,9 +239,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
 
 
-def _says_what_to_install(error: ImportError) -> bool:
-    """True for an error of `imported_from`; Python's own, of a module that is missing or broken, has its name."""
-    return error.name is None
+def _is_remedy(error: ImportError) -> bool:
+    """True if a text was written for users; Python's own, of a module that is missing or broken, has its name."""
+    return error.name is None or says_what_to_install(error)
 
 
 def _open_standard_streams() -> None:
@@ -367,6 +367,16 @@ def say(line: str) -> None:
     except OSError as error:
         _drop(sys.stdout)
         _complain(f"warning: the output cannot be written, and is dropped from here on: {error.strerror or error}")
+
+
+def table(rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> list[str]:
+    """Return rows as lines whose columns stand one below the other, those of numbers to the right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    aligned = [
+        [cell.rjust(widths[at]) if at in numbers else cell.ljust(widths[at]) for at, cell in enumerate(row)]
+        for row in rows
+    ]
+    return ["  ".join(cells).rstrip() for cells in aligned]
 
 
 def _complain(line: str) -> None:

@@ -19,6 +19,8 @@ from bridge.errors import SettingError
 
 __all__ = ["add_running_options", "read_key", "run_server", "server_logging", "stop_on_eof"]
 
+_DRAINING = ("bridge.core.server.shutdown", "bridge.facade.process_group")
+"""The loggers that say how a server drains."""
 _S = TypeVar("_S", bound=CoreServer)
 
 
@@ -59,12 +61,21 @@ def run_server(make: Callable[[], _S], announce: Callable[[_S], None], *, exit_o
 
 @contextmanager
 def server_logging(verbose: int, quiet: bool) -> Iterator[None]:
-    """Write what the package logs to standard error: failures; `verbose` more, `quiet` nothing."""
+    """Write what the package logs to standard error: failures, and how a server drains.
+
+    Args:
+        verbose: 1: more; 2: everything.
+        quiet: Write nothing.
+    """
     log, handler = logging.getLogger("bridge"), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     before, propagate = log.level, log.propagate
     levels = (logging.WARNING, logging.INFO, logging.DEBUG)
     log.setLevel(logging.CRITICAL if quiet else levels[min(verbose, 2)])
+    # Who stops a server waits for its clients, and wants to know for how many, and until when.
+    draining = [logging.getLogger(name) for name in _DRAINING]
+    for one in draining:
+        one.setLevel(logging.NOTSET if quiet or verbose else logging.INFO)
     log.addHandler(handler)
     log.propagate = False
     try:
@@ -72,6 +83,8 @@ def server_logging(verbose: int, quiet: bool) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(before)
+        for one in draining:
+            one.setLevel(logging.NOTSET)
         log.propagate = propagate
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.program import OK, USAGE, positive_int, say
+from bridge.cli.program import OK, USAGE, positive_int, say, table
 from bridge.errors import RecordingError
-from bridge.recording.selection import add_selection_options, selection_of
+from bridge.recording.selection import add_selection_options, names_of, selection_of
 
 if TYPE_CHECKING:
     from bridge.recording.reader import RecordedEpisode
@@ -94,16 +93,6 @@ def _row(episode: RecordedEpisode) -> tuple[str, ...]:
         f"{episode.total:g}",
         episode.end,
         "" if episode.seed is None else str(episode.seed),
-        ", ".join(episode.players),
+        names_of(episode),
         "incomplete" if episode.incomplete else "",
     )
-
-
-def table(rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> list[str]:
-    """Return rows as lines whose columns stand one below the other, those of numbers to the right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    aligned = [
-        [cell.rjust(widths[at]) if at in numbers else cell.ljust(widths[at]) for at, cell in enumerate(row)]
-        for row in rows
-    ]
-    return ["  ".join(cells).rstrip() for cells in aligned]

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from bridge.cli.program import FAILED, OK, clean, in_options, positive, positive_int, say
-from bridge.core.extras import install_command
+from bridge.cli.program import FAILED, OK, clean, in_options, positive, positive_int, say, table
+from bridge.core.extras import is_installed
 from bridge.core.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
-from bridge.errors import SettingError
 from bridge.fleet.top import SERVES, ServerRow, Snapshot, Top, find_directory
 
 __all__ = ["register", "render"]
@@ -28,7 +27,8 @@ _EPILOG = """examples:
   gymnasium-bridge top ray://cart                          a fleet on the Ray cluster that this machine belongs to
   gymnasium-bridge top ray://cart --json --interval 10     an object a line, for other programs
 
-Ctrl-C ends it. It exits with 1 if none of the servers answered the last time.
+Ctrl-C ends it. It exits with 1 if none of the servers answered the last time. On a terminal the table stays in its
+place and has colors where the extra `top` is installed.
 """
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"serving": "green", "full": "yellow", "draining": "yellow"}
@@ -69,7 +69,7 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Look until Ctrl-C, or `--count`."""
-    output = _JsonOutput() if arguments.json else _TableOutput()
+    output = _JsonOutput() if arguments.json else _TableOutput() if is_installed("rich") else _PlainOutput()
     credentials = ClientCredentials.of(**credential_keywords(arguments))
     directory = find_directory(arguments.targets)
     answered = False
@@ -110,21 +110,27 @@ class _JsonOutput:
         say(json.dumps(snapshot.as_json()))
 
 
-class _TableOutput:
-    """Draws a table: on a terminal in the same place again and again, else one below the other.
+class _PlainOutput(_JsonOutput):
+    """Prints a table, one below the other, where the package `rich` is not installed."""
 
-    Raises:
-        SettingError: The package `rich` is not installed.
-    """
+    def show(self, snapshot: Snapshot) -> None:
+        """Print what there is now."""
+        rows = [[clean(text) for text, _ in _cells(row)] for row in snapshot.servers]
+        for line in [_title(snapshot), *_summary(snapshot), ""]:
+            say(line)
+        for line in table([("server", "state", *_COLUMNS), *rows], range(2, 2 + len(_COLUMNS))):
+            say(line)
+        for line in [*_problems(snapshot, snapshot.servers), ""]:
+            say(line)
+
+
+class _TableOutput:
+    """Draws a table: on a terminal in the same place again and again, else one below the other."""
 
     def __init__(self) -> None:
-        try:
-            from rich.console import Console
-            from rich.live import Live
-        except ImportError as error:
-            raise SettingError(
-                f"gymnasium-bridge top needs the package rich: {install_command('top')}; --json does without"
-            ) from error
+        from rich.console import Console
+        from rich.live import Live
+
         self._console = Console(soft_wrap=False, width=None if sys.stdout.isatty() else _UNBOUNDED)
         self._live = Live(console=self._console, auto_refresh=False, screen=False)
 
@@ -162,7 +168,8 @@ def render(snapshot: Snapshot, rows: int | None = None, width: int | None = None
     from rich.text import Text
 
     listed, left = _listed(snapshot.servers, rows)
-    cells = [_cells(row) for row in listed]
+    # As texts, the host of grpc://[fe80::1]:50051 would be markup.
+    cells = [[Text(text, style=style) for text, style in _cells(row)] for row in listed]
     columns = _fitting(cells, width)
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
     # Folded where even so there is no room: the port is at its end, and may be all that two servers differ in.
@@ -252,27 +259,17 @@ def _bars(history: Sequence[float]) -> str:
     return "".join(_BARS[min(len(_BARS) - 1, int(number / most * len(_BARS)))] for number in history)
 
 
-def _cells(row: ServerRow) -> list[Any]:
-    from rich.text import Text
-
-    name = Text(clean(row.name))  # as a text, the host of grpc://[fe80::1]:50051 would be markup
-    state = Text(row.state, style=_STYLES.get(row.state, "red"))
+def _cells(row: ServerRow) -> list[tuple[str, str]]:
+    """Return the texts of a row, each with its style."""
+    head = [(clean(row.name), ""), (row.state, _STYLES.get(row.state, "red"))]
     if not row.uptime:  # it let nobody in
-        return [name, state, *(["-"] * 7)]
+        return [*head, *([("-", "")] * len(_COLUMNS))]
     slots = f"{row.slots_used:,}" if row.slots is None else f"{row.slots_used:,}/{row.slots:,}"
     rate = "-" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}"
-    failures = Text(f"{row.failures:,}", style="red" if row.failures else "")
-    return [
-        name,
-        state,
-        f"{row.worlds:,}",
-        slots,
-        rate,
-        f"{row.steps:,}",
-        f"{row.episodes:,}",
-        failures,
-        _duration(row.uptime),
-    ]
+    numbers = [f"{row.worlds:,}", slots, rate, f"{row.steps:,}", f"{row.episodes:,}", f"{row.failures:,}"]
+    numbers.append(_duration(row.uptime))
+    failed = _COLUMNS.index("failures")
+    return [*head, *((text, "red" if at == failed and row.failures else "") for at, text in enumerate(numbers))]
 
 
 def _duration(seconds: float) -> str:

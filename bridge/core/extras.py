@@ -27,7 +27,12 @@ __all__ = [
     "needed",
     "provide",
     "provided",
+    "says_what_to_install",
 ]
+
+
+_OURS = "gymnasium-bridge["
+"""What the `name` of an error of `imported_from` begins with; Python's own have that of a module."""
 
 
 def install_command(extra: str) -> str:
@@ -38,6 +43,8 @@ def install_command(extra: str) -> str:
 @contextlib.contextmanager
 def needed(problem: str, extra: str) -> Iterator[None]:
     """Say which extra to install where a package that is imported within is missing.
+
+    The error stands alone: that of the import says nothing more, unless the package is there and broken.
 
     Args:
         problem: What is missing, and for what: "films need PyAV".
@@ -51,7 +58,7 @@ def needed(problem: str, extra: str) -> Iterator[None]:
     except ImportError as error:
         from bridge.errors import SettingError  # here: it imports Gymnasium, and packages are to be imported quickly
 
-        raise SettingError(f"{problem}: {install_command(extra)}") from error
+        raise SettingError(_remedy(error, problem, extra)) from _cause(error)
 
 
 @contextlib.contextmanager
@@ -68,7 +75,30 @@ def imported_from(problem: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise ImportError(f"{problem}: {install_command(extra)}") from error
+        raise ImportError(_remedy(error, problem, extra), name=f"{_OURS}{extra}]") from _cause(error)
+
+
+def says_what_to_install(error: ImportError) -> bool:
+    """True for an error of `imported_from`, whose text is a whole remedy."""
+    return (error.name or "").startswith(_OURS)
+
+
+def _remedy(error: ImportError, problem: str, extra: str) -> str:
+    """Return what to do about an import that failed."""
+    if says_what_to_install(error):  # of a module of ours, deeper inside
+        return str(error)
+    remedy = f"{problem}: {install_command(extra)}"
+    return remedy if _is_absent(error) else f"{remedy}; what is installed cannot be imported: {error}"
+
+
+def _cause(error: ImportError) -> ImportError | None:
+    """Return the error that a reader needs beside the remedy; None: none, since a package is just not there."""
+    return None if says_what_to_install(error) or _is_absent(error) else error
+
+
+def _is_absent(error: ImportError) -> bool:
+    """True if a module was not found; a package that is there and broken raises other errors."""
+    return isinstance(error, ModuleNotFoundError)
 
 
 @contextlib.contextmanager
@@ -91,7 +121,7 @@ def feature(name: str, purpose: str) -> Iterator[None]:
             raise
         from bridge.errors import SettingError  # as above
 
-        raise SettingError(f"this installation lacks bridge.{name}, which {purpose} needs") from error
+        raise SettingError(f"this installation lacks bridge.{name}, which {purpose} needs") from None
 
 
 def has_feature(name: str) -> bool:

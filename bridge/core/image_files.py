@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 from bridge.core.extras import install_command
 from bridge.errors import Code, RequestError
 
-__all__ = ["QUALITY", "encode_jpeg", "encode_png", "encode_smaller"]
+__all__ = ["QUALITY", "encode_either", "encode_jpeg", "encode_png"]
 
 QUALITY = 80
 """Of a JPEG, where nothing else is asked for."""
 _FULL_COLOR = 90
 """The quality from which a JPEG has a color for each pixel, not one for four of them."""
+_PIXELS_A_BYTE = 16
+"""The pixels that a byte of a PNG stands for in a picture that is small enough as PNG, whatever a JPEG takes."""
+_WORTH = 1.5
+"""How many times as large as a JPEG the PNG of a drawing may be: it has no noise around sprites and letters."""
 _RUN = 4
 """The least average length, in pixels, of the runs of one color that make a picture flat."""
 _FEW = 24
@@ -43,9 +47,9 @@ def encode_jpeg(picture: NDArray[np.uint8], quality: int = QUALITY) -> bytes:
         return bytes(encoder.encode_jpeg(picture, quality=quality, colorspace="RGB", colorsubsampling=sampling))
     try:
         from PIL import Image
-    except ImportError as error:
+    except ImportError:
         text = f"pictures as JPEG need the package pillow: {install_command('web')}; or ask for frame=png"
-        raise RequestError(Code.FAILED_PRECONDITION, text) from error
+        raise RequestError(Code.FAILED_PRECONDITION, text) from None
     out = io.BytesIO()
     Image.fromarray(picture).save(out, "JPEG", quality=quality, subsampling=0 if full else 2)
     return out.getvalue()
@@ -59,10 +63,10 @@ def _simplejpeg() -> Any:
         return None
 
 
-def encode_smaller(picture: NDArray[np.uint8], quality: int = QUALITY) -> bytes:
-    """Return a picture of shape (height, width, 3) as PNG where that is no larger than a JPEG, else as JPEG.
+def encode_either(picture: NDArray[np.uint8], quality: int = QUALITY) -> bytes:
+    """Return a picture of shape (height, width, 3) as PNG where that is at most half larger than a JPEG, else as JPEG.
 
-    A JPEG blurs what is drawn in areas of one color, and is mostly larger than the PNG.
+    A JPEG blurs what is drawn in areas of one color, has noise around its edges, and is mostly larger than the PNG.
 
     Args:
         picture: The picture.
@@ -71,11 +75,14 @@ def encode_smaller(picture: NDArray[np.uint8], quality: int = QUALITY) -> bytes:
     Raises:
         RequestError: As `encode_jpeg`.
     """
-    lossy = encode_jpeg(picture, quality)
     if not _is_flat(picture):
-        return lossy
+        return encode_jpeg(picture, quality)
     lossless = encode_png(picture)
-    return lossy if len(lossy) < len(lossless) else lossless
+    # Most drawings are: a JPEG, which would hardly be smaller, is not made then.
+    if len(lossless) * _PIXELS_A_BYTE <= picture.shape[0] * picture.shape[1]:
+        return lossless
+    lossy = encode_jpeg(picture, quality)
+    return lossless if len(lossless) <= _WORTH * len(lossy) else lossy
 
 
 def encode_png(picture: NDArray[np.uint8]) -> bytes:

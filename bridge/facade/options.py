@@ -87,7 +87,7 @@ class ServerOptions(ServingOptions):
             the process runs at a time.
         limits: Bounds of connections, worlds, bytes and times; None: the defaults of `Limits`.
         transport: The gRPC implementation: `http2`, this package's own, or `grpcio`, the library, for untrusted
-            networks and unusual proxies; it is three to five times slower and needs a thread for each connection.
+            networks and unusual proxies; it is three to five times slower and needs two threads for each connection.
         record: A folder in which every episode is recorded, or `Recording(folder, …)`; None: nothing is recorded.
         web: Also speak WebSocket at the port, for browsers and for clients behind proxies that pass nothing else. The
             environment is made with `render_mode="rgb_array"`, where it has that and `env_kwargs` name no other.

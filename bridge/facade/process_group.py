@@ -25,6 +25,7 @@ import cloudpickle
 from bridge.core.logs import SafeLog
 from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.limits import check_drain_timeout
+from bridge.core.server.shutdown import draining_line
 from bridge.core.transport.address import parse_address
 from bridge.core.worlds.recipe import EnvLike
 from bridge.core.worlds.registered import registered_specs
@@ -63,6 +64,8 @@ class ServerGroup(Server):
         self._asking = threading.Lock()
         self._asked = 0
         self._draining = False
+        self._waits_since: float | None = None
+        """When they began to wait for clients, in monotonic seconds; None: they wait for none."""
         self._drain_timeout = (arguments.get("limits") or Limits()).drain_timeout
         self._title = getattr(env, "__name__", str(env))
         self._children: list[_ServerProcess] = []
@@ -218,6 +221,9 @@ class ServerGroup(Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            if self._waits_since is not None:
+                _log.info("drained: all servers have ended after %.1f s", time.monotonic() - self._waits_since)
+                self._waits_since = None
             self.stop()
         if all(child.failed for child in self._children):
             raise StartError("all server processes ended by themselves; what they said is above")
@@ -246,6 +252,10 @@ class ServerGroup(Server):
         """Have all servers drain, as `Server.drain`."""
         seconds = self._drain_timeout if timeout is None else timeout
         check_drain_timeout(seconds, "timeout")
+        clients = 0 if self._draining else self.connections
+        if clients and seconds:
+            self._waits_since = time.monotonic()
+            _log.info(draining_line(clients, seconds))
         self._draining = True
         for child in self._children:
             child.write(f"drain {seconds}")

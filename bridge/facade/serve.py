@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-from bridge.core.extras import feature
+from bridge.core.extras import feature, needed
 from bridge.core.keywords import grouped
 from bridge.core.transport.address import is_loopback
 from bridge.core.transport.credentials import TLS
@@ -177,8 +177,8 @@ def _openenv(openenv: object, name: str, *, web: bool, single: bool) -> list[Por
     options = OpenEnvOptions.of(openenv, name, web=web, single=single)
     if options is None:
         return []
-    from bridge.openenv.protocol import openenv_protocol  # it needs the package websockets, which `web` has asked for
-
+    with needed("openenv= needs the package websockets", "web"):
+        from bridge.openenv.protocol import openenv_protocol
     return [openenv_protocol(options)]
 
 

@@ -137,7 +137,6 @@ class _Served:
 
 def _serve(handover: Handover, served: _Served) -> Server:
     """Return the running server of a program, to which a hand-over leads; perhaps in a process of its own."""
-    from bridge.game.environment import described
     from bridge.game.source import GameSource
 
     given, several, keywords = served.spaces, served.several, served.keywords
@@ -167,10 +166,8 @@ def _serve(handover: Handover, served: _Served) -> Server:
     if several:
         realtime = dataclasses.replace(realtime, default_action=lambda agent, seen, space: defaults[str(agent)])
     names = options.action_names()
-    if names is not None:
-        if several:
-            raise SettingError("action_names are of a game of one agent: leave it out of web=Web(…)")
-        names.wrap(described(given, several, defaults))  # it raises where these are no names of the actions
+    if names is not None and several:
+        raise SettingError("action_names are of a game of one agent: leave it out of web=Web(…)")
     source = GameSource(
         title=served.name,
         spaces=given,
@@ -182,6 +179,7 @@ def _serve(handover: Handover, served: _Served) -> Server:
         traits={"play_fps": options.play_fps()},
         names=names,
     )
+    source.describe()  # it raises where these are no names of the actions
     # There is no second program that could be made: a world without clients stays.
     bounds = dataclasses.replace(options.bounds, idle_timeout=None, abandoned_timeout=None)
     server = options.server(source, security, bounds=bounds)

@@ -17,18 +17,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from bridge.core.extras import install_command
-
-try:
-    import ray
-except ModuleNotFoundError as problem:
-    text = f"fleets on Ray need the package ray: {install_command('ray')}"
-    raise ModuleNotFoundError(text, name=problem.name) from problem
-import ray.cloudpickle
-import ray.util
-
 from bridge.core.client.endpoints import Endpoint
-from bridge.core.extras import provided
+from bridge.core.extras import imported_from, provided
 from bridge.core.keywords import check_counts, grouped
 from bridge.core.logs import Progress
 from bridge.core.server.auth import Auth
@@ -39,6 +29,11 @@ from bridge.core.worlds.registered import registered_specs
 from bridge.errors import ConnectionLostError, RemoteError, RemoteTimeoutError, SettingError
 from bridge.fleet.plan import FleetStatus, ports_clash
 from bridge.fleet.ray_actors import NAMESPACE, FleetSettings, Supervisor, actor_options, server_prefix
+
+with imported_from("fleets on Ray need the package ray", "ray"):
+    import ray
+    import ray.cloudpickle
+    import ray.util
 
 __all__ = ["Fleet", "attach", "launch"]
 

@@ -20,18 +20,20 @@ from typing import Any
 from urllib.parse import quote
 
 import gymnasium
-import ray
-import ray.util
 
 from bridge.core.back_off import doubling_pause
 from bridge.core.client.endpoints import Endpoint
-from bridge.core.extras import provided
+from bridge.core.extras import imported_from, provided
 from bridge.core.server.auth import Auth
 from bridge.core.server.core_server import SWITCH_INTERVAL
 from bridge.core.transport.address import parse_address
 from bridge.errors import BridgeError
 from bridge.fleet.health import NOT_SERVING, SERVING, check_health
 from bridge.fleet.plan import FleetStatus, ServerStatus, servers_to_drain, too_few
+
+with imported_from("fleets on Ray need the package ray", "ray"):
+    import ray
+    import ray.util
 
 __all__ = ["NAMESPACE", "FleetSettings", "ServerActor", "Supervisor", "actor_options", "server_prefix"]
 

@@ -14,6 +14,7 @@ from typing import Any
 from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, as_directory
 from bridge.core.client.world.inspector import Inspector
 from bridge.core.encoding.properties import read_encoded
+from bridge.core.extras import needed
 from bridge.core.transport.address import parse_address
 from bridge.core.transport.credentials import ClientCredentials
 from bridge.errors import (
@@ -148,10 +149,8 @@ def find_directory(targets: Sequence[str]) -> Directory:
 
 def _find(target: str) -> Directory | None:
     if target.startswith(_RAY):
-        try:
+        with needed(f"{target} is a fleet on Ray, which needs the package ray", "ray"):
             from bridge.fleet.ray import attach
-        except ImportError as error:
-            raise SettingError(f"{target} is a fleet on Ray: {error}") from error
         return attach(target[len(_RAY) :])
     directory = as_directory(target)
     if directory is None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from bridge.core.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import Agent, PacedWorld
@@ -40,6 +39,10 @@ class _Frames(FrameLoop):
     """A frame is due when the program has taken actions."""
 
     env: GameEnvironment
+    parts: dict[str, LoopLane]
+    """What each agent has of the round, by name."""
+    alive: list[str]
+    """The agents that act in the next frame."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -50,8 +53,8 @@ class _Frames(FrameLoop):
         return True
 
     def acting(self) -> Mapping[str, LoopLane]:
-        """Return who acts, by name."""
-        return {ONE: self.lanes[0]}
+        """Return the parts of those who act."""
+        return {name: self.parts[name] for name in self.alive}
 
     def next_due(self) -> float | None:
         """Return when the next frame is due; None: none is."""
@@ -66,10 +69,21 @@ class _Frames(FrameLoop):
         return free and self.env.chosen.actions is not None
 
     def _begin_frame(self, now: float) -> bool:
-        """Count a frame if one is due; return whether one is."""
-        due = self._is_due()
-        self.frames += due
-        return due
+        """Return whether a frame is due; `count` counts it."""
+        return self._is_due()
+
+    def count(self, passed: int, frames: int) -> None:
+        """Count frames, before what came of the last of them is told.
+
+        Args:
+            passed: How many the program has made.
+            frames: How many of them, the last ones, are of the step at hand; 0: it is a reset.
+        """
+        skipped = passed - frames - self.lanes[0].frames
+        for lane in {self.lanes[0], *self.parts.values()}:
+            lane.frames += skipped
+        self.frames, self.step_frames = passed, frames
+        self.default_frames += frames * sum(not part.applied_by for part in self.acting().values())
 
     def _choose(self, lane: LoopLane, now: float) -> Any:
         """Return the actions that the program has taken, and count them."""
@@ -86,7 +100,6 @@ class _Frames(FrameLoop):
                 self.actions_applied += 1
                 part.action_delay = max(0.0, self.env.read_at - came)
                 self.action_delays.add(part.action_delay)
-            self.default_frames += not part.applied_by
         return choice.actions
 
     def usable(self, name: str, part: LoopLane, now: float) -> bool:
@@ -100,16 +113,16 @@ class _Frames(FrameLoop):
 class _OneFrames(_Frames, RealtimeLoop):
     """Of a program with one agent."""
 
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.parts, self.alive = {ONE: self.lanes[0]}, [ONE]
+
     def _choose(self, lane: LoopLane, now: float) -> Any:
         return super()._choose(lane, now)[ONE]
 
 
 class _JointFrames(_Frames, JointLoop):
     """Of a program with several agents."""
-
-    def acting(self) -> Mapping[str, LoopLane]:
-        """Return those that are alive."""
-        return {name: self.parts[name] for name in self.alive}
 
     def _choose(self, lane: LoopLane, now: float) -> Any:
         actions = super()._choose(lane, now)
@@ -173,13 +186,11 @@ class _FramePacer(ProgramPacer, FramePacer):
         """Carry out an agent's Reset."""
         self._env.asked = self._env.asked or (loop_agent.player and asked.restart)
         super().ask_reset(loop_agent, asked)  # type: ignore[safe-super]  # the clock beside it has it
-        self.choose_again()
 
     def carry_out_reset(self) -> None:
         """Cut off what runs, as a ResetWorld ordered."""
         self._env.asked = self._env.asked or self._ordered is not None
         super().carry_out_reset()
-        self.choose_again()
 
     def dismiss(self, loop_agent: LoopAgent) -> None:
         """Take an agent out of the loop."""
@@ -191,6 +202,11 @@ class _FramePacer(ProgramPacer, FramePacer):
         rests = super().rest(agent)
         self.choose_again()
         return rests
+
+    def _changed(self) -> None:
+        """Choose what follows a job or a Reset, before anybody is answered."""
+        self.choose_again()
+        super()._changed()
 
     # Frames
 
@@ -207,13 +223,19 @@ class _FramePacer(ProgramPacer, FramePacer):
                 self._scheduler.start(self.run_job(job, None), lambda result, error: None)
 
     def _note(self, job: Job, now: float, spent: float, outcome: Outcome | None, error: str) -> None:
-        """Tell the loop what came of a job, at the time at which the program called, and choose what follows."""
+        """Tell the loop what came of a job, at the time at which the program called."""
+        stepped = job.kind == "step" and outcome is not None
+        self.loop.count(self._env.frames, self._env.step_frames if stepped else 0)
         super()._note(job, now if outcome is None else self._env.read_at, spent, outcome, error)  # type: ignore[safe-super]  # the clock beside it has it
-        self.choose_again()
 
-    def moment(self, lane: int) -> tuple[float, int, float]:
-        """Return when the program took the actions at hand, the frame's number, and when the newest of them came."""
-        return self._env.read_at, self.loop.frames, max(self._env.chosen.came.values(), default=float("nan"))
+    @property
+    def frames(self) -> int:
+        """How many frames the program has made."""
+        return self._env.frames
+
+    def moment(self, lane: int) -> tuple[float, float]:
+        """Return when the program took the actions at hand, and when the newest of them came."""
+        return self._env.read_at, max(self._env.chosen.came.values(), default=float("nan"))
 
     # What clients hear
 
@@ -250,18 +272,9 @@ class _FramePacer(ProgramPacer, FramePacer):
         if (still := self._env.standstill()) is not None:
             raise still
 
-    def _fps(self) -> float:
+    def rate(self) -> float:
         """Return the frames a second that the program made lately."""
         return self._env.handover.rate(self.options.fps)
-
-    def describe(self) -> Mapping[str, object]:
-        """Return what a page shows of it."""
-        return {"fps": self._fps()}
-
-    def properties(self) -> PropertyTree:
-        """Return what the clock adds to the tree below `world`."""
-        fps = Property("world.fps", ENCODED, "frames a second that the program made lately", self._fps)
-        return super().properties().merged(PropertyTree([fps]))
 
 
 class GameClock(_FramePacer, ClockPacer):

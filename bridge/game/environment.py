@@ -7,27 +7,46 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import gymnasium
-
 from bridge.core.worlds.environment import Environment, EnvironmentProxy, Result, Spaces
 from bridge.core.worlds.group import ONE
 from bridge.core.worlds.scheduling import PendingResult, Scheduler, Timer
 from bridge.errors import Code, RequestError
 from bridge.game.handover import Choice, Handover, News
 
-__all__ = ["GameEnvironment", "described"]
+__all__ = ["GameEnvironment", "GameScreen"]
 
 _LOOKS = 4
 """How often, in the time after which a program stands still, that is looked at."""
 
 
-class _Screen:
-    """What the program shows."""
+class GameScreen:
+    """What is known of a program without a call: its spaces, as an environment has them, and what it shows.
 
-    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as Gymnasium has it
-    render_mode: str | None = "rgb_array"
-    frame: Any = None
-    """The picture; None: the program passed none."""
+    Args:
+        spaces: Of observations and actions, by agent.
+        several: Whether it has several agents, as an environment of PettingZoo.
+        default_actions: What is done where nobody acts, by agent.
+    """
+
+    metadata: Mapping[str, Any] = {"render_modes": ["rgb_array"]}
+    render_mode = "rgb_array"
+
+    def __init__(self, spaces: Mapping[str, Spaces], several: bool, default_actions: Mapping[str, Any]) -> None:
+        self.frame: Any = None
+        """The picture; None: the program passed none."""
+        self.observation_space: Any = lambda agent: spaces[agent][0]
+        self.action_space: Any = lambda agent: spaces[agent][1]
+        if several:
+            self.possible_agents, self.agents = [*spaces], list[str]()
+        else:
+            self.observation_space, self.action_space = spaces[ONE]
+            self.default_action = default_actions[ONE]
+
+    def reset(self, seed: object = None, options: object = None) -> Any:
+        """Stand for the program's rounds."""
+
+    def step(self, action: object) -> Any:
+        """Stand for its frames; `GameEnvironment` has both."""
 
     def render(self) -> Any:
         """Return the picture."""
@@ -39,48 +58,6 @@ class _Screen:
         """Close nothing: the program goes on."""
 
 
-class _One(_Screen, gymnasium.Env[Any, Any]):
-    """Describes a program with one agent; `GameEnvironment` has its resets and steps."""
-
-    def __init__(self, spaces: Spaces, default_action: Any) -> None:
-        self.observation_space, self.action_space = spaces
-        self.default_action = default_action
-
-
-class _Several(_Screen):
-    """Describes a program with several agents, as PettingZoo does."""
-
-    def __init__(self, spaces: Mapping[str, Spaces]) -> None:
-        self._spaces = spaces
-        self.possible_agents = [*spaces]
-        self.agents: list[str] = []
-
-    def observation_space(self, agent: str) -> Any:
-        """Return an agent's observation space."""
-        return self._spaces[agent][0]
-
-    def action_space(self, agent: str) -> Any:
-        """Return an agent's action space."""
-        return self._spaces[agent][1]
-
-    def reset(self, seed: object = None, options: object = None) -> Any:
-        """Stand for the program's rounds."""
-
-    def step(self, actions: object) -> Any:
-        """Stand for the program's frames."""
-
-
-def described(spaces: Mapping[str, Spaces], several: bool, default_actions: Mapping[str, Any]) -> Any:
-    """Return an environment with the spaces of a program, and its picture, that cannot be stepped.
-
-    Args:
-        spaces: Of observations and actions, by agent.
-        several: Whether it has several agents.
-        default_actions: What is done where nobody acts, by agent.
-    """
-    return _Several(spaces) if several else _One(spaces[ONE], default_actions.get(ONE))
-
-
 # A program that waits is answered here, once for each wait, and does nothing else: `_waiting` has its news until then.
 # One that does not wait takes what it has been offered by the time of its next call. Its news say what that was, which
 # is in `chosen` from then on: the next news tell what came of it.
@@ -89,7 +66,7 @@ class GameEnvironment(EnvironmentProxy):
 
     Args:
         env: Has the description of the program.
-        screen: What it shows, as `described` returned it.
+        screen: What it shows.
         handover: Where the program leaves its news, the first one by now.
         scheduler: Runs what waits for them.
         patience: Seconds without a call after which the program stands still.
@@ -99,7 +76,7 @@ class GameEnvironment(EnvironmentProxy):
     def __init__(
         self,
         env: Environment,
-        screen: Any,
+        screen: GameScreen,
         handover: Handover,
         scheduler: Scheduler,
         patience: float,
@@ -116,6 +93,7 @@ class GameEnvironment(EnvironmentProxy):
         self._wait_timer: Timer | None = None
         self._gone: RequestError | None = None
         self._observations: dict[str, Any] = {}
+        """What each agent of the round was told last."""
         self._rewards: dict[str, float] = {}
         """Those that no step has told yet, by agent."""
         self._waiting: News | None = None
@@ -127,6 +105,10 @@ class GameEnvironment(EnvironmentProxy):
         """That of the news that were read last."""
         self.chosen = Choice(handover.defaults)
         """What the program took with the news that were read last."""
+        self.frames = 0
+        """The exchanges of the program that came of actions, from when this is there to what was read last."""
+        self.step_frames = 0
+        """How many of them the last step is of."""
         self.read_at = 0.0
         """When the program called with what was read last, in seconds of the scheduler."""
         self.asked = False
@@ -139,6 +121,7 @@ class GameEnvironment(EnvironmentProxy):
         """Called when the program begins to stand still, and when it is gone."""
         handover.notify = lambda: scheduler.call_soon_threadsafe(self._wake)
         self._read_all()
+        self.frames = 0
         self._look()
 
     # The program's state
@@ -191,15 +174,16 @@ class GameEnvironment(EnvironmentProxy):
     def _take(self, news: News) -> None:
         """Take what the program has shown, and note what it does."""
         self.read_at, self.stamp = news.at, news.stamp
+        self.frames += news.skipped + news.frames
+        self.notes.extend(note for note in news.notes if note not in self.notes)
         if news.frame is not None:
             self._screen.frame = news.frame
-        self._observations.update(news.observations)
         for name, reward in news.rewards.items():
             self._rewards[name] = self._rewards.get(name, 0.0) + reward
         if news.waits:
             self._waiting, self.chosen = news, Choice(self.handover.defaults)
             # The first round of all begins when somebody asks for it.
-            if news.counts and self._timeout is not None:
+            if (news.frames or news.first) and self._timeout is not None:
                 self._wait_timer = self._scheduler.call_at(news.at + self._timeout, partial(self._is_late, news))
             return
         own = Choice(None if news.begins else self.handover.defaults)
@@ -247,7 +231,7 @@ class GameEnvironment(EnvironmentProxy):
                 if not waits and not (enters and before.actions is not None) and not self.round_comes(seed, options):
                     self.offer(Choice(None, seed, options))  # type: ignore[arg-type]
                     before = self.chosen
-                news = await self._next_news()
+                self._take(news := await self._next_news())
                 if news.first and (plain or before.begins(seed, options)):
                     break
                 if enters and news.alive and self.chosen.actions is not None:
@@ -272,7 +256,8 @@ class GameEnvironment(EnvironmentProxy):
             news = self._cut()
         finally:
             self.times.step.add(time.perf_counter() - began)
-        rewards, self._rewards = self._rewards, {}
+        self._observations.update(news.observations)
+        rewards, self._rewards, self.step_frames = self._rewards, {}, news.frames
         if self._several:
             flags = (dict(news.terminated), dict(news.truncated))
             infos = {name: news.infos.get(name, {}) for name in news.observations}
@@ -283,18 +268,22 @@ class GameEnvironment(EnvironmentProxy):
     async def _act(self, action: Any) -> News:
         # A program that waits has yet to call where an earlier step was refused because it stood still.
         while self.handover.waits and self._waiting is None:
-            await self._next_news()
+            self._take(await self._next_news())
         if self._waiting is not None:
             if not self._waiting.alive:
                 return self._waiting
             self.offer(Choice(action if self._several else {ONE: action}))
         news = await self._next_news()
-        return self._cut() if news.first else news  # of those that would tell the end there were too many
+        if news.first:  # of those that would tell the end there were too many
+            self.handover.put_back(news)
+            return self._cut()
+        self._take(news)
+        return news
 
     def _cut(self) -> News:
         """Return news of a round that is broken off."""
         seen = self._observations
-        return News(self.read_at, observations=dict(seen), truncated=dict.fromkeys(seen, True))
+        return News(self.read_at, 0, observations=dict(seen), truncated=dict.fromkeys(seen, True))
 
     async def _next_news(self) -> News:
         """Wait for the program's next call."""
@@ -307,7 +296,6 @@ class GameEnvironment(EnvironmentProxy):
             self._pending = PendingResult()
             await self._pending
             self._pending = None
-        self._take(news)
         if self.handover.closed is not None:
             self._scheduler.call_soon(self._wake)
         return news

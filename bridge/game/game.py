@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,8 @@ from bridge.core.encoding.spaces import Layout, check_structure
 from bridge.core.worlds.base import environment_failure
 from bridge.core.worlds.environment import Spaces, kept
 from bridge.core.worlds.group import ONE
-from bridge.errors import ConcurrentUseError, SettingError, TensorError
+from bridge.core.worlds.rewards import as_number
+from bridge.errors import ClosedError, ConcurrentUseError, RequestError, SettingError, TensorError
 from bridge.game.handover import News, ProgramEnd
 
 __all__ = ["Game"]
@@ -53,6 +55,7 @@ class Game:
         self._layouts = {name: Layout(pair[0], "observation") for name, pair in agents.items()}
         self._several = several
         self._timeout = timeout
+        self._process = os.getpid()
         self._thread: int | None = None
         self._begins = self._seen = False
         self._over: set[str] = set()
@@ -132,34 +135,37 @@ class Game:
             SettingError: Something that was passed is not as the spaces say, a round ends that has not begun, or `wait`
                 is not as in the calls before.
             ConcurrentUseError: Another thread has called it before.
-            ClosedError: The game was closed.
+            ClosedError: The game was closed, or is of the process that has forked this one.
         """
         self._check_call(wait)
         news = self._read(observation, reward, terminated, truncated, info, frame)
         if self._begins and not self._seen:
             return None
         first = self._handover.taken is None
-        news.counts, news.first, news.waits = not first, self._begins, bool(wait)
+        news.frames, news.first, news.waits = int(not (first or self._begins)), self._begins, bool(wait)
         if news.first:
             news.rewards = dict.fromkeys(news.rewards, 0.0)
+        ends = not first and not news.alive
+        choice = self._handover.exchange(news, first or ends, None if first else self._timeout)
+        # Not before: a wait may be broken off by Ctrl-C, and the next call goes on with it.
+        self._begins, self._seen, self._ended = choice.actions is None, False, ends
+        if news.first or self._begins:
             self._over.clear()
-        self._over.update(_ended(news))
-        self._ended = not first and not news.alive
-        choice = self._handover.exchange(news, first or self._ended, None if first else self._timeout)
-        self._begins, self._seen = choice.actions is None, False
         if choice.actions is None:
-            self._over.clear()
             return None
+        self._over.update(_ended(news))
         actions = kept(dict(choice.actions))
         return {name: actions[name] for name in news.alive} if self._several else actions[ONE]
 
     def close(self) -> None:
         """End it: the episode that runs is truncated, and the server stops. Again: nothing.
 
-        May be called by any thread; an `exchange` that waits in another one raises ClosedError.
+        May be called by any thread; an `exchange` that waits in another one raises ClosedError. A forked process leaves
+        the game to its parent.
         """
-        self._handover.close()
-        self.server.stop()
+        if os.getpid() == self._process:
+            self._handover.close()
+            self.server.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -167,7 +173,7 @@ class Game:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and os.getpid() == self._process:
             self._handover.close(environment_failure("its loop", error))
             self.server.stop(_GRACE)  # so that the Steps that come next are answered with its text
         else:
@@ -179,6 +185,8 @@ class Game:
     # What is passed
 
     def _check_call(self, wait: bool) -> None:
+        if os.getpid() != self._process:
+            raise ClosedError("this game is of the process that has forked this one; serve_game() makes another one")
         self._handover.refuse_closed()
         thread = threading.get_ident()
         if self._thread is None:
@@ -201,8 +209,8 @@ class Game:
             time.monotonic(),
             observations=observations,
             rewards=each("reward", reward, _number),
-            terminated=each("terminated", terminated, lambda name, flag: bool(flag)),
-            truncated=each("truncated", truncated, lambda name, flag: bool(flag)),
+            terminated=each("terminated", terminated, _flag),
+            truncated=each("truncated", truncated, _flag),
             infos={} if info is None else self._by_agent("info", info, _info),
             frame=None if frame is None else _picture(frame),
         )
@@ -253,20 +261,32 @@ def _ended(news: News) -> set[str]:
 
 def _number(name: str, reward: Any) -> float:
     try:
-        return float(reward)
-    except (TypeError, ValueError):
+        return as_number(reward)
+    except RequestError:
         raise SettingError(f"expected reward to be a number, got {reward!r:.80}") from None
+
+
+def _flag(name: str, flag: Any) -> bool:
+    if type(flag) is not bool and (np.ndim(flag) or np.asarray(flag).dtype.kind not in "bui"):
+        raise SettingError(f"expected terminated and truncated to be True or False, got {flag!r:.80}")
+    return bool(flag)
 
 
 def _info(name: str, info: Any) -> Any:
     if not isinstance(info, Mapping):
         raise SettingError(f"expected info to be a dict, got {info!r:.80}")
-    return kept(dict(info))
+    try:
+        return kept(dict(info))
+    except RecursionError:
+        raise SettingError("expected info to be a dict of values that end, got one that contains itself") from None
 
 
 def _picture(given: Any) -> Any:
-    frame = np.array(given, order="K")  # a copy in the order of its memory: other orders take ten times as long
-    if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+    try:
+        frame = np.array(given, order="K")  # a copy in the order of its memory: other orders take ten times as long
+    except ValueError:  # lists of different lengths
+        frame = np.zeros(())
+    if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or not frame.size:
         got = f"{frame.dtype} {frame.shape}" if frame.shape else f"{given!r:.80}"
         text = f"expected frame as uint8 (height, width, 3), got {got}"
         if type(given).__name__ == "Surface":  # pygame need not be there to be asked

@@ -12,12 +12,14 @@ however late the server is. One that waits takes the choice that answers its new
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from bridge.core.encoding.infos import merge_interventions, split_intervention
 from bridge.errors import ClosedError, Code, RequestError
 
 __all__ = ["Choice", "Handover", "News", "ProgramEnd"]
@@ -25,7 +27,7 @@ __all__ = ["Choice", "Handover", "News", "ProgramEnd"]
 _QUEUED = 4
 """News that wait before exchanges under one choice are put together."""
 _MOST_QUEUED = 16
-"""News that wait at most: of older rounds nobody is told whose reader has fallen so far behind."""
+"""News that wait at most: of rounds before the newest nobody is told whose reader has fallen so far behind."""
 _MOST_FPS = 1000.0
 _SLICE = 0.1
 """Seconds after which a wait of the program's thread is interrupted, so that Python runs its signal handlers."""
@@ -65,13 +67,17 @@ class News:
 
     at: float
     """When, in seconds of `time.monotonic`."""
-    counts: bool = True
-    """False: it is no result of a choice, as in the first exchange."""
+    frames: int = 1
+    """How many exchanges they are of; 0: they are no result of a choice, as those of the first exchange."""
+    skipped: int = 0
+    """How many exchanges there were before them of which nobody is told."""
     observations: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     rewards: Mapping[str, float] = dataclasses.field(default_factory=dict)
     terminated: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     truncated: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     infos: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    notes: Sequence[str] = ()
+    """What of the infos did not travel to another process."""
     frame: Any = None
     """A picture, uint8 `(height, width, 3)`; None: the program passed none."""
     alive: Sequence[str] = ()
@@ -95,9 +101,19 @@ class News:
         names = {*self.rewards, *later.rewards}
         self.rewards = {name: self.rewards.get(name, 0.0) + later.rewards.get(name, 0.0) for name in names}
         self.terminated, self.truncated = {**self.terminated, **later.terminated}, {**self.truncated, **later.truncated}
-        self.infos, self.alive = {**self.infos, **later.infos}, later.alive
+        infos, names = self.infos, {*self.infos, *later.infos}
+        self.infos = {name: _put_together(infos.get(name, {}), later.infos.get(name, {})) for name in names}
+        self.alive = later.alive
+        self.notes = [*self.notes, *later.notes]
         self.frame, self.at = self.frame if later.frame is None else later.frame, later.at
+        self.frames += later.frames
         self.taken, self.begins, self.stamp = later.taken, later.begins, later.stamp
+
+
+def _put_together(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the info of the later of two frames, with who acted in the agent's place in both."""
+    (_, before), (info, acted) = split_intervention(earlier), split_intervention(later)
+    return {**info, **merge_interventions(before, acted)}
 
 
 class Handover:
@@ -125,7 +141,7 @@ class Handover:
         self._interval = 0.0
         self._offer = offer
         self._changed = threading.Condition()
-        self._news: deque[News] = deque(maxlen=_MOST_QUEUED)
+        self._news: deque[News] = deque()
 
     def offer(self, choice: Choice) -> None:
         """Have the program take a choice next."""
@@ -137,23 +153,47 @@ class Handover:
         """Keep news until they are read. Those of a program that is faster than its reader are put together."""
         with self._changed:
             if self.waits is not None:
-                gap = news.at - self.last
+                gap = (news.at - self.last) / max(1, news.frames + news.skipped)
                 self._interval = 0.9 * self._interval + 0.1 * gap if self._interval else gap
             self.waits, self.waiting, self.last = news.waits, news.waits, news.at
             if self.notify is None:  # the newest tell how the program is, and the pictures of others take memory
                 self._news.clear()
-            last = self._news[-1] if len(self._news) > _QUEUED else None
-            if last is not None and last.under == news.under and last.alive and not (last.first or news.first):
-                last.add(news)
-            else:
-                self._news.append(news)
+            self._keep(news)
         if self.notify is not None:
             self.notify()
+
+    def _keep(self, news: News) -> None:
+        waiting = self._news
+        if len(waiting) > _QUEUED:
+            before, last = waiting[-2], waiting[-1]
+            goes_on = last.alive and not (last.first or news.first)
+            # A row of a recording has one action, and the frames that are put together are of the same agents: but for
+            # a round that alone is too much to wait.
+            alike = last.under == news.under and {*before.alive} == {*last.alive}
+            if goes_on and (alike or (len(waiting) >= _MOST_QUEUED and not self._has_rounds())):
+                last.add(news)
+                return
+        waiting.append(news)
+        if len(waiting) > _MOST_QUEUED:
+            # Rounds are left out as a whole, for what is told of one begins with its first observation.
+            left_out = [waiting.popleft()]
+            while not waiting[0].first:
+                left_out.append(waiting.popleft())
+            waiting[0].skipped += sum(old.skipped + old.frames for old in left_out)
+
+    def _has_rounds(self) -> bool:
+        """True if a further round begins in what waits."""
+        return any(news.first for news in itertools.islice(self._news, 1, None))
 
     def read(self) -> News | None:
         """Return the oldest news, and forget them; None: there are none."""
         with self._changed:
             return self._news.popleft() if self._news else None
+
+    def put_back(self, news: News) -> None:
+        """Keep news that were read, to be read first."""
+        with self._changed:
+            self._news.appendleft(news)
 
     @property
     def in_order(self) -> bool:
@@ -208,6 +248,8 @@ class ProgramEnd(Handover):
         """Why there is no further exchange, as the program is told."""
         self._next = Choice(defaults)
         self._stamp = 0
+        self._asking = False
+        """True if the server is to answer a wait; where Ctrl-C has broken that off, the next call goes on with it."""
 
     def exchange(self, news: News, begins: bool, timeout: float | None) -> Choice:
         """Leave news, and take what to do next.
@@ -224,9 +266,12 @@ class ProgramEnd(Handover):
             self.refuse_closed()
             news.under = 0 if self.taken is None else self.taken.number
             if news.waits:
-                self._stamp += 1
-                self._leave(news)
+                if not self._asking:
+                    self._stamp += 1
+                    self._leave(news)
+                self._asking = True
                 self._wait(timeout)
+                self._asking = False
             self._look()
             self.refuse_closed()
             choice = self._next if self._next.stamp == self._stamp else Choice(self.defaults)

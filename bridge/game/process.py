@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 import cloudpickle
 import numpy as np
 
+from bridge.core.encoding.values import Notes, decode_info, encode_info
 from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.core_server import SWITCH_INTERVAL
 from bridge.errors import ClosedError, Code, RequestError, SettingError
@@ -55,12 +56,15 @@ class GameProcess:
     """
 
     def __init__(self, serve: Callable[..., Any], defaults: Mapping[str, Any], *arguments: Any) -> None:
+        if getattr(sys, "frozen", False):
+            # Its executable is the program, which would begin once more.
+            raise SettingError("process=True: a frozen program has no interpreter to begin another process with")
         try:
             order = cloudpickle.dumps((serve, defaults, arguments))
         except Exception as error:
             raise SettingError(f"process=True: what is served cannot be sent to another process: {error!r}") from error
         self._asking, self._stopping = threading.Lock(), threading.Lock()
-        self._ended, self._asked = False, 0
+        self._asked = 0
         pairs = socket.socketpair(), socket.socketpair()
         self._news, self._questions = (Connection(ours.detach()) for ours, _ in pairs)
         theirs = [end for _, end in pairs]
@@ -109,12 +113,11 @@ class GameProcess:
             grace: Seconds that clients have to leave.
         """
         with self._stopping:
-            if self._ended:
+            if self._questions.closed:
                 return
             self.handover.close()
             with contextlib.suppress(ClosedError, TimeoutError):
                 self._ask("stop", (grace,), {}, grace)
-            self._ended = True
             self._questions.close()  # its end is the order to end
             try:
                 self._process.wait(_END_TIMEOUT)
@@ -128,19 +131,18 @@ class GameProcess:
         """In a forked process: leave the server to the parent process, and do not keep it alive when that dies."""
         atexit.unregister(self.stop)
         leak(self._process)
-        self._ended, self._stopping, self._asking = True, threading.Lock(), threading.Lock()
+        self._stopping, self._asking = threading.Lock(), threading.Lock()
+        self.handover.closed = RequestError(Code.FAILED_PRECONDITION, "the game is of the parent process")
         self._news.close()
         self._questions.close()
 
     def __repr__(self) -> str:
-        return f"GameProcess({'stopped' if self._ended else self._process.pid})"
+        return f"GameProcess({'stopped' if self._questions.closed else self._process.pid})"
 
     def _ask(self, name: str, given: Any = None, named: Any = None, patience: float = 0.0) -> Any:
         with self._asking:
-            if self._ended:
-                raise ClosedError("this game was closed; serve_game() makes another one")
             self._asked += 1
-            with contextlib.suppress(OSError):  # it is gone, as the answer says
+            with contextlib.suppress(OSError):  # it is gone or was stopped, as the answer says
                 self._questions.send((self._asked, name, given, named))
             return self._answer(_END_TIMEOUT + patience)
 
@@ -201,6 +203,10 @@ class _LinkedEnd(ProgramEnd):
                 self._ready.clear()
                 closed = self.closed  # read first, so that all news are sent before it
                 while (news := self.read()) is not None:
+                    # By the codec: a class of the program's would not be found there, and a lock cannot be pickled.
+                    told = {name: decode_info(encode_info(of, Notes())) for name, of in news.infos.items()}
+                    news.infos = {name: of for name, (of, *_) in told.items()}
+                    news.notes = [note for _, these, _ in told.values() for note in these]
                     self._link.send_bytes(_packed(news))
             self._link.send_bytes(_packed(closed))
 
@@ -246,7 +252,8 @@ def run_child(numbers: Sequence[int]) -> NoReturn:
     Args:
         numbers: Of the sockets of news and choices, and of questions and answers.
     """
-    os.dup2(2, 1)  # the program's output may be a pipe whose end somebody waits for
+    with contextlib.suppress(OSError):  # a program without a console has none
+        os.dup2(2, 1)  # the program's output may be a pipe whose end somebody waits for
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the program's
     sys.setswitchinterval(SWITCH_INTERVAL)
     if sys.platform == "linux":
@@ -279,7 +286,8 @@ def run_child(numbers: Sequence[int]) -> NoReturn:
     finally:
         if server is not None:
             server.stop()
-        sys.stderr.flush()
+        if sys.stderr is not None:
+            sys.stderr.flush()
         os._exit(0)
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from bridge.core.adapters.named import ActionNames
 from bridge.core.worlds.environment import Spaces
+from bridge.core.worlds.kinds import recognise
 from bridge.core.worlds.local import adopt
 from bridge.core.worlds.multi_agent.joint_steps import MissingAgent, MultiAgentOptions
 from bridge.core.worlds.pacer import Pacer
@@ -18,7 +19,7 @@ from bridge.core.worlds.scheduling import PendingResult, Runtime
 from bridge.core.worlds.settings import Settings, refuse_unknown
 from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code, RequestError
-from bridge.game.environment import GameEnvironment, described
+from bridge.game.environment import GameEnvironment, GameScreen
 from bridge.game.handover import Handover
 
 __all__ = ["GameSource"]
@@ -73,6 +74,12 @@ class GameSource:
         """Return what a recording says of the program."""
         return {"env_id": "", "title": self.title, "entry_point": self.title, "num_envs": 1, "kwargs": {}}
 
+    def describe(self) -> tuple[GameScreen, Any]:
+        """Return what the program shows, and as an environment with its spaces; raises SettingError by the names."""
+        screen = GameScreen(self.spaces, self.several, self.handover.defaults)
+        described: Any = recognise(screen)
+        return screen, described if self.names is None else self.names.wrap(described)
+
     async def make_world(self, name: str, settings: Settings, runtime: Runtime) -> EnvWorld:
         """Build the default world; raises RequestError for any other, or where the program does not call."""
         if name:
@@ -80,9 +87,8 @@ class GameSource:
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         refuse_unknown(settings, (), "CreateWorld")
         await self._wait_for_program(runtime)
-        screen = described(self.spaces, self.several, self.handover.defaults)
-        named = screen if self.names is None else self.names.wrap(screen)
-        inner = await adopt(lambda: named, runtime.executor)
+        screen, described = self.describe()
+        inner = await adopt(lambda: described, runtime.executor)
         times = self.standstill, self.timeout
         env = GameEnvironment(inner, screen, self.handover, runtime.scheduler, *times)
         world = EnvWorld(name, env, runtime.scheduler, self._pacer())

@@ -19,6 +19,7 @@ from bridge.errors import RecordingError, SettingError
 from bridge.recording.episodes import EpisodeData, load_episode, observed_rows, stacked
 from bridge.recording.reader import RecordedEpisode, RecordedStream
 from bridge.recording.replay import kwargs_of
+from bridge.recording.selection import acting, called
 
 __all__ = [
     "Said",
@@ -185,7 +186,7 @@ def _spec_of(stream: RecordedStream) -> Any:
 
 def _describe(data: Sequence[EpisodeData]) -> str:
     header = data[0].episode.stream.header
-    who = sorted({name for one in data for name in one.by})
+    who = sorted({called(name) for one in data for name in acting(one.by)}) or ["nobody"]
     title = header.get("env_id") or header.get("title")
     return f"Recorded by Gymnasium Bridge from {title}; by {', '.join(who)}"
 

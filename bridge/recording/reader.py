@@ -617,7 +617,9 @@ def read_folder(folder: str | Path, newest: int | None = None) -> Folder:
     path = Path(folder)
     files, problems = find_segments(path)
     if not files and not problems:
-        lacks = "which has none" if path.exists() else "which does not exist"
+        lacks = (
+            "which has none: a server writes them once somebody has played" if path.exists() else "which does not exist"
+        )
         raise RecordingError(f"expected a folder with recordings, files *.parquet and *.arrow, got {path}, {lacks}")
     return _read(files, problems, newest)
 

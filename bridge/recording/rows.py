@@ -99,7 +99,7 @@ class Row(NamedTuple):
     error: Any = ""
     """What was raised; of lanes that failed each alone a dict of texts, by lane."""
     moment: Any = None
-    """In real time: the world's seconds, the number of the frame, and when the action came."""
+    """In real time: the world's seconds, when the action came, and the number of the frame."""
     frame: Any = None
     """The result of `render`, a list with an entry a lane; None: it is not recorded."""
     info: Any = None
@@ -482,9 +482,9 @@ class _Batch:
         }  # fmt: skip
         if columns.header.get("fps"):
             # A client's recorder does not see the world's clock.
-            moments = np.array([moment or (np.nan, 0, np.nan) for moment in self.fields["moment"]])[call]
-            cells["clock"], cells["acted_at"] = moments[:, 0], moments[:, 2]
-            cells["frame_number"] = moments[:, 1].astype(np.int64)
+            moments = np.array([moment or (np.nan, np.nan, 0) for moment in self.fields["moment"]])[call]
+            cells["clock"], cells["acted_at"] = moments[:, 0], moments[:, 1]
+            cells["frame_number"] = moments[:, 2].astype(np.int64)
         cells["by"] = _nullable(self._column(self.fields["by"], acted, pa.string()), acted[masks])
         cells.update(self._samples("action", acted))
         rewards = self._spread("reward", columns.reward.dtype, columns.reward.shape)

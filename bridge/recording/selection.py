@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # it needs an extra, which the help of the commands does not
     from bridge.recording.reader import RecordedEpisode
 
-__all__ = ["Selection", "add_selection_options", "is_complete", "selection_of"]
+__all__ = [
+    "Selection",
+    "acting",
+    "add_selection_options",
+    "called",
+    "given_conditions",
+    "is_complete",
+    "is_idle",
+    "names_of",
+    "selection_of",
+]
 
 DEFAULT = "default"
 """Who acts where nobody does."""
@@ -23,7 +33,7 @@ class Selection:
     """The conditions by which episodes are chosen."""
 
     who: str | None = None
-    """Who acted in it, with wildcards: `person`, `agent`, `person:Ann`, `agent:*`; None: anybody."""
+    """Who acted in it, with wildcards: `person`, `agent`, `person:Ann` or `person Ann`, `agent:*`; None: anybody."""
     env_id: str | None = None
     """The environment's id, with wildcards; None: any."""
     min_return: float = -math.inf
@@ -34,10 +44,14 @@ class Selection:
     """True if more than one acted in it, as where a person took over from an agent; None: either."""
     complete: bool = True
     """True if it must have ended, and lack nothing."""
+    acted: bool = True
+    """True if somebody must have acted in it: a real-time world goes on, and is recorded, while nobody does."""
 
     def has(self, episode: RecordedEpisode) -> bool:
         """True if an episode is chosen."""
         if self.complete and not is_complete(episode):
+            return False
+        if self.acted and is_idle(episode):
             return False
         if self.env_id is not None and not fnmatch.fnmatchcase(episode.stream.title, self.env_id):
             return False
@@ -46,16 +60,41 @@ class Selection:
         if limited and not self.min_return <= total <= self.max_return:  # no limit: also a return that is no number
             return False
         # In real time each frame without an action has the default one: nobody intervened by that.
-        players = [name for name in episode.players if name != DEFAULT]
+        players = acting(episode.players)
         if self.intervention is not None and (len(players) > 1) != self.intervention:
             return False
         # `person` means every person, with a name or without.
         who = self.who
-        return who is None or any(fnmatch.fnmatchcase(name, who) or name.partition(":")[0] == who for name in players)
+        spellings = [(name, called(name), name.partition(":")[0]) for name in players]
+        return who is None or any(fnmatch.fnmatchcase(name, who) for names in spellings for name in names)
 
     def of(self, episodes: Sequence[RecordedEpisode]) -> list[RecordedEpisode]:
         """Return the episodes that are chosen."""
         return [episode for episode in episodes if self.has(episode)]
+
+
+def acting(players: Sequence[str]) -> list[str]:
+    """Return who acted, of the names that steps have: the default action is nobody's."""
+    return [name for name in players if name and name != DEFAULT]
+
+
+def called(player: str) -> str:
+    """Return what to call a player: `person Ann` of `person:Ann`, `person 5457` of `person:person 5457`.
+
+    `called` of the page's `words.js` does the same.
+    """
+    kind, _, name = player.partition(":")
+    return (name or kind) if name in ("", kind) or name.startswith(f"{kind} ") else f"{kind} {name}"
+
+
+def names_of(episode: RecordedEpisode) -> str:
+    """Return the names of those who acted in an episode, for people to read."""
+    return ", ".join(map(called, acting(episode.players))) or ("nobody" if episode.length else "")
+
+
+def is_idle(episode: RecordedEpisode) -> bool:
+    """True if an episode has steps, and nobody acted in any of them."""
+    return bool(episode.length) and not acting(episode.players)
 
 
 def is_complete(episode: RecordedEpisode) -> bool:
@@ -75,10 +114,24 @@ def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) ->
         default=None,
         help="in which more than one acted, as where a person took over; or in which nobody else did",
     )
-    parser.set_defaults(complete=complete)
+    parser.set_defaults(complete=complete, acted=complete)
     if complete:
+        text = "also episodes in which nobody acted: all actions were default ones"
+        parser.add_argument("--unattended", action="store_false", dest="acted", help=text)
         text = "also episodes that did not end, or lack rows or a checksum"
         parser.add_argument("--unfinished", action="store_false", dest="complete", help=text)
+
+
+def given_conditions(arguments: argparse.Namespace) -> str:
+    """Return the conditions that were given, as an error names them: ` with --who person`; empty: none was."""
+    given = [
+        f"--{field.name.replace('_', '-')} {getattr(arguments, field.name)}"
+        for field in dataclasses.fields(Selection)
+        if field.name not in ("complete", "acted", "intervention") and getattr(arguments, field.name) != field.default
+    ]
+    if arguments.intervention is not None:
+        given.append("--intervention" if arguments.intervention else "--no-intervention")
+    return f" with {' '.join(given)}" if given else ""
 
 
 def selection_of(arguments: argparse.Namespace) -> Selection:

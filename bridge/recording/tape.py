@@ -150,13 +150,17 @@ class _RecordedLane:
         except RequestError as error:
             now = time.monotonic() + self._epoch
             failed = Row(Kind.FAILED_RESET, now, seed=given[0], options=given[1], error=error.message)
-            self.tape.add(failed._replace(moment=self._moment and self._moment()))
+            self.tape.add(failed._replace(moment=self._moment and self._numbered(self._moment())))
             raise
-        moment = self._moment and self._moment()
+        moment = self._moment and self._numbered(self._moment())
         # Read before anything else calls the environment, as a picture of it does.
         failed = self._failed()
         self._record(Kind.RESET, result, None, "", moment, await self._frames(), *given, failed=failed)
         return result
+
+    def _numbered(self, moment: tuple[float, float] | None) -> Any:
+        """Return the moment of a row with the number of its last frame, which is known once the call has returned."""
+        return moment and (*moment, self._world.clock_frames)
 
     async def place(self, outcome: PartOutcome) -> None:
         """Record that a message has put environments into another situation: episodes that are branches of others."""
@@ -188,11 +192,13 @@ class _RecordedLane:
             result = await self._step(action)
         except RequestError as error:
             now = time.monotonic() + self._epoch
-            self.tape.add(Row(Kind.FAILED_STEP, now, by, given, error=error.message, moment=moment))
+            self.tape.add(
+                Row(Kind.FAILED_STEP, now, by, given, error=error.message, moment=moment and self._numbered(moment))
+            )
             raise
         failed = self._failed() if self._inner.failures else ""
         frames = await self._frames() if self._renders else None
-        self._record(Kind.STEP, result, given, by, moment, frames, failed=failed)
+        self._record(Kind.STEP, result, given, by, moment and self._numbered(moment), frames, failed=failed)
         return result
 
     def _acting(self, by: Any) -> Any:

@@ -44,7 +44,7 @@ class Web:
             others by a letter of their names. None: the names that the environment's `get_action_meanings` returns.
             Environments of several agents take none.
         quality: Of pictures as JPEG, 1 to 100: from 90 on each pixel has its own color, and 100 sends all pictures
-            without loss, as PNG. Those that are smaller without loss, as most drawings are, are sent so in any case.
+            without loss, as PNG. Drawings are sent so in any case, unless that takes half more than a JPEG.
     """
 
     hosts: str | Sequence[str] = dataclasses.field(default=(), metadata={"flat": "web_hosts"})

@@ -94,11 +94,29 @@ def test_the_help_of_a_command_needs_no_extra(command: str) -> None:
             ("policy", "json:dumps", "--port", "0"),
             "policies over the network need the packages msgpack and websockets: pip install",
         ),
+        (("serve", "CartPole-v1", "--record", "runs"), "recordings need pyarrow: pip install"),
+        (("serve", "CartPole-v1", "--web"), "--web needs the package websockets: pip install 'gymnasium-bridge[web]'"),
+        (("serve", "CartPole-v1", "--metrics-port", "0"), "--metrics-port needs the package prometheus-client: pip"),
+        (("serve", "CartPole-v1", "--perlert", "0", "--perlert-key-file", "key"), "a pre-shared key needs the package"),
+        (("evaluate", "grpc://127.0.0.1:1", "--policy", "ws://127.0.0.1:1"), "policies over the network need the"),
+        (("info", "ws://127.0.0.1:1"), "ws:// needs the package websockets: pip install 'gymnasium-bridge[web]'"),
+        (("bench", "openenv://127.0.0.1:1"), "openenv:// needs the package websockets: pip install"),
+        (("serve", "CartPole-v1", "--web", "--openenv"), "--openenv needs the package websockets: pip install"),
+        (("serve", "CartPole-v1", "--dial", "wss://127.0.0.1:1"), "wss:// needs the package websockets: pip install"),
+        (("serve", "CartPole-v1", "--protocol", "websocket"), "the protocol 'websocket' needs the package websockets"),
+        (("lobby", "perlert://127.0.0.1:1/x", "--key", "key"), "a pre-shared key needs the package cryptography: pip"),
+        (("web", "grpc://127.0.0.1:1", "--port", "0"), "web=True needs the package websockets: pip install"),
+        (("play", "grpc://127.0.0.1:1"), "gymnasium-bridge play needs pygame: pip install 'gymnasium-bridge[play]'"),
+        (("top", "ray://cart", "--json"), "fleets on Ray need the package ray: pip install 'gymnasium-bridge[ray]'"),
+        (("cert", "--out", "certs"), "certificates are made by the package cryptography: pip install"),
+        (("completion", "bash"), "completion needs the package argcomplete: pip install"),
     ],
 )
 def test_a_command_of_an_extra_that_is_not_installed_says_in_a_line_how_to_install_it(
-    words: tuple[str, ...], said: str
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "key").write_bytes(b"k" * 32)
     done = run("-c", _WITHOUT_EXTRAS, _PACKAGES_OF_EXTRAS, *words, bare=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"gymnasium-bridge: {said}")

@@ -28,7 +28,7 @@ from tests.cli.printed import DEADLINE, paste
 from tests.peers import PublicClient
 from tests.places import ROOT
 from tests.preloaded import Program, run
-from tests.support import sampled
+from tests.support import sampled, until
 
 
 class Serving:
@@ -46,16 +46,16 @@ class Serving:
             lines.append(line.rstrip("\n"))
             if lines[-1].startswith("Ctrl-C"):
                 return lines
-        raise AssertionError(f"it ended after {lines}: {self._said()}")
+        raise AssertionError(f"it ended after {lines}: {self.said()}")
 
-    def _said(self) -> str:
+    def said(self) -> str:
         self._errors.seek(0)
         return self._errors.read()
 
     def wait(self) -> tuple[int, str, str]:
         """Wait for its end; return the exit code, and what it has printed since."""
         code = self.process.wait(DEADLINE)
-        return code, self.process.stdout.read(), self._said()
+        return code, self.process.stdout.read(), self.said()
 
     def end(self, number: int) -> tuple[int, str, str]:
         self.process.send_signal(number)
@@ -77,6 +77,23 @@ def test_a_signal_drains_the_server_and_it_exits_with_0(number: int) -> None:
         code, out, err = serving.end(number)
     assert (code, err) == (0, "")
     assert "stopped" in out
+
+
+@pytest.mark.parametrize("words", [(), ("--processes", "2")], ids=["one process", "two processes"])
+def test_a_server_that_drains_says_for_whom_it_waits_and_when_they_have_left(words: tuple[str, ...]) -> None:
+    with Serving("CartPole-v1", "--drain-timeout", "60", *words) as serving:
+        url = re.search(r"grpc://\S+", serving.printed()[0])[0]
+        env = make_remote(url)
+        env.reset(seed=0)
+        serving.process.send_signal(signal.SIGTERM)
+        line = r"INFO draining: 1 client is left, until \d\d:\d\d:\d\d at the latest \(60 s\)\n"
+        until(lambda: re.search(line, serving.said()), DEADLINE)
+        env.close()
+        code, out, err = serving.wait()
+    assert (code, out) == (0, "stopped: connections and environments are closed\n")
+    assert re.fullmatch(
+        rf".* {line}.* INFO drained: (the last client has left|all servers have ended) after .* s\n", err
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -199,7 +216,10 @@ def test_the_printed_lines_connect_when_they_are_pasted() -> None:
         assert observation.shape == (4,)
         code, _, err = serving.end(signal.SIGTERM)  # while the client is connected
         env.close()
-    assert (code, err) == (0, "")
+    assert code == 0
+    begins, ends = err.splitlines()
+    assert " INFO draining: 1 client is left, until " in begins
+    assert " INFO drained: 1 client is still there, and cut off after " in ends
 
 
 def test_the_printed_lines_connect_to_lanes_when_they_are_pasted() -> None:

@@ -32,6 +32,7 @@ ZEROS = np.zeros(2, np.int64)
 MAY_NAME_THE_DATE = {
     "cli/runs.py",
     "cli/top.py",
+    "core/server/shutdown.py",
     "fleet/top.py",
     "perlert/perlert_server.py",
     "recording/writer.py",

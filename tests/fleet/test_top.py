@@ -343,12 +343,23 @@ def test_a_fleet_on_ray_without_ray_names_the_extra(monkeypatch: pytest.MonkeyPa
         find_directory(["ray://cart"])
 
 
-def test_no_rich_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_rich_the_table_is_plain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rich", None)
-    assert main(["top", "127.0.0.1:1", "--count", "1"]) == 2
-    assert "gymnasium-bridge[top]" in capsys.readouterr().err
+    with serve_gym("CartPole-v1") as server:
+        assert main(["top", server.url, "127.0.0.1:1", "--count", "2", "--interval", "0.01"]) == 0
+    out, err = capsys.readouterr()
+    _, *looks = out.split(f"{server.url} 127.0.0.1:1   ")
+    assert len(looks) == 2
+    for look in looks:
+        lines = look.splitlines()
+        assert "1 of 2 servers serve, 1 unreachable" in lines
+        (head,) = (line for line in lines if line.startswith("server"))
+        assert head.split() == ["server", "state", "worlds", "slots", "steps/s", "steps", "episodes", "failures", "up"]
+        assert any(line.startswith(server.url) and " serving " in line for line in lines)
+        assert any(line.startswith("127.0.0.1:1: no connection") for line in lines)
+    assert err == ""
 
 
 def test_a_long_fleet_shows_those_that_do_not_serve_first() -> None:

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from bridge import serve_game
 from bridge.errors import ClosedError
+from bridge.recording.episodes import load_episode
 
 OBSERVATION = spaces.Box(-1e6, 1e6, (2,), np.float32)
 ACTION = spaces.Discrete(5)
@@ -77,6 +78,19 @@ def walking(wait: bool, length: int = 10**9, pause: float = 0.002, **keywords: A
     """Serve a `Walk` that runs in a thread."""
     with Walk(serve_game(OBSERVATION, ACTION, **keywords), wait=wait, length=length, pause=pause) as walk:
         yield walk
+
+
+def check_recorded(episode: Any) -> None:
+    """Check that each recorded action of a `Walk` is the one that led to the next observation, in all of its frames."""
+    data = load_episode(episode)
+    seen, actions = np.array(data.observations), np.asarray(data.actions)
+    frames = np.ones(len(actions))
+    if episode.stream.header.get("fps"):
+        frames = np.diff(episode.stream.cells("frame_number", episode.own).to_numpy())
+    elif episode.end == "truncated":  # of the last action the program has shown nothing
+        frames[-1:] = 0
+    np.testing.assert_array_equal(np.diff(seen[:, 0]), frames)
+    np.testing.assert_array_equal(np.diff(seen[:, 1]), actions * frames)
 
 
 @contextmanager

@@ -143,6 +143,31 @@ def test_a_wait_has_its_timeout_also_where_the_server_does_not_run():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_a_wait_that_ctrl_c_has_broken_off_goes_on_with_the_next_call(process):
+    """What that one passes has come of no action: the agent is not told of it."""
+    with serve_game(OBSERVATION, ACTION, process=process) as game:
+        told, broken_off = [], threading.Event()
+
+        def play():
+            env = make_remote(game.url)
+            env.reset(seed=1)
+            os.kill(os.getpid(), signal.SIGINT)
+            broken_off.wait(20)
+            told.append(env.step(2)[:3])
+            env.close()
+
+        with in_thread(play):
+            with pytest.raises(KeyboardInterrupt):
+                until(lambda: (game.exchange(AT_START, wait=True), game.begins, False)[2])
+            broken_off.set()
+            assert game.exchange(AT_START + 1, 5.0, wait=True) == 2
+            assert game.exchange(AT_START + 2, 1.0, terminated=True, wait=True) is None
+    (seen, reward, terminated) = told[0]
+    np.testing.assert_array_equal(seen, AT_START + 2)
+    assert (reward, terminated) == (1.0, True)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
 @pytest.mark.parametrize("block", ["block", "alone"])
 @pytest.mark.parametrize("place", ["threads", "process"])
 def test_ctrl_c_in_a_wait_ends_the_episode_and_leaves_no_process(place, block, tmp_path):

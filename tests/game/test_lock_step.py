@@ -51,10 +51,11 @@ def test_a_program_waits_for_somebody_before_the_first_round(process):
 def test_after_its_timeout_it_goes_on_with_the_default_and_the_agent_is_told_what_it_missed(process):
     with walking(True, process=process, timeout=0.02, default_action=3) as walk:
         env = make_remote(walk.game.url)
-        env.reset()
+        # On a slow machine this may be a later frame of the round than its first.
+        first, _ = env.reset()
         until(lambda: len(walk.taken) > 5)
         seen, reward, *_ = env.step(1)
-        assert reward == seen[1], "the rewards of the frames without it are in the sum"
+        assert reward == seen[1] - first[1], "the rewards of the frames without it are in the sum"
         assert seen[0] > 3
         env.close()
 

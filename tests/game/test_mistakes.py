@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import threading
+import warnings
 
 import gymnasium
 import numpy as np
@@ -16,6 +19,8 @@ from tests.game.loops import ACTION, OBSERVATION, in_thread, walking
 from tests.support import until
 
 AT_START = np.zeros(2, np.float32)
+LOOP: dict[str, object] = {}
+LOOP["itself"] = LOOP
 
 
 @pytest.fixture
@@ -37,9 +42,17 @@ def game():
         ({"observation": np.zeros(2, np.complex64)}, "got an array of complex64"),
         ({"reward": "much"}, "reward to be a number"),
         ({"reward": np.zeros(2)}, "reward to be a number"),
+        ({"reward": None}, "reward to be a number"),
+        ({"reward": 1j}, "reward to be a number"),
+        ({"terminated": "no"}, "terminated and truncated to be True or False, got 'no'"),
+        ({"truncated": np.array([True])}, "terminated and truncated to be True or False"),
         ({"info": [1]}, "info to be a dict"),
+        ({"info": LOOP}, "got one that contains itself"),
         ({"frame": np.zeros((4, 4), np.uint8)}, r"uint8 \(height, width, 3\)"),
         ({"frame": np.zeros((4, 4, 3))}, "got float64"),
+        ({"frame": np.zeros((0, 0, 3), np.uint8)}, r"got uint8 \(0, 0, 3\)"),  # a window that is minimized
+        ({"frame": np.zeros((4, 4, 4), np.uint8)}, r"got uint8 \(4, 4, 4\)"),
+        ({"frame": [[1, 2], [3]]}, "uint8"),
         ({"wait": True}, "wait=False in each call"),
     ],
 )
@@ -77,6 +90,76 @@ def test_every_space_takes_its_elements_alone(space, given, wrong):
         with pytest.raises(SettingError):
             game.exchange(wrong)
         assert game.exchange(given) is None
+
+
+def test_a_scalar_is_no_vector_of_one_element():
+    with serve_game(spaces.Box(-1, 1, (1,)), ACTION) as game:
+        with pytest.raises(SettingError, match=r"expected the shape \(1,\), got \(\)"):
+            game.exchange(0.5)
+        assert game.exchange([0.5]) is None
+
+
+@pytest.mark.parametrize(
+    "passed",
+    [
+        {"observation": np.zeros(2, np.float64)},
+        {"observation": np.arange(4, dtype=np.float32)[::-2]},
+        {"observation": (0, 1)},
+        {"reward": np.float32(1)},
+        {"reward": np.ones(1)},
+        {"reward": True},
+        {"terminated": np.bool_(False), "truncated": 0},
+        {"frame": np.zeros((4, 6, 3), np.uint8)[::-1, ::-2]},
+        {"info": {1: 2, "when": np.datetime64("2026-01-01"), "lock": threading.Lock()}},
+    ],
+)
+def test_what_can_be_read_is_taken(game, passed):
+    assert game.exchange(**{"observation": AT_START, **passed}) == 0
+
+
+class Own:
+    """What an info may have that no other process knows."""
+
+
+def test_what_of_an_info_cannot_travel_is_left_out_and_its_client_told(process):
+    info = {"lock": threading.Lock(), "own": Own(), "level": 3}
+    with serve_game(OBSERVATION, ACTION, process=process) as game:
+        told, over = [], threading.Event()
+
+        def play():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                env = make_remote(game.url)
+                env.reset()
+                until(lambda: env.step(1)[4].get("level") == 3)
+                env.close()
+            told.extend(str(warning.message) for warning in caught)
+            over.set()
+
+        with in_thread(play):
+            until(lambda: (game.exchange(AT_START, info=info), game.begins, over.is_set())[2])
+        assert any("lock" in text for text in told), told
+
+
+def test_a_reward_that_is_no_number_arrives_as_it_is(process):
+    with serve_game(OBSERVATION, ACTION, process=process) as game:
+        rewards = []
+
+        def play():
+            env = make_remote(game.url)
+            env.reset()
+            until(lambda: (rewards.append(env.step(1)[1]), np.isnan(rewards[-1]))[1])
+            until(lambda: (rewards.append(env.step(1)[1]), rewards[-1] > 0)[1])
+            env.close()
+
+        def turn():
+            game.exchange(AT_START, np.nan if next(frames) % 50 == 0 else 1.0)
+            assert game.begins in (True, False), "read, so that rounds begin"
+
+        frames = itertools.count()
+        with in_thread(play) as thread:
+            until(lambda: (turn(), not thread.is_alive())[1])
+        assert np.isnan(rewards).any()
 
 
 def test_what_is_passed_is_copied(game):
@@ -121,10 +204,12 @@ def test_a_round_ends_once(game):
     assert game.exchange(AT_START) == 0
 
 
-def test_a_program_that_ignores_a_round_is_told_to_its_clients(process):
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_program_that_ignores_a_round_is_told_to_its_clients(process, wait):
     with serve_game(OBSERVATION, ACTION, process=process, standstill=0.2) as game:
-        game.exchange(AT_START)
-        assert game.begins
+        if not wait:
+            game.exchange(AT_START)
+            assert game.begins
         errors = []
 
         def join():
@@ -136,24 +221,7 @@ def test_a_program_that_ignores_a_round_is_told_to_its_clients(process):
             env.close()
 
         with in_thread(join) as thread:
-            until(lambda: (game.exchange(np.ones(2, np.float32)), not thread.is_alive())[1])
-        assert "has not read game.begins" in str(errors[0])
-
-
-def test_a_program_that_waits_and_ignores_a_round_is_told_to_its_clients_too(process):
-    with serve_game(OBSERVATION, ACTION, process=process, standstill=0.2) as game:
-        errors = []
-
-        def join():
-            env = make_remote(game.url)
-            try:
-                env.reset(seed=1)
-            except RefusedError as error:
-                errors.append(error)
-            env.close()
-
-        with in_thread(join) as thread:
-            until(lambda: (game.exchange(AT_START, wait=True), not thread.is_alive())[1])
+            until(lambda: (game.exchange(AT_START, wait=wait), not thread.is_alive())[1])
         assert "has not read game.begins" in str(errors[0])
         assert game.begins, "it may begin it still"
         assert game.seed == 1
@@ -211,6 +279,29 @@ def test_after_close_a_call_says_so_and_so_does_one_that_waits():
         walk.game.close()
         with pytest.raises(ClosedError):
             walk.game.exchange(AT_START, wait=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_is_told_that_the_game_is_of_its_parent(process):
+    with serve_game(OBSERVATION, ACTION, process=process) as game:
+        assert game.exchange(AT_START) is None
+        read, write = os.pipe()
+        forked = os.fork()
+        if not forked:
+            try:
+                game.close()  # nothing
+                game.exchange(AT_START)
+            except ClosedError as error:
+                os.write(write, str(error).encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        with open(read, "rb") as file:
+            assert b"the process that has forked this one" in file.read()
+        os.waitpid(forked, 0)
+        assert game.begins
+        assert game.exchange(AT_START) == 0, "it goes on here"
 
 
 def test_a_server_that_stops_ends_the_game():

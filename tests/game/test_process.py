@@ -187,6 +187,20 @@ def test_pictures_arrive_in_whatever_order_their_memory_is(process, turned, tmp_
         np.testing.assert_array_equal(seen, picture)
 
 
+def test_pictures_may_change_their_size(process, tmp_path):
+    sizes = [(4, 6), (40, 30), (1, 1)]
+    with played(tmp_path, process=process) as (game, over):
+        frame = iter(range(10**9))
+
+        def turn():
+            game.exchange(AT_START, frame=np.full((*sizes[next(frame) % 3], 3), 7, np.uint8))
+            assert game.begins in (True, False), "read, so that rounds begin"
+
+        until(lambda: over or (turn(), False)[1])
+    assert {seen.shape[:2] for seen in pictures(tmp_path)} <= set(sizes)
+    assert all((seen == 7).all() for seen in pictures(tmp_path))
+
+
 def test_a_picture_that_the_program_draws_over_meanwhile_is_not_changed(process, tmp_path):
     picture = np.zeros((30, 30, 3), np.uint8)
     with played(tmp_path, process=process) as (game, over):
@@ -249,3 +263,9 @@ def test_the_server_answers_what_a_server_is_asked():
         with pytest.raises(AttributeError):
             _ = server.nothing
         env.close()
+
+
+def test_a_frozen_program_is_told_that_it_has_no_interpreter(monkeypatch):
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(SettingError, match="a frozen program has no interpreter"):
+        serve_game(OBSERVATION, ACTION, process=True)

@@ -11,7 +11,7 @@ import pytest
 from bridge import make_remote, serve_game
 from bridge.recording.episodes import load_episode
 from bridge.recording.reader import read_folder
-from tests.game.loops import ACTION, OBSERVATION, walking
+from tests.game.loops import ACTION, OBSERVATION, check_recorded, walking
 from tests.support import until
 
 
@@ -35,14 +35,7 @@ def test_each_recorded_action_is_the_one_that_led_to_the_next_observation(proces
     episodes = read_folder(tmp_path).episodes()
     assert {episode.end for episode in episodes} >= {"terminated"}
     for episode in episodes:
-        data = load_episode(episode)
-        changes, actions = np.diff([float(seen[1]) for seen in data.observations]), np.asarray(data.actions)
-        # Of a program that is faster than the server, frames with the same action are put together.
-        frames = np.diff([float(seen[0]) for seen in data.observations])
-        # The position is the sum of the actions. Of the last one before it was closed, the program has shown nothing.
-        shown = len(actions) - (episode.end == "truncated")
-        np.testing.assert_array_equal(changes[:shown], (actions * frames)[:shown])
-        assert not wait or (frames == 1).all()
+        check_recorded(episode)
 
 
 def test_the_frames_that_a_program_made_without_its_agent_are_nobodys(process, tmp_path):

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from bridge import SlotState
 from bridge.errors import ClosedError, InvalidActionError, ResetNeededError, SettingError
 from bridge.perlert import PerlertVectorEnv, serve_perlert
+from tests.counting_envs import Counts
 from tests.support import until
 
 
@@ -41,27 +42,11 @@ class Line:
         pass
 
 
-class Counting(gymnasium.Env):
-    """Rewards each frame, and shows how many there were."""
-
-    observation_space = spaces.Box(0, 1e6, (1,))
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.count = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.count += 1
-        return np.full(1, self.count, np.float32), 1.0, False, False, {}
-
-
 @contextlib.contextmanager
 def counting(fps, **timeouts):
     """Two slots of such environments that have begun, and what they saw last."""
     with (
-        serve_perlert(Counting, instances=2, fps=fps) as server,
+        serve_perlert(Counts, instances=2, fps=fps) as server,
         contextlib.closing(PerlertVectorEnv(server.urls, **timeouts)) as envs,
     ):
         observations, _ = envs.reset()

@@ -23,6 +23,7 @@ from bridge.errors import ConnectError, InvalidActionError, RemoteError, Setting
 from bridge.policies import RemotePolicy, compare, evaluate, serve_policy
 from bridge.testing import VirtualClock, make_certificates
 from tests.browser import in_browser, launched
+from tests.counting_envs import Counts
 from tests.support import until
 
 EPISODES = 12
@@ -407,24 +408,14 @@ def test_the_timeout_of_the_command_is_the_policys_too(place, capsys):
     assert "0.4 s" in capsys.readouterr().err
 
 
-class Shown(gymnasium.Env):
+class Shown(Counts):
     """Episodes of eight steps, with a picture."""
 
-    observation_space = spaces.Box(0, 8, (1,), np.float32)
-    action_space = spaces.Discrete(2)
     metadata: dict[str, object] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+    length, reward, info = 8, 0.5, {"is_success": True}
 
     def __init__(self, render_mode=None):
         self.render_mode, self.count = render_mode, 0
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.count = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.count += 1
-        return np.array([self.count], np.float32), 0.5, self.count == 8, False, {"is_success": True}
 
     def render(self):
         return np.full((16, 16, 3), 30 * self.count, np.uint8)
@@ -489,20 +480,11 @@ def test_a_page_shows_the_worlds_of_a_running_evaluation_and_its_results_so_far(
     assert found[0].returns.tolist() == [4.0] * 12
 
 
-class Timed(gymnasium.Env):
+class Timed(Counts):
     """Ends after ten steps; an info has the name of one that real-time worlds give."""
 
-    observation_space = spaces.Box(0, 10, (1,), np.float32)
     action_space = spaces.Box(-1, 1, (2,), np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.count = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        self.count += 1
-        return np.full(1, self.count, np.float32), 1.0, self.count == 10, False, {"frames": 7}
+    length, info = 10, {"frames": 7}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -16,6 +15,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.perlert import PerlertEnv, serve_perlert
 from bridge.policies import RemotePolicy, evaluate, serve_policy
 from bridge.testing import make_certificates
+from tests.counting_envs import Counts
 from tests.parallel_envs import Relay
 from tests.peers import Stream
 from tests.policy_peers import answered
@@ -147,20 +147,14 @@ def test_the_url_of_a_policy_fills_an_open_slot_of_a_lobby():
     assert seen == [float(at) for at in range(10)]
 
 
-class Told(gymnasium.Env):
+class Told(Counts):
     """Its reward is the action; an episode has eight steps."""
 
-    observation_space = spaces.Box(0, 8, (1,), np.float32)
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.count = 0
-        return np.zeros(1, np.float32), {}
+    length = 8
 
     def step(self, action):
-        self.count += 1
-        return np.array([self.count], np.float32), float(action), self.count == 8, False, {}
+        self.reward = float(action)
+        return super().step(action)
 
 
 def test_an_evaluation_says_in_which_steps_a_person_took_over():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import itertools
 import json
 import re
 import shlex
@@ -253,6 +254,23 @@ def test_the_image_is_slim_pinned_and_not_of_root() -> None:
     pod = manifests("base")["Deployment"]["spec"]["template"]["spec"]["securityContext"]
     assert user == f"{pod['runAsUser']}:{pod['runAsGroup']}"
     assert "--constraint constraints.txt" in "\n".join(lines)
+
+
+def test_the_line_that_runs_the_image_has_options_that_there_are_and_leaves_time_to_drain() -> None:
+    page = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^docker run .*$", page, re.MULTILINE)
+    before, image, arguments = line.partition(" bridge-env ")
+    assert image
+    assert "docker build -t bridge-env ." in page
+    asked = make_parser("serve").parse_args(shlex.split(arguments))
+    words = shlex.split(before)
+    given = dict(itertools.pairwise(words))
+    assert given["-p"] == f"{asked.port}:{asked.port}"
+    assert asked.host == "0.0.0.0"
+    assert given["-v"].split(":")[1:] == [asked.token_file, "ro"]
+    assert float(given["--stop-timeout"]) > asked.drain_timeout > 2.0
+    # A file that only its owner may read, as `gymnasium-bridge token` makes it.
+    assert given["--user"] == "$(id -u)"
 
 
 def test_the_pinned_versions_are_of_all_dependencies_and_within_their_bounds() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def test_runs_lists_the_episodes(tmp_path, capsys):
     assert lines[0].split() == ["episode", "environment", "began", "steps", "return", "end", "seed", "who"]
     assert lines[1].startswith(first)
     assert "CartPole-v1" in lines[1]
-    assert lines[1].endswith("terminated     3  person:Ann")
+    assert lines[1].endswith("terminated     3  person Ann")
     assert lines[2].startswith(second)
     assert lines[3].startswith("2 episodes, ")
     assert main(["runs", str(tmp_path), "--json", "--who", "person"]) == 0
@@ -91,9 +92,67 @@ def test_export_says_which_episodes_it_leaves_out(tmp_path, capsys):
     assert main(arguments) == 1
     out = capsys.readouterr()
     assert "0 of 3 episodes; left out are 2 without a step, an end or all rows (--unfinished)\n" in out.out + out.err
+    assert "there are no such episodes with --who nobody; `gymnasium-bridge runs` lists" in out.err
     assert main([*arguments, "--unfinished"]) == 1
     out = capsys.readouterr()
     assert "0 of 3 episodes\n" in out.out + out.err
+    assert main([*arguments[:-2], "--env-id", "Pong*", "--min-return", "3", "--no-intervention"]) == 1
+    assert "no such episodes with --env-id Pong* --min-return 3.0 --no-intervention;" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("player", "shown"),
+    [
+        (None, "agent"),
+        ("agent:PPO", "agent PPO"),
+        ("person:person 7935", "person 7935"),
+        ("person:personable", "person personable"),
+        ("person:a:b", "person a:b"),
+        ("person", "person"),
+    ],
+)
+def test_players_are_called_in_one_way_in_which_they_are_found_too(tmp_path, capsys, player, shown):
+    with serve_gym("CartPole-v1", record=tmp_path) as server:
+        env = make_remote(server.url, player=player)
+        env.reset(seed=0)
+        env.step(0)
+        env.close()
+    assert main(["runs", str(tmp_path), "--who", shown]) == 0
+    assert capsys.readouterr().out.splitlines()[1].endswith(f"  {shown}")
+    assert main(["runs", str(tmp_path), "--who", player or "agent", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["players"] == [player or "agent"], "a program gets what was given"
+
+
+def test_an_export_leaves_out_episodes_in_which_nobody_acted(tmp_path, capsys):
+    clock, runs = VirtualClock(), str(tmp_path / "runs")
+    timed = {"fps": 10, "realtime": RealTime(clock=clock)}
+    with serve_gym(
+        lambda: CountingEnv(2), record=Recording(runs, observations=True, unattended=True), **timed
+    ) as server:
+        person = make_remote(f"{server.url}?world=", player="person:Ann", wait="now")
+        person.reset(seed=4)
+        person.step(1)
+        clock.advance(1.5)  # the rest of Ann's episode, and some that nobody plays
+        person.close()
+    assert main(["runs", runs]) == 0
+    *rows, _ = (
+        line for line in capsys.readouterr().out.splitlines()[1:] if "truncated" in line or "terminated" in line
+    )
+    who = [row.rsplit("  ", 1)[1] for row in rows]
+    assert who[0] == "person Ann"
+    assert set(who[1:]) == {"nobody"}
+    sets = [["--lerobot", str(tmp_path / name)] for name in ("acted", "all")]
+    assert main(["export", runs, *sets[0]]) == 0
+    said = capsys.readouterr().out
+    left = int(re.search(r"; left out are (\d+) in which nobody acted \(--unattended\)", said)[1])
+    assert left >= len(rows) - 1 > 1
+    assert "acted: 1 episodes" in said
+    assert main(["export", runs, *sets[1], "--unattended"]) == 0
+    said = capsys.readouterr().out
+    assert "nobody" not in said
+    assert f"all: {left + 1} episodes" in said
+    assert main(["export", runs, "--lerobot", str(tmp_path / "none"), "--who", "agent"]) == 1
+    assert "--unattended those in which nobody acted" in capsys.readouterr().err
 
 
 class OfScript(CountingEnv):
@@ -141,7 +200,7 @@ def test_runs_says_what_is_damaged_and_what_is_no_folder(tmp_path, capsys):
     assert "which does not exist" in err
     (tmp_path / "empty").mkdir()
     assert main(["runs", str(tmp_path / "empty")]) == 2
-    assert "which has none" in capsys.readouterr().err
+    assert "which has none: a server writes them once somebody has played" in capsys.readouterr().err
     assert main(["replay", str(tmp_path), "--serve"]) == 2
     assert f"lists, got the folder {tmp_path}" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "none"), "--mp4", str(tmp_path / "out")]) == 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import re
 import threading
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,16 @@ from tests.support import assert_identical, stable_id
 
 DEADLINE = 60.0
 STEPS = 100
+
+
+@contextmanager
+def served(kind: Any, *, states: bool = False, **keywords: Any) -> Iterator[tuple[Any, Any]]:
+    """A server of several agents, with keywords of `serve_parallel`, and a client that has them all."""
+    with (
+        serve_parallel(kind, **keywords) as server,
+        closing(make_parallel_remote(server.url, states=states, timeout=DEADLINE)) as env,
+    ):
+        yield server, env
 
 
 def drawn(env: Any, steps: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -51,10 +62,7 @@ def played(env: Any, actions: list[dict[str, Any]]) -> list[Any]:
     ids=stable_id,
 )
 def test_a_world_of_several_agents_goes_on_from_its_state(kind: Any, how: str, isolation: Any) -> None:
-    with (
-        serve_parallel(kind, isolation=isolation) as server,
-        closing(make_parallel_remote(server.url, states=True, timeout=DEADLINE)) as env,
-    ):
+    with served(kind, states=True, isolation=isolation) as (_, env):
         env.reset(seed=3)
         before = played(env, drawn(env, 7, seed=1))
         state = env.save_state()
@@ -73,10 +81,7 @@ def test_a_world_of_several_agents_goes_on_from_its_state(kind: Any, how: str, i
 
 
 def test_a_state_is_restored_whoever_has_ended_when_it_was_saved_and_since() -> None:
-    with (
-        serve_parallel(Herd) as server,
-        closing(make_parallel_remote(server.url, timeout=DEADLINE)) as env,
-    ):
+    with served(Herd) as (_, env):
         env.reset(seed=0)
         states, alive, results, actions = [], [], [], drawn(env, 39)
         for joint in actions:
@@ -99,10 +104,7 @@ def test_a_state_is_restored_whoever_has_ended_when_it_was_saved_and_since() -> 
 
 
 def test_branches_of_several_agents_differ_by_their_seeds_and_are_reproducible() -> None:
-    with (
-        serve_parallel(Herd) as server,
-        closing(make_parallel_remote(server.url, timeout=DEADLINE)) as env,
-    ):
+    with served(Herd) as (_, env):
         env.reset(seed=0)
         state, actions = env.save_state(), drawn(env, 30)
         found = []
@@ -115,7 +117,7 @@ def test_branches_of_several_agents_differ_by_their_seeds_and_are_reproducible()
 
 
 def test_another_client_goes_on_from_a_pickled_state_of_several_agents() -> None:
-    with serve_parallel(Herd) as server, closing(make_parallel_remote(server.url, timeout=DEADLINE)) as env:
+    with served(Herd) as (server, env):
         env.reset(seed=0)
         played(env, drawn(env, 5))
         state, actions = env.save_state(), drawn(env, 20)
@@ -129,7 +131,7 @@ def test_another_client_goes_on_from_a_pickled_state_of_several_agents() -> None
 
 @pytest.mark.parametrize("kind", [OfClass, Sampling], ids=stable_id)
 def test_several_agents_that_share_a_generator_with_other_worlds_are_refused(kind: Any) -> None:
-    with serve_parallel(kind) as server, closing(make_parallel_remote(server.url, timeout=DEADLINE)) as env:
+    with served(kind) as (_, env):
         env.reset(seed=0)
         with pytest.raises(RefusedError, match="no state that can be copied") as refused:
             env.save_state()
@@ -188,8 +190,7 @@ def test_one_agent_whose_world_nobody_else_plays_goes_on_and_may_have_ended(agen
 
 def test_slots_that_are_agents_of_one_world_have_no_states() -> None:
     with (
-        serve_parallel(Herd, missing_agent="default") as server,
-        closing(make_parallel_remote(server.url, timeout=DEADLINE)) as env,
+        served(Herd, missing_agent="default") as (server, env),
         closing(make_vec_remote(f"{server.url}?world=", agent=["ann", "bob"], timeout=DEADLINE)) as envs,
     ):
         env.reset(seed=0)
@@ -225,10 +226,7 @@ class Told(Observer, Listener):
 @pytest.mark.parametrize("kind", [Herd, Fragile, fragile], ids=stable_id)
 def test_an_observer_follows_a_restored_world_of_several_agents(kind: Any) -> None:
     told = Told()
-    with (
-        serve_parallel(kind, observers=[told]) as server,
-        closing(make_parallel_remote(server.url, states=True, timeout=DEADLINE)) as env,
-    ):
+    with served(kind, states=True, observers=[told]) as (_, env):
         env.reset(seed=0)
         saved, state = env.step(drawn(env, 1)[0])[0], env.save_state()
         after = env.step(drawn(env, 1)[0])[0]

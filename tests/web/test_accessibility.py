@@ -31,7 +31,7 @@ class Numbers(gymnasium.Env):
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: make check-web")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("touch", [False, True], ids=["mouse", "touch"])
-def test_axe_finds_nothing_serious(opened, scheme, touch):
+def test_axe_finds_nothing(opened, scheme, touch):
     # Without motion: a color half way through its transition is none of the page's.
     options = {
         "color_scheme": scheme,

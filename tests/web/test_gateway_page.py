@@ -236,7 +236,10 @@ def test_who_may_only_watch_sees_pictures_through_the_gateway(opened):
 
 
 class Guess(gymnasium.Env):
-    """An episode of forty steps by a person, whose reward is the action: while nobody acts it goes on."""
+    """An episode of forty steps with the right arrow held, each with the reward 2: without it the episode goes on.
+
+    The page may send the action of no key, the one in the middle, before the key is down.
+    """
 
     length = 40
 
@@ -248,9 +251,10 @@ class Guess(gymnasium.Env):
         return {"place": np.zeros(2, np.float32)}, {}
 
     def step(self, action):
-        self.steps += bool(action)
+        held = action == 2
+        self.steps += held
         over = self.steps >= self.length
-        return {"place": np.full(2, self.steps / 10, np.float32)}, float(action), over, False, {}
+        return {"place": np.full(2, self.steps / 10, np.float32)}, 2.0 * held, over, False, {}
 
 
 class Hasty(Guess):
@@ -295,7 +299,7 @@ def test_a_person_has_time_for_the_first_key_in_a_lobby(opened):
         shows(page, "() => pauses.filter((milliseconds) => milliseconds === 1000 / 30).length > 5")
         assert 300 not in page.evaluate("() => pauses")
 
-        assert return_of(page, "ArrowRight") > 10  # the key's action is the third, whose reward is 2
+        assert return_of(page, "ArrowRight") == 20
 
 
 def test_a_perlert_lobby_is_joined_played_and_its_result_shown_on_the_page(opened):
@@ -318,7 +322,7 @@ def test_a_perlert_lobby_is_joined_played_and_its_result_shown_on_the_page(opene
         says(ann, "#legend", "→")
         shows(ann, "() => document.querySelectorAll('#panel .number').length === 2")
         says(ann, "#panel", "place[1]")
-        assert return_of(ann, "ArrowRight") > 40
+        assert return_of(ann, "ArrowRight") == 80
         says(ann, "#announcement", "The run is over")
         ann.keyboard.up("ArrowRight")
         says(ann, "#panel", "Play again")

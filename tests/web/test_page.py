@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import gymnasium
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 import bridge
-from bridge import make_parallel_remote, make_remote, serve_gym, serve_parallel
+from bridge import Web, make_parallel_remote, make_remote, serve_gym, serve_parallel
 from bridge.pb import dm_env_rpc_pb2 as pb
 from tests.browser import KNOWN, PIXEL, TAP, in_browser, keep, said, says, shows
 from tests.inside import let_holds_lapse
@@ -288,6 +289,43 @@ def test_a_lock_step_world_in_which_no_action_does_nothing_waits_for_a_key(opene
         assert set(Doors.done) == {1}, "only what the person did"
         page.keyboard.press("Escape")
         until(lambda: server.worlds == [])
+
+
+class QuickDoors(Doors):
+    """The same, made for 40 steps a second; it notes when each was made."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 40}  # noqa: RUF012
+    times: list[float] = []  # noqa: RUF012 - of all of them
+
+    def step(self, action):
+        self.times.append(time.monotonic())
+        return super().step(action)
+
+
+def test_a_key_that_stays_down_steps_a_world_that_waits_at_the_rate_that_it_is_made_for(opened):
+    times = QuickDoors.times
+    times.clear()
+    with serve_gym(QuickDoors, web=True) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#legend", "no key: the world waits; held: 40 steps a second")
+        page.keyboard.down("ArrowRight")
+        # Ten in a second, on a machine that has time for them; four a second are not enough to play.
+        until(lambda: any(last - first < 1.0 for first, last in zip(times, times[9:], strict=False)))
+        page.keyboard.up("ArrowRight")
+        page.keyboard.press("Escape")
+
+
+@pytest.mark.parametrize(
+    ("make", "web", "rate"),
+    [(Doors, True, 4), (QuickDoors, Web(play_fps=2.5), 2.5), ("FrozenLake-v1", True, 4), ("CartPole-v1", True, 50)],
+    ids=["no rate", "play_fps", "turns", "CartPole"],
+)
+def test_the_legend_says_how_often_a_key_that_stays_down_acts(opened, make, web, rate):
+    with serve_gym(make, web=web) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#legend", f"no key: the world waits; held: {rate} steps a second")
 
 
 @pytest.mark.slow

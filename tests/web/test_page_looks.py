@@ -7,9 +7,9 @@ import os
 
 import pytest
 
-from bridge import serve_gym
+from bridge import serve_gym, serve_parallel
 from tests.browser import in_browser, says, shows
-from tests.web_envs import PADDLE, Paddle
+from tests.web_envs import PADDLE, Paddle, Race
 
 pytestmark = in_browser
 
@@ -164,3 +164,43 @@ def test_a_picture_costs_one_drawing_of_the_page_and_no_new_layout(opened):
         ages, asked, _, time = (now - then for now, then in zip(page.evaluate("window.count()"), before, strict=True))
         assert ages <= time / 250 + 2, "four times a second, however many pictures come"
         assert asked == 0
+
+
+BANDS = """() => {
+  const raised = document.createElement("i");
+  raised.style.background = "var(--raised)";
+  document.body.append(raised);
+  const {backgroundColor} = getComputedStyle(raised);
+  raised.remove();
+  return [getComputedStyle(document.getElementById("frame")).backgroundColor, backgroundColor];
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_a_picture_leaves_free_has_the_color_of_the_page(opened, scheme):
+    with serve_gym(Paddle, web=True, fps=30) as server:
+        page = opened(server.web_url, color_scheme=scheme)
+        shows(page, "() => !document.getElementById('play').disabled")
+        frame, raised = page.evaluate(BANDS)
+        assert frame != raised, "dark, below texts that are light"
+        page.click("#begin")
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
+        frame, raised = page.evaluate(BANDS)
+        assert frame == raised
+        page.evaluate("() => document.getElementById('stage').requestFullscreen()")
+        shows(page, "() => document.fullscreenElement !== null")
+        frame, raised = page.evaluate(BANDS)
+        assert frame == "rgb(5, 7, 12)", "as a film has it"
+        page.evaluate("() => document.exitFullscreen()")
+
+
+def test_behind_the_words_of_a_match_it_stays_dark(opened):
+    with serve_parallel(Race, web=True, fps=60, match=True, agents=lambda observation: 1) as server:
+        page = opened(server.web_url, color_scheme="light")
+        page.click("#play")
+        says(page, "#badge", "you are")
+        page.click("#ready")
+        says(page, "#match-over", "Round 1 is over")
+        assert page.evaluate("() => document.getElementById('canvas').dataset.pictures > 0")
+        frame, raised = page.evaluate(BANDS)
+        assert frame != raised

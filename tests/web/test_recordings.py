@@ -225,6 +225,27 @@ def test_at_a_phone_s_width_the_bar_and_the_list_fit(opened, tmp_path):
         assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.parametrize("name", ["Ann", "person 7935"])
+def test_a_player_has_one_name_in_the_worlds_and_in_the_recordings(opened, tmp_path, name):
+    shown = "person Ann" if name == "Ann" else name
+    with serve_gym(short_paddle, web=True, fps=60, record=tmp_path) as server:
+        page = opened(server.web_url)
+        page.evaluate("(name) => localStorage.setItem('name', name)", name)
+        page.click("#begin")
+        page.keyboard.down("ArrowRight")
+        page.wait_for_function(
+            "(text) => document.querySelector('#worlds .chip.on')?.textContent === text", arg=f"● {shown}"
+        )
+        until(lambda: any(one.end == "terminated" for one in recorded(tmp_path)))
+        page.keyboard.press("Escape")
+        page.click("#replays")
+        page.wait_for_selector("#recordings-list .chip.on")
+        assert set(page.locator("#recordings-list .chip.on").all_text_contents()) == {shown}
+        page.click("#recordings-list button")
+        page.wait_for_selector("#player-about .chip.on")
+        assert page.text_content("#player-about .chip.on") == shown
+
+
 def test_what_somebody_has_played_is_listed_and_the_rest_on_demand(opened, tmp_path):
     """In real time a world plays on after its player: of two seconds with nobody nothing is to be seen first."""
     recording = Recording(tmp_path, unattended=True)

@@ -8,8 +8,10 @@ import re
 import threading
 import time
 
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from bridge import Limits, Recording, Web, make_remote, serve_gym
 from bridge.recording.episodes import load_episode
@@ -236,3 +238,77 @@ def test_a_world_that_is_gone_is_not_taken_over_after_a_reload(opened):
         page.goto(server.web_url)
         says(page, "#message", "The world in which you took over is gone.")
         page.wait_for_selector("#empty")
+
+
+class Blind(gymnasium.Env):
+    """Draws nothing."""
+
+    observation_space = spaces.Box(0, 9, (1,), np.int64)
+    action_space = spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([0]), {}
+
+    def step(self, action):
+        return np.array([int(action)]), 0.0, False, False, {}
+
+
+@contextlib.contextmanager
+def idle(server):
+    """An agent that thinks: it has reset the world, and makes no step."""
+    env = make_remote(f"{server.url}?world=")
+    env.reset(seed=0)
+    yield env
+    env.close()
+
+
+def counted(page):
+    """Return a list that gets an entry for each connection of the page from now on: [its messages so far]."""
+    sockets = []
+
+    def add(socket):
+        count = [0]
+        sockets.append(count)
+        socket.on("framereceived", lambda _: count.__setitem__(0, count[0] + 1))
+
+    page.on("websocket", add)
+    return sockets
+
+
+@pytest.mark.parametrize("agent", [idle, Trainer], ids=["idle", "stepping"])
+@pytest.mark.parametrize("make", [Paddle, Blind])
+def test_who_gives_back_takes_over_again(opened, make, agent):
+    """In a world that stands still, too, where the answers to who looks on wait for seconds."""
+    with serve_gym(make, web=True) as server, agent(server):
+        page = opened(server.web_url)
+        received = counted(page)
+        page.reload()
+        waited_for = []
+        for _ in range(4):
+            says(page, "#play", "Take over")
+            says(page, "#badge", "watching")
+            # It has joined, knows the keys, and has shown what there is: now it asks for what comes next.
+            until(lambda: page.evaluate("() => new Promise(requestAnimationFrame)") and received[-1][0] >= 3)
+            watching, before = received[-1], received[-1][0]
+            take_over(page)
+            waited_for.append(watching[0] - before)
+            assert page.text_content("#play") == "Give back"
+            page.click("#play")
+        if agent is idle:
+            assert min(waited_for) == 0, "but for a wait that happens to end then"
+
+
+def test_a_world_whose_agent_has_left_is_played_not_taken_over(opened):
+    with serve_gym(Paddle, web=True) as server:
+        with idle(server):
+            page = opened(server.web_url)
+            take_over(page)
+        says(page, "#badge", "agent has left: nothing moves until it is back")
+        page.click("#play")
+        says(page, "#play", "Play")
+        page.click("#play")
+        says(page, "#badge", "playing your own world")
+        page.keyboard.press("Escape")
+        says(page, "#play", "Play")
+        until(lambda: server.worlds in ([], [""]))

@@ -40,7 +40,7 @@ def test_without_an_encoder_of_jpeg_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(RequestError, match=r"gymnasium-bridge\[web\].*frame=png"):
-        encode([np.zeros((200, 200, 3), np.uint8)], View("jpeg", (0,)))
+        encode([photograph()], View("jpeg", (0,)))
 
 
 def test_lanes_are_put_side_by_side_and_made_smaller_where_they_are_many():
@@ -100,12 +100,41 @@ def test_a_drawing_in_flat_colors_is_sent_without_loss_where_that_is_smaller(col
     assert len(data) < len(plain.getvalue())
 
 
-@pytest.mark.parametrize("env", ["CartPole-v1", "FrozenLake-v1"])
+# Of MountainCar the PNG is larger than the JPEG, which has noise around the hills.
+@pytest.mark.parametrize("env", ["CartPole-v1", "FrozenLake-v1", "MountainCar-v0", "Acrobot-v1"])
 def test_what_gymnasium_draws_is_sent_without_loss(env):
     made = gymnasium.make(env, render_mode="rgb_array")
     made.reset(seed=0)
     assert np.array_equal(decoded(encode([made.render()], JPEG)), made.render())
     made.close()
+
+
+def bricks(spread):
+    """A wall of bricks, each of a color of its own within so many shades: as PNG always about as large."""
+    shades = np.random.default_rng(0).integers(100, 100 + spread, (75, 50, 3), np.uint8)
+    return np.repeat(np.repeat(shades, 4, axis=0), 6, axis=1)
+
+
+def test_a_drawing_may_take_half_more_than_a_jpeg_and_no_more():
+    sent = {}
+    for spread in range(2, 156, 2):
+        picture = bricks(spread)
+        data, lossless = encode([picture], JPEG), len(encode([picture], View("png", (0,))))
+        plain = io.BytesIO()
+        Image.fromarray(picture).save(plain, "JPEG", quality=80)
+        if lossless * 16 > picture.shape[0] * picture.shape[1]:
+            sent[lossless / len(plain.getvalue())] = data.startswith(b"\x89PNG")
+    # The encoders differ by some percent.
+    assert {png for ratio, png in sent.items() if ratio > 1.6} == {False}
+    assert {png for ratio, png in sent.items() if 1.0 < ratio < 1.4} == {True}
+
+
+def test_of_a_drawing_that_is_small_without_loss_no_jpeg_is_made(monkeypatch):
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    data = encode([sprites(12)], JPEG)
+    monkeypatch.undo()
+    assert np.array_equal(decoded(data), sprites(12))
 
 
 def test_a_photograph_is_a_jpeg_and_so_is_a_drawing_that_is_smaller_as_one():

@@ -133,7 +133,11 @@ class _Jax(_Library):
     def __init__(self, device: str | None) -> None:
         self._jax: Any = importlib.import_module("jax")
         platform, _, number = (device or "").partition(":")
-        self._device = self._jax.devices(platform or None)[int(number or 0)]
+        devices, index = self._jax.devices(platform or None), int(number or 0)
+        # Python would take a negative one from the end.
+        if not 0 <= index < len(devices):
+            raise ValueError(f"there are {len(devices)}, with numbers from 0")
+        self._device = devices[index]
         self.array = self._jax.Array
 
     def from_host(self, array: Array) -> object:

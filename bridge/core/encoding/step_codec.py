@@ -267,9 +267,9 @@ class _Template:
         data, size = table.tobytes(), len(blank)
         return [data[start : start + size] for start in range(0, count * size, size)]
 
-    def read(self, data: bytes | bytearray, start: int) -> list[Array]:
-        """Return the tensors of a match; they may share its memory."""
-        return [hole.array(data, start) for hole in self.holes]
+    def read(self, data: bytes | bytearray, start: int, count: int | None = None) -> list[Array]:
+        """Return the first `count` tensors of a match, or (None) all; they may share its memory."""
+        return [hole.array(data, start) for hole in self.holes[:count]]
 
 
 _Piece = tuple["Callable[..., bytes] | None", list[Any], int, int]
@@ -344,9 +344,9 @@ class StepAnswer:
         """Return the observations but for the info: single floats and bools as Python's, else as `arrays`."""
         return self.template.values(self.data, self.start)
 
-    def arrays(self) -> list[Array]:
-        """Return the observations but for the info; they may share memory with the response."""
-        return self.template.read(self.data, self.start)
+    def arrays(self, count: int | None = None) -> list[Array]:
+        """Return the first `count` observations, or (None) all but the info; they may share the response's memory."""
+        return self.template.read(self.data, self.start, count)
 
     @staticmethod
     def stack(answers: Sequence[StepAnswer]) -> list[Array]:

@@ -70,6 +70,10 @@ class Connection:
         """Those whose requests wait until the client takes their answers."""
         self.unserved = 0
         """Requests that were received, and not looked at yet."""
+        self.turns = 0
+        """How often requests of it were served."""
+        self.turns_beside = 0
+        """How often those of others were, when it sent a message last."""
         self.outgoing: list[bytes | memoryview] = []
         """Bytes to send with the next `flush`; the protocol appends to it."""
         self.unsent: deque[memoryview] = deque()

@@ -488,9 +488,9 @@ class Connections:
                 connection.ended()
 
     @property
-    def busy(self) -> bool:
-        """True if a call is open, or the client of one that was still takes its answers."""
-        return any(connection.calls or connection.unsent for connection in self.all.values())
+    def clients(self) -> int:
+        """The number of connections with an open call, or whose client still takes the answers of one that was."""
+        return sum(bool(connection.calls or connection.unsent) for connection in self.all.values())
 
     def drain(self, grace: float) -> None:
         """Say on every connection that no more calls are taken; the open ones go on, whatever the grace.

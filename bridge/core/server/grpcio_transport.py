@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
@@ -15,7 +17,6 @@ from bridge.core.server.auth import Gate, Security
 from bridge.core.server.calls import Call, Calls, Client
 from bridge.core.server.limits import CoreLimits
 from bridge.core.server.serving import HelperThread
-from bridge.core.server.session import Session
 from bridge.core.transport.service import HELLO, METHOD, ROOM, SERVICE
 from bridge.core.transport.sockets import listen_unix
 from bridge.core.worlds.scheduling import Scheduler
@@ -28,24 +29,83 @@ _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _FAULT = RequestError(Code.INTERNAL, "the server failed")
 _LAST_WORDS = 1.0  # seconds after a drain in which `close_all` says why calls end, before grpcio cancels them
 _SPARE_THREADS = 8  # for health checks, and calls that are to be refused
+# What a call may have read ahead of its answers: so many requests, and bytes of them. A client of ours has at most 128
+# on their way, and `Calls` ends a call of which 1,000 wait.
+_AHEAD, _AHEAD_BYTES = 256, 1 << 22
+# Bytes of answers that grpcio has not taken, from which on no further request of their call is served.
+_MOST_UNSENT = 1 << 20
+
+
+class _RequestsAhead:
+    """The requests of a call that were read and not answered."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._sizes: deque[int] = deque()
+        self._bytes = 0
+        self._over = False
+
+    def add(self, size: int) -> None:
+        """Count one that was read."""
+        with self._changed:
+            self._sizes.append(size)
+            self._bytes += size
+
+    def wait(self) -> None:
+        """Wait until a further one may be read, or the call is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._over or (len(self._sizes) < _AHEAD and self._bytes < _AHEAD_BYTES))
+
+    def answered(self) -> None:
+        """Count the oldest as answered."""
+        with self._changed:
+            self._bytes -= self._sizes.popleft()
+            self._changed.notify()
+
+    def end(self) -> None:
+        """End the wait: the call is over."""
+        with self._changed:
+            self._over = True
+            self._changed.notify()
 
 
 class _Client(Client):
-    """The client of one call, which sends a request once the last one is answered."""
+    """The client of one call."""
 
     joins_answers = False
-    outgoing = unsent = ()
+    outgoing = ()
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
         self.calls: set[Call] = set()
         self.blocked_calls: set[Call] = set()
-        self.unserved = 0
+        self.unserved = self.turns = self.turns_beside = 0
+        self.unsent = False
+        """True if so many bytes of answers wait that no further request is served."""
+        self.requests = _RequestsAhead()
         self.answers: queue.SimpleQueue[bytes | RequestError | None] = queue.SimpleQueue()
+        # Bytes of answers. The event loop's thread writes the first, and the thread that sends them the second.
+        self._made = self._sent = 0
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
+        self._made += size
+        self.unsent = self._made - self._sent > _MOST_UNSENT
         self.answers.put(b"".join(parts))
         return True
+
+    def sent(self, size: int) -> bool:
+        """Count an answer that grpcio has taken; return whether `unblock` is to be called in the event loop since."""
+        self._sent += size
+        # What is made meanwhile is still to be sent, and this asked again after it: no call stays blocked.
+        left = self._made - self._sent
+        return left <= _MOST_UNSENT < left + size
+
+    def unblock(self) -> None:
+        """Look again whether answers wait."""
+        self.unsent = self._made - self._sent > _MOST_UNSENT
+
+    def is_blocked(self, call: Call) -> bool:
+        return self.unsent
 
     def finish(self, call: Call, error: RequestError | None) -> None:
         self.answers.put(error)
@@ -74,7 +134,11 @@ class GrpcioTransport:
         self.all: set[_Client] = set()
         """The clients of the calls that are open."""
         # grpcio holds a thread for each open stream. With fewer, the next client would hang and not be refused.
-        self._threads = ThreadPoolExecutor(limits.max_connections + limits.max_viewers + _SPARE_THREADS, "grpcio")
+        most = limits.max_connections + limits.max_viewers + _SPARE_THREADS
+        self._threads = ThreadPoolExecutor(most, "grpcio")
+        # Requests are read in other threads than answers are sent: an action is applied when it comes, while the Step
+        # before it is held until there is a new frame.
+        self._readers = ThreadPoolExecutor(most, "grpcio-read")
         size = limits.max_message_bytes
         # gRPC's own limit of 4 MiB breaks large observations.
         options = [("grpc.max_receive_message_length", size), ("grpc.max_send_message_length", size)]
@@ -136,6 +200,7 @@ class GrpcioTransport:
         def over() -> None:
             # Not in the event loop, which may have ended: a thread that waits would keep the process from ending.
             opened.cancel()
+            client.requests.end()
             client.answers.put(None)
             self._post(lambda: self._close(client))
 
@@ -151,17 +216,30 @@ class GrpcioTransport:
         except CancelledError:
             return
         context.send_initial_metadata(((HELLO, __version__),))
-        receive: Callable[[bytes | None], None] = lambda data: self._post(lambda: self.calls.receive(call, data))  # noqa: E731
-        for request in requests:
-            receive(request)
-            # Each request is answered before grpcio is asked for the next one: what is sent ahead waits in its windows.
-            answer = client.answers.get()
-            if not isinstance(answer, bytes):
-                if answer is not None:
-                    context.abort(_STATUS[int(answer.code)], answer.message)
-                return
+        self._readers.submit(self._read, call, client, requests)
+        while isinstance(answer := client.answers.get(), bytes):
             yield answer
-        receive(None)
+            if client.sent(len(answer)):
+                self._post(lambda: self._unblock(call, client))
+            client.requests.answered()
+        if answer is not None:
+            context.abort(_STATUS[int(answer.code)], answer.message)
+
+    def _read(self, call: Call, client: _Client, requests: Iterator[bytes]) -> None:
+        """Hand on the requests of a call as they come, in a thread of its own."""
+        receive: Callable[[bytes | None], None] = lambda data: self._post(lambda: self.calls.receive(call, data))  # noqa: E731
+        try:
+            with contextlib.suppress(grpc.RpcError):  # the client has cancelled the call
+                for request in requests:
+                    client.requests.add(len(request))
+                    receive(request)
+                    client.requests.wait()
+        finally:
+            receive(None)
+
+    def _unblock(self, call: Call, client: _Client) -> None:
+        client.unblock()
+        self.calls.unblock(call)
 
     def _open(self, client: _Client, version: str, opened: Future[Call], may_act: bool) -> None:
         if not opened.set_running_or_notify_cancel():
@@ -171,8 +249,6 @@ class GrpcioTransport:
         except RequestError as error:
             opened.set_exception(error)
         else:
-            if isinstance(call.session, Session):
-                call.session.reads_ahead = False
             self.all.add(client)
             opened.set_result(call)
 
@@ -185,9 +261,9 @@ class GrpcioTransport:
         return {"sockets": len({client.peer for client in tuple(self.all)}), "throttled": 0}
 
     @property
-    def busy(self) -> bool:
-        """True if a call is open."""
-        return bool(self.all)
+    def clients(self) -> int:
+        """The number of connections with an open call."""
+        return len({client.peer for client in self.all})
 
     def close(self, client: Any, error: RequestError | None = _FAULT) -> None:
         """End the call of a client: after a fault of this server, or for another reason."""
@@ -211,3 +287,4 @@ class GrpcioTransport:
         """Close the ports; by the thread that stops the server."""
         self._server.stop(0.2).wait(5.0)
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)

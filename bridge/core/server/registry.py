@@ -415,14 +415,6 @@ class Registry:
         """Return the sessions that are in a world."""
         return self._inside.get(world, ())
 
-    def steps_beside(self, user: WorldUser) -> int:
-        """Return how many steps the worlds have made that others play in than the connection of a session."""
-        return sum(
-            world.counts().steps
-            for world, inside in self._inside.items()
-            if any(other.plays and other.connection is not user.connection for other in inside)
-        )
-
     def maker(self, world: World) -> WorldUser | None:
         """Return the session that has made a world for its client alone; None: it is gone, or was made for others."""
         entry = self._entries.get(world.name)

@@ -199,12 +199,8 @@ class Session:
         self._client_version = client_version
         self.connection: object = self
         """The same for all sessions of one connection."""
-        self.charge: Callable[[float, bool], None] = lambda seconds, beside: None
-        """Counts processor time, in seconds, that this client has used for a message, and whether others have stepped
-        since its last one; set by `Calls`."""
-        self._steps_beside = 0
-        self.reads_ahead = True
-        """False if the transport, which sets this, reads no request before the last one is answered."""
+        self.charge: Callable[[float], None] = lambda seconds: None
+        """Counts processor time, in seconds, that this client has used for a message; set by `Calls`."""
         self.client_key = ""
         self._state = SessionState.UNJOINED
         self._world: World | None = None
@@ -625,8 +621,7 @@ class Session:
 
     def _charge_for(self, message: SessionMessage, seconds: float) -> None:
         """Charge the processor time of a message."""
-        before, self._steps_beside = self._steps_beside, self._hub.steps_beside(self)
-        self.charge(max(0.0, seconds - message.free_seconds), before != self._steps_beside)
+        self.charge(max(0.0, seconds - message.free_seconds))
 
     async def _step(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
         agent, world = self._agent, self._world
@@ -764,7 +759,7 @@ class Session:
         tree = self._hub.properties().merged(PropertyTree([own, key]))
         if (agent := self._agent) is not None:
             tree = tree.merged(agent.properties())
-            if (uid := agent.unwrapped.episode_uid) and self.reads_ahead:
+            if uid := agent.unwrapped.episode_uid:
                 tree = tree.merged(PropertyTree([Property("world.episode_uid", NUMBER, _EPISODE_UID, lambda: uid)]))
             if (name := attribute_in(request, tree)) is not None:
                 return (await self._answer_attribute(agent, name, request)).SerializeToString()

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -18,7 +19,7 @@ from bridge.core.server.registry import Registry
 from bridge.core.server.serving import ServingThread
 from bridge.errors import Code, RequestError
 
-__all__ = ["CLOSE_TIMEOUT", "Shutdown"]
+__all__ = ["CLOSE_TIMEOUT", "Shutdown", "draining_line"]
 
 _log = SafeLog(__name__)
 CLOSE_TIMEOUT = 5.0
@@ -37,7 +38,7 @@ class Shutdown:
         loop: The event loop.
         serving: Runs it.
         registry: The worlds.
-        connections: The connections.
+        connections: The connections; its `clients` says how many have an open call.
         processes: The processes of isolated worlds.
         drain: Called once, first of all, with the seconds of grace: no new calls and worlds from then on.
         drain_timeout: Seconds that open calls get to end by themselves, unless told otherwise.
@@ -68,6 +69,8 @@ class Shutdown:
         self.ends_process = False
         """True if a signal ends the process where an environment is in a call: the calling thread cannot return."""
         self._grace = drain_timeout
+        self._waits_since: float | None = None
+        """When the server began to wait for its clients, in seconds of the scheduler; None: it waits for none."""
         self._signal: int | None = None
         self._handlers: dict[signal.Signals, Any] = {}
         """The handlers of the signals before, while the signals reach the event loop."""
@@ -133,8 +136,9 @@ class Shutdown:
         # A later call, by `stop` or a signal, only brings the end forward.
         if not self.begun:
             self.begun = True
-            if self._connections.busy:
-                _log.info("draining for at most %g s, until the last client has left", grace)
+            if grace and (left := self._connections.clients):
+                self._waits_since = self._loop.scheduler.now()
+                _log.info(draining_line(left, grace))
             self._drain(grace)
         deadline = self._loop.scheduler.now() + grace
         self._loop.scheduler.call_soon(lambda: self._end_connections(deadline, close_timeout))
@@ -144,10 +148,15 @@ class Shutdown:
         scheduler = self._loop.scheduler
         if self._serving.finished.is_set():
             return
-        if self._connections.busy and scheduler.now() < deadline:
+        left = self._connections.clients
+        if left and scheduler.now() < deadline:
             when = min(deadline, scheduler.now() + _POLL)
             scheduler.call_at(when, lambda: self._end_connections(deadline, close_timeout))
             return
+        if self._waits_since is not None:
+            waited, self._waits_since = scheduler.now() - self._waits_since, None
+            what = f"{_clients(left)} still there, and cut off" if left else "the last client has left"
+            _log.info("drained: %s after %.1f s", what, waited)
         self._connections.close_all(RequestError(Code.UNAVAILABLE, "the server was stopped"))
         # An environment may never return from its call, or from `close`.
         scheduler.call_later(close_timeout, self._give_up)
@@ -174,6 +183,21 @@ class Shutdown:
         """End the processes that are left: of worlds that are being made, or do not close."""
         for process in list(self._processes):
             process.abandon()
+
+
+def draining_line(clients: int, grace: float) -> str:
+    """Say how many clients a server waits for, and until when.
+
+    Args:
+        clients: How many are left.
+        grace: Seconds that they have.
+    """
+    until = time.strftime("%H:%M:%S", time.localtime(time.time() + grace))
+    return f"draining: {_clients(clients)} left, until {until} at the latest ({grace:g} s)"
+
+
+def _clients(count: int) -> str:
+    return "1 client is" if count == 1 else f"{count} clients are"
 
 
 def _end_process(number: int) -> None:

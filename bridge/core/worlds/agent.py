@@ -24,7 +24,7 @@ from bridge.errors import Code, RequestError, TensorError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["AgentPacer", "EnvAgent"]
+__all__ = ["AgentPacer", "EnvAgent", "InfoWriter"]
 
 NO_INFO = values.encode_info({}, values.Notes())
 """An empty info as it travels."""
@@ -88,6 +88,91 @@ class AgentPacer(Protocol):
         """Have a sequence begin in the situation that the environment is in; return the state of the agent's own."""
 
 
+class InfoWriter:
+    """Writes the infos of one agent.
+
+    Forms of observations, types of rewards and names of attributes are told when they change, and the client keeps
+    them. A note is told once.
+
+    Args:
+        layout: Of the observations.
+        plain_type: The type of rewards of which their tensor says all, until another type was told; None: there is
+            none.
+    """
+
+    def __init__(self, layout: Layout, plain_type: type | None) -> None:
+        self.notes = values.Notes()
+        """What is to be told once."""
+        self.beside: dict[str, Any] = {}
+        """What the next info tells beside it: arguments of `encode_info`."""
+        self.plain_type: object = plain_type
+        """The type of rewards that need not be told, as in each step of nearly all environments; None: all are looked
+        at."""
+        self.has_forms = layout.has_forms
+        """True if observations of the space may have several forms."""
+        self._layout = layout
+        self._form: object = None
+        # The client gives each reward the type of the last one that it was told in an info.
+        self._reward_type: object = float
+        self._names: str | None = None
+
+    def follow_names(self, names: str) -> None:
+        """Tell the names of attributes from now on where they change; the client has read `names`."""
+        self._names = names
+
+    @property
+    def follows_names(self) -> bool:
+        """True if the client is to be told names that have changed."""
+        return self._names is not None
+
+    def take_names(self, names: str | None) -> None:
+        """Tell the names of attributes with the next info, if they have changed; None: there are none."""
+        if names is not None and names != self._names:
+            self._names = names
+            self.notes.rename(AttributeNames(names))
+
+    def take_reward(self, reward: object) -> None:
+        """Tell a reward with the next info, if its tensor does not say all of it."""
+        if reward_type(reward) == self._reward_type and is_held_by_float64(reward):
+            self.beside.pop("reward", None)
+            self.plain_type = type(reward) if type(reward) in HELD_BY_FLOAT64 else None
+        else:
+            # Until it is told, each reward is looked at: the next one may have to be told in its place.
+            self.beside["reward"], self.plain_type = reward, None
+
+    def write(self, info: Any, observation: object, remarks: list[str]) -> bytes:
+        """Return an info as it travels.
+
+        Args:
+            info: Of one environment a dict, of lanes as their vector environment returns it.
+            observation: What it belongs to.
+            remarks: Further notes, which are taken out of the list.
+        """
+        form = self._layout.form(observation)
+        for remark in remarks:
+            self.notes.add(remark, remark)
+        remarks.clear()
+        beside, self.beside = self.beside, {}
+        if "reward" in beside:
+            reward = beside["reward"]
+            self._reward_type = reward_type(reward)
+            self.plain_type = type(reward) if type(reward) in HELD_BY_FLOAT64 else None
+        if form == self._form:
+            if not (info or self.notes or beside):
+                return NO_INFO
+            return values.encode_info(info, self.notes, **beside)
+        self._form = form
+        return values.encode_info(info, self.notes, form, **beside)
+
+    def write_apart(self, info: Mapping[str, Any]) -> object:
+        """Return an info that travels elsewhere than in the observation `info`, as plain values.
+
+        What it lacks since it does not travel, the next info tells: clients read no notes elsewhere.
+        """
+        found, self.notes.fresh, _ = values.decode_info(values.encode_info(info, self.notes))
+        return found
+
+
 class EnvAgent(Agent):
     """An agent of an environment, of its lanes, or one of several agents.
 
@@ -146,9 +231,8 @@ class EnvAgent(Agent):
         """What the Step at hand is told of these, where its pacer has said it; None: the newest observations."""
         self._plain = self._observation_layout.single and self._observation_layout.leaves[0].kind == "array"
         self._dtype, self._shape = self.observations[1].dtype, self.observations[1].shape
-        self._has_forms = self._observation_layout.has_forms
-        self._notes = values.Notes()
-        self._form: object = None
+        self.infos = InfoWriter(self._observation_layout, self.rewards.plain_type)
+        """Writes the infos of its Steps, and what they tell beside."""
         self.observation: object = None
         """The observation that its Step is told; None: there is none yet."""
         self.info: Any = {}
@@ -162,15 +246,8 @@ class EnvAgent(Agent):
         # Of a single environment's step: to write three arrays and read them again took a twentieth of a step.
         self._scalars: tuple[float, bool, bool] | None = None
         """Reward and flags that are not in the arrays yet; None: they are."""
-        # The client gives each reward the type of the last one that it was told in an info. In each step of nearly all
-        # environments the reward is of `_plain_type`, and its tensor says all.
-        self._reward_type: object = float
-        self._plain_type: object = self.rewards.plain_type
-        self.beside: dict[str, Any] = {}
-        """What the next info tells beside it: arguments of `encode_info`."""
         self._failed: Sequence[int] = ()
         """The lanes that failed in the last transition, each alone."""
-        self._known_names: str | None = None
 
     @property
     def plays(self) -> bool:
@@ -184,16 +261,12 @@ class EnvAgent(Agent):
 
     def follow_names(self, names: str) -> None:
         """Send the names of attributes with the info after a reset that changes them; the client has read `names`."""
-        self._known_names = names
+        self.infos.follow_names(names)
 
     def tell_names(self) -> None:
         """Send the names of attributes with the next info, if the reset at hand has changed them."""
-        if self._known_names is None:
-            return
-        names = self.world.env.properties().get(NAMES)
-        if names is not None and names != self._known_names:
-            self._known_names = names
-            self._notes.rename(AttributeNames(names))
+        if self.infos.follows_names:
+            self.infos.take_names(self.world.env.properties().get(NAMES))
 
     # Requests
 
@@ -251,7 +324,7 @@ class EnvAgent(Agent):
             self.observation, reward, terminated, truncated, self.info = result
             ended = terminated or truncated
             flags = (bool(terminated), bool(truncated)) if ended else _NOT_ENDED
-            if type(reward) is self._plain_type:
+            if type(reward) is self.infos.plain_type:
                 self._scalars = reward, *flags
             else:
                 self._scalars = None
@@ -298,14 +371,14 @@ class EnvAgent(Agent):
         self._scalars = None
         for array in (self.reward, self.terminated, self.truncated):
             array.fill(0)
-        self.beside.clear()
+        self.infos.beside.clear()
         self.tell_names()
 
     def take_lanes(self, result: Result) -> None:
         """Take what the environment's `step` returned for all lanes."""
         try:
             self.observation, reward, terminated, truncated, self.info = result
-            self.reward[...] = self.rewards.read(reward, self._notes)
+            self.reward[...] = self.rewards.read(reward, self.infos.notes)
             self.terminated[...] = terminated
             self.truncated[...] = truncated
         except RequestError:
@@ -320,7 +393,7 @@ class EnvAgent(Agent):
         if failures or self._failed:
             self._failed = tuple(failures)
             if failures:
-                self.beside["failed"] = self._failed
+                self.infos.beside["failed"] = self._failed
         if failures or retried:
             for message in (*retried, *failures.values()):
                 self.world.report_failure(message)
@@ -329,27 +402,22 @@ class EnvAgent(Agent):
 
     def take_reward(self, reward: object) -> None:
         """Take the reward of a single environment. What its tensor does not say, the next info tells."""
-        if type(reward) is self._plain_type:
+        if type(reward) is self.infos.plain_type:
             self.reward[...] = reward
             return
-        typed = self.rewards.typed(reward, self._notes)
+        typed = self.rewards.typed(reward, self.infos.notes)
         if self.reward.ndim:
             self.reward[...] = typed
             return
         self.reward[...] = as_number(typed)
-        if reward_type(typed) == self._reward_type and is_held_by_float64(typed):
-            self.beside.pop("reward", None)
-            self._plain_type = type(typed) if type(typed) in HELD_BY_FLOAT64 else None
-        else:
-            # Until it is told, each reward is looked at: the next one may have to be told in its place.
-            self.beside["reward"], self._plain_type = typed, None
+        self.infos.take_reward(typed)
 
     def take_cut(self) -> None:
         """Tell that the sequence was ended from outside: truncated, with the last observations once more."""
         self._fill_arrays()
         self.reward[...] = 0
         for told in ("reward", "failed"):
-            self.beside.pop(told, None)
+            self.infos.beside.pop(told, None)
         self.truncated[...] = True
         # The info of the last transition was told with that.
         self.info, self._failed = {}, ()
@@ -392,7 +460,7 @@ class EnvAgent(Agent):
             elif uid < first + len(flags):
                 found[uid] = flags[uid - first]
             elif uid < more:
-                found[uid] = np.frombuffer(self._encode_info(), np.uint8)
+                found[uid] = np.frombuffer(self._write_info(), np.uint8)
             else:
                 found[uid] = told[uid - more]
         return found
@@ -408,11 +476,12 @@ class EnvAgent(Agent):
         seen: Any = self.observation
         as_spec = self._plain and type(seen) is np.ndarray and seen.dtype == self._dtype and seen.shape == self._shape
         # An empty info, which is not encoded anew in each step.
-        told = self.info or self.beside or self._notes.fresh or self.world.env.notes or self._has_forms
+        infos, remarks = self.infos, self.world.env.notes
+        told = self.info or infos.beside or infos.notes.fresh or remarks or infos.has_forms
         if as_spec and not told and self._scalars is not None:  # as in nearly each step of a single environment
             return [seen, *self._scalars, NO_INFO]
         parts = (seen,) if as_spec else [self._leaf(uid) for uid in range(1, self._first_flag)]
-        info, reward = self._encode_info() if told or self._notes.fresh else NO_INFO, self.reward
+        info, reward = self._write_info() if told or infos.notes.fresh else NO_INFO, self.reward
         if self._scalars is not None:
             return [*parts, *self._scalars, info]
         if self.lanes is not None:
@@ -424,33 +493,9 @@ class EnvAgent(Agent):
         arrays = [np.frombuffer(part, np.uint8) if isinstance(part, bytes) else np.asarray(part) for part in parts]
         return dict(zip(self.usual, arrays, strict=True))
 
-    def _encode_info(self) -> bytes:
+    def _write_info(self) -> bytes:
         """Return the info as it travels, with what the client is to be told beside it."""
-        env, form = self.world.env, self._observation_layout.form(self.observation)
-        if env.notes:
-            for note in env.notes:
-                self._notes.add(note, note)
-            env.notes.clear()
-        # Forms and types are told when they change, and the client keeps them.
-        beside, self.beside = self.beside, {}
-        if "reward" in beside:
-            reward = beside["reward"]
-            self._reward_type = reward_type(reward)
-            self._plain_type = type(reward) if type(reward) in HELD_BY_FLOAT64 else None
-        if form == self._form:
-            if not (self.info or self._notes or beside):
-                return NO_INFO
-            return values.encode_info(self.info, self._notes, **beside)
-        self._form = form
-        return values.encode_info(self.info, self._notes, form, **beside)
-
-    def encode_apart(self, info: Mapping[str, Any]) -> object:
-        """Return an info that travels elsewhere than in the observation `info`, as plain values.
-
-        What it lacks since it does not travel, the next info tells: clients read no notes elsewhere.
-        """
-        found, self._notes.fresh, _ = values.decode_info(values.encode_info(info, self._notes))
-        return found
+        return self.infos.write(self.info, self.observation, self.world.env.notes)
 
     def _is_as_spec(self, seen: Any) -> bool:
         """True if an observation is its one tensor already."""
@@ -462,7 +507,7 @@ class EnvAgent(Agent):
         if self._is_as_spec(observation):
             return cast("Array", observation)
         try:
-            self._observation_layout.note_type(uid - 1, observation, self._notes)
+            self._observation_layout.note_type(uid - 1, observation, self.infos.notes)
             return self._observation_layout.pack_leaf(uid - 1, observation)
         except TensorError as error:
             raise _wrong_observation(error) from error
@@ -471,10 +516,10 @@ class EnvAgent(Agent):
         """Return how lanes began: their rows of each tensor, as `Value.Begun` holds them, and the info."""
         seen: Any = self.observation
         if self._is_as_spec(seen):
-            return [seen.take(lanes, 0).tobytes()], self._encode_info()
+            return [seen.take(lanes, 0).tobytes()], self._write_info()
         try:
             layout = self._observation_layout
-            return [layout.pack_rows(index, seen, lanes) for index in range(len(layout.leaves))], self._encode_info()
+            return [layout.pack_rows(index, seen, lanes) for index in range(len(layout.leaves))], self._write_info()
         except TensorError as error:
             raise _wrong_observation(error) from error
 

@@ -223,8 +223,8 @@ class Pacer(abc.ABC):
         """Frames of the clock until now; None: it follows no clock."""
         return None
 
-    def moment(self, lane: int) -> tuple[float, int, float] | None:
-        """Return seconds of the clock, the frame, and when the action came that it applies; None: it follows none."""
+    def moment(self, lane: int) -> tuple[float, float] | None:
+        """Return seconds of the clock, and when the action came that its frame applies; None: it follows none."""
         return None
 
     def counts(self) -> WorldCounts | None:

@@ -82,13 +82,13 @@ class Participant:
         agent.observation, agent.info = told.observation, told.info
         agent.terminated[...], agent.truncated[...] = told.terminated, told.truncated
         # What an earlier answer had to tell, and was asked for no info, is of no interest any more.
-        agent.beside = {"agents": self.agents} if self.agents else {}
+        agent.infos.beside = {"agents": self.agents} if self.agents else {}
         if told.missing:
-            agent.beside["missing"] = told.missing
+            agent.infos.beside["missing"] = told.missing
         if cut_off:
             # The world ended the sequence, not the environment: it is truncated, with the last observation.
             agent.take_cut()
-            agent.beside.clear()
+            agent.infos.beside.clear()
         # After `take_cut`, which sets the reward to 0: what was earned until the end is still told.
         reward, self.reward = self.reward, None
         if reward is None:

@@ -22,6 +22,10 @@ export class Stream {
   #waiting = [];
   #ended = null;
 
+  // Of a stream that looks at a world: what keys do there, once it has joined.
+  /** @type {Promise<{fps?: number | null}> | null} */
+  controls = null;
+
   constructor(token) {
     const scheme = location.protocol === "https:" ? "wss:" : "ws:";
     const names = [SUBPROTOCOL];

@@ -6,7 +6,7 @@ import {signOf} from "./keys.js";
 import {drawMosaic} from "./mosaic.js";
 import {firstWorld, isKnown, laneSeats, serverOf, short, state, worldOf} from "./state.js";
 import {match, recordings} from "./views.js";
-import {tell} from "./words.js";
+import {called, tell} from "./words.js";
 import {chosenEnvironment, select} from "./worlds.js";
 
 const MOST_CHIPS = 8; // seats of a world that are named in the list of worlds
@@ -60,12 +60,6 @@ function isShown(list, text) {
   const same = list.dataset.shown === text;
   list.dataset.shown = text;
   return same;
-}
-
-// What kind of player somebody is, and the name: "person Ann" of "person:Ann", and "person 5457" of "person:person 5457".
-function called(player) {
-  const [kind, name = ""] = player.split(/:(.*)/s);
-  return !name || name === kind || name.startsWith(`${kind} `) ? name || kind : `${kind} ${name}`;
 }
 
 // Who has which seat; of many seats those that are taken, and how many there are. One seat alone has no name to tell.
@@ -160,9 +154,9 @@ function drawPlay() {
 }
 
 function drawLegend() {
-  const {keyboard = null, own, takesOver} = state.playing ?? {};
+  const {keyboard = null, rate: held, takesOver} = state.playing ?? {};
   const entries = keyboard?.legend() ?? [];
-  const resting = takesOver ? "no key: the agent acts" : keyboard?.resting(own && keyboard.needsKey);
+  const resting = takesOver ? "no key: the agent acts" : keyboard?.resting(held);
   if (isShown($("legend"), JSON.stringify([entries, resting]))) return;
   $("legend").replaceChildren(...entries.map(([keys, meaning], position) => {
     const button = document.createElement("button");

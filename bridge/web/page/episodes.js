@@ -1,5 +1,7 @@
 // Recorded episodes, in words and chips.
 
+import {called} from "./words.js";
+
 const IDLE = "default"; // who acts where there is no action of anybody
 
 export function element(kind, text, name = "") {
@@ -13,7 +15,7 @@ export function element(kind, text, name = "") {
 export function players(names) {
   const shown = names.filter((name) => name !== IDLE);
   if (!shown.length) return [element("span", "nobody", "chip")];
-  return shown.map((name) => element("span", name.replace(/^(person|agent):/, ""), name.startsWith("person") ? "chip on" : "chip"));
+  return shown.map((name) => element("span", called(name), name.startsWith("person") ? "chip on" : "chip"));
 }
 
 // True if somebody acted in an episode: a world in real time goes on, and is recorded, while its player does nothing.

@@ -66,10 +66,11 @@ export class Keyboard {
     return {directions, others: names.filter((name) => !placed.includes(name))};
   }
 
-  // What happens where no key is held, in words; `waits`: whether the world waits for a key.
-  resting(waits) {
+  // What happens where no key is held, in words. `rate`: of a world that waits for a key, the steps a second of one that
+  // stays down.
+  resting(rate) {
     const {controls} = this;
-    if (waits) return "no key: the world waits";
+    if (rate) return `no key: the world waits; held: ${Number(rate.toFixed(1))} steps a second`;
     if (controls.kind === "discrete") return `no key: ${this.#called(controls.neutral)}`;
     return controls.kind === "box" ? `no key: ${controls.neutral.map((value) => Number(value.toFixed(3))).join(", ")}` : "";
   }

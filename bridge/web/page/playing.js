@@ -7,6 +7,7 @@ import {note} from "./figures.js";
 import {recall} from "./input.js";
 import {Keyboard} from "./keys.js";
 import {drawsNothing, lacksJpeg, Observations} from "./observations.js";
+import {nextPress, TURNS} from "./presses.js";
 import {kindOf, learn, seatKey, serverOf, state, want, worldOf} from "./state.js";
 import {match} from "./views.js";
 import {clear, show} from "./watching.js";
@@ -22,12 +23,8 @@ const KEPT = /free in (\d+(?:\.\d+)?) s\b/; // how a refusal says for how long a
 const DOUBLE = 2;
 const DEFAULT_FPS = 30;
 const SOON = 15; // seconds before a seat is given back at which the page begins to count
-// In a turn-based world: milliseconds after which a key that stays down repeats, the rate, and how many presses wait.
-const REPEAT_AFTER = 500;
-const REPEATS = 4;
 const KNOWN_WITHIN = 30_000; // milliseconds in which the server says that a seat which was given back is free
 const QUIET = 5000; // milliseconds from one end of an episode that is read aloud to the next
-const OTHERS_TURN = 300; // milliseconds for which a person sees the own move before the next one
 
 // Taking over: while keys are held their action stands in for the agent's.
 
@@ -38,8 +35,8 @@ export async function takeOver(chosen) {
   const stream = (state.joining = new Stream(state.token));
   const world = worldOf(state.selected);
   try {
-    // The world waits for a person's eyes. The stream of the pictures is in it already, so it can ask for the rate.
-    const {fps: own} = state.watching ? JSON.parse(await state.watching.property("world.controls")) : {};
+    // The world waits for a person's eyes. The stream of the pictures is in it already, and has asked for the rate.
+    const {fps: own} = (await state.watching?.controls) ?? {};
     const fps = serverOf(world).play_fps ?? own;
     const given = {role: textTensor("takeover"), name: textTensor(myName()), pace: tensor([Math.max(1, fps || DEFAULT_FPS)], DOUBLE, [])};
     const seat = chosen ?? $("seat").value;
@@ -146,7 +143,7 @@ export async function play(chosen) {
     if (state.joining !== stream) return; // the person has gone elsewhere
     state.joining = state.gaveBack = null;
     state.playing = {stream, keyboard, own, name, title: env || home.title, seat, inMatch: Boolean(home.match), changed: null, wake: () => {}};
-    if (own && keyboard.needsKey) state.playing.presses = [];
+    if (own && keyboard.needsKey) Object.assign(state.playing, {presses: [], rate: home.play_fps ?? keyboard.controls.fps ?? TURNS});
     recall(keyboard);
     badge(own ? "playing your own world" : home.match ? `you are ${seat}` : seat && given.agent ? `playing ${seat}` : "playing", true);
     $("stage").focus({preventScroll: true});
@@ -189,31 +186,6 @@ async function rounds(play, joined, fps) {
   }
 }
 
-// The action of the next press of a key, in a world of one's own that stands still without: no action does nothing
-// there. A press is one step, however long it takes; a key that stays down repeats slowly. null: nobody plays any more.
-async function nextPress(play) {
-  let again = performance.now() + (play.repeats ? 1000 / REPEATS : REPEAT_AFTER);
-  while (state.playing === play) {
-    if (play.allowed && !play.allowed.some(Boolean)) { // it is another's turn: what the person's seat does counts for nothing
-      await pause(OTHERS_TURN);
-      return play.keyboard.action(new Set());
-    }
-    play.repeats = !play.presses.length;
-    const action = play.presses.shift() ?? (play.keyboard.holds && performance.now() >= again ? play.keyboard.action() : null);
-    if (action && isAllowed(play, action)) return action;
-    if (!play.keyboard.holds) again = performance.now() + REPEAT_AFTER;
-    await Promise.race([pause(50), new Promise((resolve) => (play.wake = resolve))]);
-  }
-  return null;
-}
-
-// True if the environment's `action_mask`, as board games have it, allows an action.
-function isAllowed(play, [action]) {
-  const allowed = !play.allowed || Boolean(play.allowed[action - play.keyboard.controls.start]);
-  announce(allowed ? "" : "That is not allowed now.");
-  return allowed;
-}
-
 async function steps(play, joined, fps) {
   const uids = Object.fromEntries([...joined.observations].map(([name, spec]) => [name, spec.uid]));
   const mask = play.presses ? "observation.action_mask" : ""; // in real time nobody waits for a turn
@@ -251,6 +223,7 @@ async function steps(play, joined, fps) {
       if (now > quietUntil) quietUntil = now + QUIET;
       total = 0;
       play.presses?.splice(0);
+      play.repeats = false; // a key that is still down waits, so that the person sees what begins
     }
     running = answer.state === RUNNING;
     if (mask in uids) play.allowed = running ? read(mask) : null;

@@ -35,6 +35,7 @@ export function clear(name) {
   state.returns.length = 0;
   const canvas = $("canvas");
   canvas.getContext("2d").clearRect(0, 0, canvas.width, canvas.height);
+  $("frame").classList.remove("pictured");
   for (const id of ["age", "viewers", "last-return"]) note(id, "–");
   note("episodes", "");
   showFigures(); // at once: what is selected by now is another world
@@ -57,9 +58,9 @@ export async function watch(name) {
   const lanes = lanesWanted();
   if (lanes) given.lanes = intTensor(lanes);
   try {
-    const {observations} = await stream.ask(request.join(name, given));
+    const {observations} = await join(stream, name, given);
     const sent = performance.now();
-    await stream.property("world.name");
+    await stream.controls;
     // As many requests on their way as a round trip has frames: far away, pictures come as often as nearby.
     const ahead = Math.max(1, Math.min(MOST_AHEAD, Math.ceil(((performance.now() - sent) * 60) / 1000)));
     const [frame, figures] = [observations.get("frame").uid, observations.get("watch").uid];
@@ -87,10 +88,18 @@ export async function watch(name) {
   }
 }
 
+// Join as a spectator, and ask what keys do, for a person who takes over. Asked after the first Step, in a world that
+// stands still, the answer would wait for seconds.
+function join(stream, name, given) {
+  const joining = stream.ask(request.join(name, given));
+  stream.controls = joining.then(() => stream.property("world.controls")).then(JSON.parse).catch(() => ({}));
+  return joining;
+}
+
 // Watching where there are no pictures.
 async function observe(name, stream) {
   try {
-    const joined = await stream.ask(request.join(name, {role: textTensor("spectator"), wait: textTensor("next_frame")}));
+    const joined = await join(stream, name, {role: textTensor("spectator"), wait: textTensor("next_frame")});
     if (state.watching !== stream) return;
     const seen = new Observations(joined, $("canvas"), $("panel"));
     while (state.watching === stream) {
@@ -200,6 +209,7 @@ function paint(picture, bitmap) {
     $("frame").style.setProperty("--ratio", String(bitmap.width / bitmap.height));
   }
   canvas.getContext("2d").drawImage(bitmap, 0, 0);
+  $("frame").classList.add("pictured");
   const now = performance.now();
   canvas.dataset.pictures = String(Number(canvas.dataset.pictures ?? 0) + 1);
   // Its way here took about half of a round trip.

@@ -72,6 +72,12 @@ export function badge(text, live) {
   draw();
 }
 
+// What kind of player somebody is, and the name: "person Ann" of "person:Ann", and "person 5457" of "person:person 5457".
+export function called(player) {
+  const [kind, name = ""] = player.split(/:(.*)/s);
+  return !name || name === kind || name.startsWith(`${kind} `) ? name || kind : `${kind} ${name}`;
+}
+
 export function myName() {
   let name = local.getItem("name");
   if (!name) local.setItem("name", (name = `person ${Math.floor(Math.random() * 9000 + 1000)}`));

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bridge.core.encoding.tensors import Array
-from bridge.core.image_files import QUALITY, encode_png, encode_smaller
+from bridge.core.image_files import QUALITY, encode_either, encode_png
 from bridge.errors import Code, RequestError
 
 __all__ = ["FORMATS", "LOSSLESS", "MAX_LANES", "View", "encode", "mosaic"]
@@ -32,7 +32,7 @@ class View:
     """The view of a viewer. Viewers with equal views share one picture."""
 
     format: str
-    """One of `FORMATS`; pictures that are small, or smaller as PNG, are PNG always."""
+    """One of `FORMATS`; small pictures and drawings are PNG always."""
     lanes: tuple[int, ...]
     """The lanes to show, each once."""
 
@@ -52,7 +52,7 @@ def encode(frames: Sequence[Any], view: View, quality: int = QUALITY) -> bytes:
     height, width = picture.shape[:2]
     if view.format == "png" or quality >= LOSSLESS or height * width <= _SMALL:
         return encode_png(picture)
-    return encode_smaller(picture, quality)
+    return encode_either(picture, quality)
 
 
 def mosaic(frames: Sequence[Array]) -> Array:

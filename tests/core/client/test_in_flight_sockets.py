@@ -95,6 +95,26 @@ def test_the_slots_of_a_vector_get_all_rewards(far: Any, think: float) -> None:
     envs.close()
 
 
+@pytest.mark.parametrize(
+    ("server", "client", "scheme"),
+    [
+        ({"transport": "grpcio"}, {}, "grpc"),
+        ({"transport": "grpcio"}, {"transport": "grpcio"}, "grpc"),
+        ({}, {"transport": "grpcio"}, "grpc"),
+        ({"web": True}, {}, "ws"),
+    ],
+    ids=["a server on grpcio", "both on grpcio", "a client on grpcio", "WebSocket"],
+)
+def test_steps_are_in_flight_over_every_transport(
+    far: Any, server: dict[str, Any], client: dict[str, Any], scheme: str
+) -> None:
+    url, _ = far(**server)
+    envs = BlockingReset(bridge.make_vec_remote(url.replace("grpc", scheme), num_envs=2, **client))
+    assert all(feeds(envs))
+    check_returns(envs, 150)
+    envs.close()
+
+
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 def test_the_lanes_of_a_world_get_all_rewards(far: Any, mode: AutoresetMode) -> None:
     url, _ = far(num_envs=3)

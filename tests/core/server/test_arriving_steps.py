@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from google.protobuf import any_pb2
 
 from bridge import RealTime, serve_gym
 from bridge.core.encoding import values
-from bridge.core.encoding.names import PROPERTY_REQUEST_URL
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
-from bridge.pb import properties_pb2
 from bridge.testing import VirtualClock
 from tests.far_network import Telling
 from tests.peers import Stream
@@ -97,8 +94,12 @@ class Waiting:
         return unpack_tensor(answer.step.observations[self.uids[name]])
 
 
-def test_an_action_counts_when_it_arrives_while_the_steps_before_it_are_held(clock: VirtualClock) -> None:
-    with serve_gym(lambda: Telling((10**6,), clock.now), fps=10, realtime=RealTime(clock=clock)) as server:
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+def test_an_action_counts_when_it_arrives_while_the_steps_before_it_are_held(
+    clock: VirtualClock, transport: Any
+) -> None:
+    realtime = RealTime(clock=clock)
+    with serve_gym(lambda: Telling((10**6,), clock.now), fps=10, realtime=realtime, transport=transport) as server:
         player, watcher = Stream(server).join(wait="new_frame"), Stream(server).join(role="spectator")
         assert player.read_property("world.episode_uid") == EPISODE
         wanted = [player.uids["observation"]]
@@ -111,16 +112,6 @@ def test_an_action_counts_when_it_arrives_while_the_steps_before_it_are_held(clo
         assert unpack_tensor(player.take().step.observations[wanted[0]])[1:3].tolist() == [1, 7]
         player.close()
         watcher.close()
-
-
-def test_a_server_on_grpcio_which_reads_no_request_before_the_last_is_answered_does_not_say_so() -> None:
-    with serve_gym(Telling, fps=10, transport="grpcio") as server:
-        player = Stream(server).join(wait="new_frame")
-        request = properties_pb2.PropertyRequest()
-        request.read_property.key = "world.episode_uid"
-        body = any_pb2.Any(type_url=PROPERTY_REQUEST_URL, value=request.SerializeToString())
-        assert player.ask(extension=body).error.code == Code.NOT_FOUND
-        player.close()
 
 
 def test_the_answers_say_when_each_step_came(session: Any, clock: VirtualClock) -> None:

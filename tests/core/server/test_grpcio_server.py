@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import gymnasium
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bridge import TLS, Limits, errors, make_remote, make_vec_remote, serve_gym
-from bridge.core.encoding.tensors import pack_tensor
+from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.errors import Code
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import EVERY_SPACE, CountingEnv, make_certificates
@@ -135,6 +136,67 @@ def test_a_client_that_goes_while_it_waits_frees_its_world_and_the_server_ends_t
         server.stop()
         with pytest.raises(grpc.RpcError):
             other.ask(leave_world=pb.LeaveWorldRequest())
+        other.close()
+        stream.close()
+
+
+def test_requests_are_answered_in_their_order_however_many_are_sent_ahead() -> None:
+    release = threading.Event()
+
+    class Held(gymnasium.Env[Any, Any]):
+        observation_space = gymnasium.spaces.Box(0, 1 << 20, (), np.int64)
+        action_space = gymnasium.spaces.Discrete(1 << 20)
+
+        def reset(self, **given: Any) -> Any:
+            return np.zeros((), np.int64), {}
+
+        def step(self, action: Any) -> Any:
+            assert release.wait(20.0)
+            return np.asarray(action, np.int64), 0.0, False, False, {}
+
+    with by_grpcio(Held) as server:
+        stream, other = Stream(server).join(), Stream(server)
+        wanted = [stream.uids["observation"]]
+        stream.ask(step=pb.StepRequest(requested_observations=wanted))
+        numbers = range(1, 2001)
+        for number in numbers:
+            stream.send(step=pb.StepRequest(actions={1: pack_tensor(number)}, requested_observations=wanted))
+        until(stream.requests.empty)
+        for _ in range(50):  # meanwhile the server reads as much as it will
+            other.ask(leave_world=pb.LeaveWorldRequest())
+        release.set()
+        for number in numbers:
+            assert unpack_tensor(stream.take().step.observations[wanted[0]]) == number
+        other.close()
+        stream.close()
+
+
+def test_for_a_client_that_takes_no_answers_few_are_made_until_it_does() -> None:
+    count, size, made = 120, 1 << 19, [0]
+
+    class Large(gymnasium.Env[Any, Any]):
+        observation_space = gymnasium.spaces.Box(0, 255, (size,), np.uint8)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, **given: Any) -> Any:
+            return np.zeros(size, np.uint8), {}
+
+        def step(self, action: Any) -> Any:
+            made[0] += 1
+            return np.full(size, made[0], np.uint8), 0.0, False, False, {}
+
+    with by_grpcio(Large) as server:
+        stream, other = Stream(server).join(), Stream(server, own_connection=True)
+        wanted = [stream.uids["observation"]]
+        stream.ask(step=pb.StepRequest())
+        for _ in range(count):
+            stream.send(step=pb.StepRequest(actions={1: pack_tensor(0)}, requested_observations=wanted))
+        until(lambda: made[0] >= 2)
+        for _ in range(300):  # meanwhile the server makes as many as it will
+            other.ask(leave_world=pb.LeaveWorldRequest())
+        assert made[0] < count // 2, "what was made and not taken is kept in memory"
+        for number in range(1, count + 1):
+            assert unpack_tensor(stream.take().step.observations[wanted[0]])[0] == number
         other.close()
         stream.close()
 

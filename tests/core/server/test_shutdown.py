@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,10 +46,10 @@ class Process:
 class House:
     """A server without sockets: clients that leave at their times, and worlds that close or do not."""
 
-    def __init__(self, leaves: float = 0.0, closes: float = 0.0, drain_timeout: float = 5.0) -> None:
+    def __init__(self, leaves: float | Sequence[float] = 0.0, closes: float = 0.0, drain_timeout: float = 5.0) -> None:
         self.clock = VirtualClock()
         self.scheduler = Scheduler(self.clock.now)
-        self.leaves, self.closes = leaves, closes
+        self.leaves, self.closes = leaves if isinstance(leaves, Sequence) else [leaves], closes
         self.cut_off: list[tuple[float, Any]] = []
         self.drains: list[float] = []
         self.ended_at: float | None = None
@@ -69,9 +70,9 @@ class House:
         )
 
     @property
-    def busy(self) -> bool:
-        """True while a client is there."""
-        return self.clock.now() < self.leaves and not self.cut_off
+    def clients(self) -> int:
+        """The number of clients that are there."""
+        return 0 if self.cut_off else sum(self.clock.now() < leaves for leaves in self.leaves)
 
     def close_all(self, error: Any) -> None:
         self.cut_off.append((self.clock.now(), error))
@@ -239,3 +240,40 @@ def test_an_ended_server_ends_no_second_time(house: Any) -> None:
     assert server.ended_at == ended
     assert server.drains == [0.0]
     assert len(server.cut_off) == 1
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "grace", "lines"),
+    [
+        ([0.4, 2.0, 1.0], 30.0, ["draining: 3 clients are left, until TIME at the latest (30 s)",
+                                 "drained: the last client has left after 2.0 s"]),
+        ([NEVER, 1.0], 5.0, ["draining: 2 clients are left, until TIME at the latest (5 s)",
+                             "drained: 1 client is still there, and cut off after 5.0 s"]),
+        ([NEVER, NEVER], 0.5, ["draining: 2 clients are left, until TIME at the latest (0.5 s)",
+                               "drained: 2 clients are still there, and cut off after 0.5 s"]),
+        ([], 30.0, []),
+        ([NEVER], 0.0, []),
+    ],
+)  # fmt: skip
+def test_who_is_waited_for_and_the_end_of_the_wait_are_logged(
+    house: Any, caplog: pytest.LogCaptureFixture, leaves: list[float], grace: float, lines: list[str]
+) -> None:
+    caplog.set_level("INFO", "bridge.core.server.shutdown")
+    server = house(leaves)
+    server.shutdown.begin(grace)
+    server.run()
+    assert [re.sub(r"\d\d:\d\d:\d\d", "TIME", line) for line in lines_of(caplog)] == lines
+
+
+def test_an_end_that_is_brought_forward_is_logged_once(house: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "bridge.core.server.shutdown")
+    server = house([NEVER])
+    server.shutdown.begin(60.0)
+    server.run(1.0)
+    server.shutdown.begin(2.0)
+    server.run()
+    assert lines_of(caplog)[1:] == ["drained: 1 client is still there, and cut off after 3.0 s"]

@@ -21,7 +21,7 @@ from bridge.core.client.world.step_reader import Transition
 from bridge.core.encoding.names import CLIENT_KEY
 from bridge.core.encoding.space_json import space_from_json
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.core.extras import install_command
+from bridge.core.extras import imported_from
 from bridge.core.keywords import grouped
 from bridge.core.transport.credentials import TLS
 from bridge.errors import (
@@ -36,10 +36,8 @@ from bridge.errors import (
 )
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-try:
+with imported_from("a remote world of several agents needs PettingZoo", "pettingzoo"):
     from pettingzoo import ParallelEnv
-except ImportError as error:
-    raise ImportError(f"a remote world of several agents needs PettingZoo: {install_command('pettingzoo')}") from error
 
 if TYPE_CHECKING:
     from bridge.core.client.messages import MessageReply

@@ -20,6 +20,7 @@ from bridge.core.client.endpoints import (
 )
 from bridge.core.client.options import VectorOptions, checked_urls
 from bridge.core.client.slots.endpoint import Load, Placement
+from bridge.core.client.slots.members import SlotMembers
 from bridge.core.client.slots.slot import LinkState, Member, Reason, StandBy
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.join_sequence import choose_lanes
@@ -78,6 +79,7 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits
         watch = EndpointWatch(directory)
         placement = Placement(watch, partial(_request_at, options=options, server_name=name))
     pool = VectorPool(options.timeout, placement, options.connect_timeout)
+    members = pool.members
     # Before the first connection: it asks the server whether it drains only where slots can move.
     if directory is not None or spares:
         pool.enable_moves()
@@ -90,7 +92,7 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits
                 _join_directory(pool, watch, num_envs, wait)
             for request in spares:
                 listed = ListedEndpoint.of(request)
-                pool.connect(pool.members.add(request, listed, stands_by=StandBy(Reason.NAMED)))
+                pool.connect(members.add(request, listed, stands_by=StandBy(Reason.NAMED)))
     # KeyboardInterrupt too: without an object there is nobody to close the connections.
     except BaseException:
         pool.close_all(0.5)
@@ -128,26 +130,27 @@ def _join_list(
         RemoteError: One cannot be joined.
     """
     places = {(request.address.scheme, request.address.target) for request in requests}
+    members = pool.members
     # Set before the first remote is made: it decides whether remotes open a socket each, or share one.
-    pool.members.shared = len(places) < max(len(requests), num_envs or 0)
-    _Join(pool, wait).run(requests)
+    members.shared = len(places) < max(len(requests), num_envs or 0)
+    _Join(pool, wait, _Listed(members, requests)).run()
     if num_envs is None:
         return
     # How many lanes a world has is known only now, and with it how many worlds make up `num_envs`.
-    have = len(pool.members.at)
+    have = len(members.at)
     if have == num_envs and len(requests) == 1:
-        pool.members.shared = False  # there is no other one
+        members.shared = False  # there is no other one
     elif one_world:
         # Another server than ours may know no such setting, and make what it always makes.
         raise SettingError(
-            f"lanes=True: expected {pool.members.filling[0].remote.url} to make a world of {num_envs} lanes, got one "
+            f"lanes=True: expected {requests[0].address.url} to make a world of {num_envs} lanes, got one "
             f"that fills {have} of the slots; leave lanes out"
         )
     if have < num_envs and (num_envs - have) % have == 0:
         further = [dataclasses.replace(request, lanes_if_alike=None) for request in requests]  # it has answered
-        _Join(pool, wait).run(further * ((num_envs - have) // have))
+        _Join(pool, wait, _Listed(members, further * ((num_envs - have) // have))).run()
     elif have != num_envs:
-        lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in pool.members.filling)
+        lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in members.filling)
         raise SettingError(
             f"num_envs={num_envs} is no multiple of the {have} slots that the URLs give: {lanes}. "
             "A world of N lanes fills N slots"
@@ -168,10 +171,10 @@ def _join_directory(pool: VectorPool, watch: EndpointWatch, num_envs: int | None
         RemoteError: No endpoint can be joined.
     """
     # The only reading that is waited for: it has to say which endpoints there are.
-    count = len(_first_endpoints(watch, pool.timeout, wait))
+    count, members, placement = len(_first_endpoints(watch, pool.timeout, wait)), pool.members, pool.placement
     if num_envs is not None:
-        pool.placement.check_room(num_envs)
-        pool.members.shared = num_envs > count
+        placement.check_room(num_envs)
+        members.shared = num_envs > count
     _Join(pool, wait, _Search(pool, num_envs, count, wait)).run()
 
 
@@ -193,33 +196,25 @@ def _first_endpoints(watch: EndpointWatch, timeout: float, wait: ServerWait) -> 
 class _Join:
     """Joins the first worlds, and tells a person at a terminal, and more seldom the log, what is waited for.
 
-    A world of a list is joined at its own server or, where that is silent or not up, where another one has joined.
-    A world of a directory is joined anywhere: what cannot be joined at one endpoint is dropped, and others are asked.
+    A world that is pinned is joined at its own server or, where that is silent or not up, where another one has joined.
+    Any other one is joined anywhere: what cannot be joined at one endpoint is dropped, and others are asked.
 
     Args:
         pool: Gets them.
         wait: Says how long servers are waited for that are not up.
-        search: Says which endpoints of a directory are asked; None: there is a list.
+        search: Says which endpoints are asked, and when there are enough worlds.
     """
 
-    def __init__(self, pool: VectorPool, wait: ServerWait, search: _Search | None = None) -> None:
-        self._pool, self._wait, self._search = pool, wait, search
+    def __init__(self, pool: VectorPool, wait: ServerWait, search: _Listed | _Search) -> None:
+        self._pool, self._members, self._wait, self._search = pool, pool.members, wait, search
         self._missing: dict[Member, None] = {}
         """The members that are being connected."""
         self._later: dict[Member, float] = {}
         """The members whose servers are not up, each with the time of its next attempt; monotonic seconds."""
 
-    def run(self, requests: Sequence[WorldRequest] = ()) -> None:
-        """Join worlds, and give them their slots.
-
-        Args:
-            requests: Those of a list, in the order of their slots.
-        """
-        pool, missing = self._pool, self._missing
-        for request in requests:
-            missing[pool.connect(pool.members.add(request, ListedEndpoint.of(request)))] = None
-        # True if a server is asked which form of world to make.
-        asks = any(request.lanes_if_alike for request in requests)
+    def run(self) -> None:
+        """Join worlds, and give them their slots."""
+        pool, members, missing = self._pool, self._members, self._missing
         now = time.monotonic()
         tell_at, log_at = now + LOOK, now + _LOG
         while self._begin_more(now):
@@ -227,7 +222,7 @@ class _Join:
             pool.poller.ready(min(LOOK, _LOOK))
             pool.drain()
             now = time.monotonic()
-            if asks:
+            if self._search.asks:
                 for member in list(missing):
                     if now > member.silent_until and member.remote.asking:
                         self._ask_nothing(member)
@@ -250,16 +245,15 @@ class _Join:
                 urls = ", ".join(dict.fromkeys(member.remote.url for member in late))
                 raise RemoteTimeoutError(urls, late[0].remote.late("to join a world", pool.timeout).reason)
             if missing and now >= tell_at:
-                have = len(pool.members.filling)
-                wanted = have if self._search is None else self._search.wanted
+                have, wanted = len(members.filling) - len(missing), self._search.wanted
                 tell_at = now + LOOK
-                text = f"waiting for {next(iter(missing)).remote.url}; {have - len(missing)} of {wanted} worlds joined"
+                text = f"waiting for {next(iter(missing)).remote.url}; {have} of {wanted} worlds joined"
                 tell(text)
                 if now >= log_at:
                     log_at = now + _LOG
                     _log.warning("%s", text)
         # At the end, because slots are numbered in the order of the requests, not in that of the answers.
-        pool.members.place()
+        members.place()
 
     def _begin_more(self, now: float) -> bool:
         """Connect further worlds, if they are wanted; return whether there is anything to wait for."""
@@ -269,28 +263,26 @@ class _Join:
             if not self._stand_in(member):
                 self._pool.connect(member)
             self._missing[member] = None
-        if self._search is None:
-            return bool(self._missing or self._later)
         for request, endpoint in self._search.next_worlds(now):
-            member = self._pool.members.add(request, endpoint, lanes=self._search.lanes or 1)
+            member = self._members.add(request, endpoint, lanes=self._search.lanes or 1)
             self._missing[self._pool.connect(member)] = None
-        return self._search.goes_on(now, asking=bool(self._missing))
+        return self._search.goes_on(now, asking=bool(self._missing or self._later))
 
     def _on_joined(self, member: Member) -> None:
         """Count a world that was joined; with the first of a directory, drop those that are too many."""
         # It was not up before. Now it is well, and may stand in for others.
         member.failures = 0
-        if self._search is not None and self._search.joined(member):
+        if self._search.joined(member):
             # Others were asked while nobody knew that a world has several lanes: fewer worlds are enough.
             for other in list(self._missing)[self._search.wanted - 1 :]:
                 del self._missing[other]
-                self._pool.members.drop(other)
+                self._members.drop(other)
 
     def _on_failed(self, member: Member, error: RemoteError) -> None:
         """Go on without a world, or raise why it cannot be joined."""
-        if self._search is not None:
+        if member.home is None:
             self._search.failed(error)
-            self._pool.members.drop(member)
+            self._members.drop(member)
             return
         # A server of another package may have ended the stream at the question. One that is not there has not, and one
         # that wants a token wants it without the question, too.
@@ -312,11 +304,11 @@ class _Join:
 
     def _pass_over(self, member: Member) -> bool:
         """Leave a silent server, where others can take its slots; return whether it was left."""
-        # A directory has more endpoints, so nobody waits for `timeout`.
-        if self._search is not None:
+        # It may be at any endpoint, so nobody waits for `timeout`.
+        if member.home is None:
             self._pool.give_up(member)
             return True
-        # Who stands in does so once: of a list there is no end to the servers that might.
+        # Who stands in does so once: there is no end to the servers that might.
         return not member.is_displaced and self._stand_in(member)
 
     def _stand_in(self, member: Member) -> bool:
@@ -332,6 +324,41 @@ class _Join:
         return True
 
 
+class _Listed:
+    """Asks each endpoint of a list for a world, all at once.
+
+    Args:
+        members: The worlds that there are.
+        requests: The further ones, in the order of their slots.
+    """
+
+    lanes = 0
+    """Those of each world: not known, and of each its own."""
+
+    def __init__(self, members: SlotMembers, requests: Sequence[WorldRequest]) -> None:
+        self._unasked = list(requests)
+        self.wanted = len(members.filling) + len(requests)
+        """The number of worlds."""
+        self.asks = any(request.lanes_if_alike for request in requests)
+        """True if a server is asked which form of world to make."""
+
+    def next_worlds(self, now: float) -> list[tuple[WorldRequest, Endpoint]]:
+        """Return the worlds that are asked for now, and where: all of them at first, and then none."""
+        requests, self._unasked = self._unasked, []
+        return [(request, ListedEndpoint.of(request)) for request in requests]
+
+    def goes_on(self, now: float, *, asking: bool) -> bool:
+        """Tell whether worlds are still to be joined: those that are asked for, now or later."""
+        return asking
+
+    def joined(self, member: Member) -> bool:
+        """Return False: no world makes others needless."""
+        return False
+
+    def failed(self, error: RemoteError) -> None:
+        """Do nothing: a world that is pinned is tried again where it belongs."""
+
+
 class _Search:
     """Says which endpoints of a directory are asked for worlds, until there are enough.
 
@@ -343,12 +370,14 @@ class _Search:
     """
 
     def __init__(self, pool: VectorPool, num_envs: int | None, count: int, wait: ServerWait) -> None:
-        self._pool, self._placement, self._wait = pool, pool.placement, wait
+        self._pool, self._members, self._placement, self._wait = pool, pool.members, pool.placement, wait
         self._num_envs, self._count = num_envs, count
         self.wanted = num_envs or count
         """The number of worlds."""
         self.lanes = 0
         """Those of each world; 0: not known."""
+        self.asks = False
+        """False: in a directory each slot has a world."""
         self._error: RemoteError | None = None
         """Why one could not be joined: what no waiting mends, if there is such an error, else the last."""
         self._failures = 0
@@ -361,7 +390,7 @@ class _Search:
 
     def next_worlds(self, now: float) -> list[tuple[WorldRequest, Endpoint]]:
         """Return the worlds that are asked for now, and where."""
-        placement, filling = self._placement, self._pool.members.filling
+        placement, filling = self._placement, self._members.filling
         # Until one was joined nobody knows how many lanes a world has. Who has met a dead endpoint asks twice as many
         # at a time, so that a list of thousands is gone through in moments.
         most = self.wanted if self.lanes else min(2**self._failures, _AT_ONCE, self._count)
@@ -400,7 +429,7 @@ class _Search:
             RemoteError: No endpoint can be joined.
             SettingError: None has room for another world.
         """
-        have, placement = len(self._pool.members.filling), self._placement
+        have, placement = len(self._members.filling), self._placement
         if self.lanes and not asking and have >= self.wanted:
             return False
         if not asking and self._error is not None and self._error.unavailable:

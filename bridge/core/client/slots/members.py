@@ -83,8 +83,7 @@ class SlotMembers:
         home: ListedEndpoint | None,
         stands_by: StandBy | None,
     ) -> Member:
-        single = remote.info is None or remote.info.lanes is None
-        member = self.of[remote] = Member(remote, endpoint, start, lanes, home, single, stands_by=stands_by)
+        member = self.of[remote] = Member(remote, endpoint, start, lanes, home, remote.single, stands_by=stands_by)
         (self.filling if stands_by is None else self.spares).append(member)
         return member
 
@@ -152,11 +151,11 @@ class SlotMembers:
 
     def check_spaces(self, member: Member) -> None:
         """Raise SettingError where a world has other spaces than the first, and say what differs."""
-        different = member.remote.known_info().difference(self.world_info())
+        own, first = member.remote, self.filling[0].remote
+        different = own.known_info().difference(first.known_info())
         if different:
             raise SettingError(
-                f"{member.remote.url} has, unlike {self.filling[0].remote.url}, {different}; one vector environment "
-                "takes worlds of equal spaces"
+                f"{own.url} has, unlike {first.url}, {different}; one vector environment takes worlds of equal spaces"
             )
 
     def world_info(self) -> WorldInfo:

@@ -84,7 +84,8 @@ class Results:
     ) -> None:
         self._places: list[tuple[Member, slice]] = []
         size = 0
-        for member in pool.members.filling if members is None else members:
+        self._members = pool.members
+        for member in self._members.filling if members is None else members:
             # Nearly always all members are handed out, whose slots are their rows.
             self._places.append((member, member.slots if members is None else slice(size, size + member.lanes)))
             size += member.lanes
@@ -242,7 +243,7 @@ class Results:
                 holder, key = (place, "error") if isinstance(info, list) else (place["error"], lane)
                 holder[key] = str(error)
             if self._tells:
-                member.remote.record.episodes_lost += 1
+                member.lose_episodes(1)
                 first = reason.partition("\n")[0]
                 self._pool.log.warning("slot %d: episode truncated: %s", member.start + lane, first)
 
@@ -298,7 +299,7 @@ class Results:
         # Once: from then on the row is None, with the reason, until the world is back.
         if member.episode is EpisodeState.CUT and self._tells:
             member.handle(EpisodeEvent.TOLD)
-            member.remote.record.episodes_lost += member.lanes
+            member.lose_episodes(member.lanes)
             self.batch.truncations[rows] = True
             what = "episode" if member.lanes == 1 else "episodes"
             self._pool.log.warning("%s: %s truncated: %s", member.title, what, str(error).partition("\n")[0])
@@ -316,7 +317,7 @@ class Results:
             return self.common.copy()  # as nearly always
         infos = {**(self._merged() if self.first is None else self._same_step_infos()), **self.common}
         if self._infos and any(info and _acted_for(info) for *_, info in self._infos):
-            space, owns = self._pool.members.world_info().action_space, self.own_infos()
+            space, owns = self._members.world_info().action_space, self.own_infos()
             if self.first is not None:  # what was executed in slots that ended is told with their final observation
                 ended = self.ended
                 finals = [own if over else {} for own, over in zip(owns, ended, strict=True)]
@@ -422,10 +423,11 @@ class Results:
         for member, rows in self._places:
             if self.valid[rows.start]:
                 continue
-            if member.last is None:
+            last = member.last
+            if last is None:
                 raise ConnectionLostError(member.remote.url, f"it went before its first observation: {member.error}")
             # The reward, flags and info of the last answer were handed out with it.
-            member.last.reader.write_again(member.last.message, self.batch, rows.start)
+            last.reader.write_again(last.message, self.batch, rows.start)
 
     def row(self, slot: int) -> Any:
         """Return one row's observation."""
@@ -460,7 +462,7 @@ def _replaced(column: Column, new: Column, slots: Array) -> Column:
     return [new[slot] if slots[slot] else item for slot, item in enumerate(column)]
 
 
-def as_universe(pool: VectorPool, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+def as_universe(members: SlotMembers, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
     """Return what a step of `RemoteVectorEnv` returns: rows of observations, None where a slot has none, and infos."""
     rows = results.rows()
     infos = results.merged_infos()
@@ -468,12 +470,13 @@ def as_universe(pool: VectorPool, results: Results) -> tuple[Any, Array, Array, 
     if results.plain:  # as nearly always
         infos["slot_state"] = np.full(results.size, SlotState.RUNNING, np.int64)
         return rows, results.batch.rewards, results.batch.terminations, results.batch.truncations, infos
-    infos["slot_state"] = slot_states(pool.members)
-    away = {member: since for member in pool.members.filling if (since := member.remote.record.away_since) is not None}
+    infos["slot_state"] = slot_states(members)
+    now = time.monotonic()
+    away = {member: seconds for member in members.filling if (seconds := member.seconds_away(now)) is not None}
     if away:
-        seconds = infos["seconds_away"] = np.zeros(len(pool.members.at))
-        for member, since in away.items():
-            seconds[member.slots] = time.monotonic() - since
+        infos["seconds_away"] = np.zeros(len(members.at))
+        for member, seconds in away.items():
+            infos["seconds_away"][member.slots] = seconds
     batch = results.batch
     return rows, batch.rewards, batch.terminations, batch.truncations, infos
 
@@ -525,12 +528,4 @@ def _add_server(found: dict[str, float], url: str, **numbers: float) -> None:
 def remote_reports(members: Sequence[Member]) -> tuple[RemoteReport, ...]:
     """Say how each member's remote is."""
     now = time.monotonic()
-    return tuple(
-        member.remote.record.report(
-            now,
-            member.remote.url,
-            tuple(range(member.start, member.start + member.lanes)) if member.stands_by is None else (),
-            "spare" if member.stands_by is not None and member.ready else member.state.name.lower(),
-        )
-        for member in members
-    )
+    return tuple(member.report(now) for member in members)

@@ -31,7 +31,7 @@ from bridge.errors import EnvironmentFailedError, RemoteError
 
 if TYPE_CHECKING:
     from bridge.core.client.endpoints import Endpoint, Kind, ListedEndpoint
-    from bridge.core.client.world.remote import Remote
+    from bridge.core.client.world.remote import Remote, RemoteReport
     from bridge.core.client.world.session_states import StepAnswered
     from bridge.pb import dm_env_rpc_pb2 as pb
 
@@ -365,6 +365,36 @@ class Member:
         """
         self.last, answer.reader.begun = answer, None
         self.episodes += together
+
+    # What its failures cost
+
+    def lose_episodes(self, count: int) -> None:
+        """Count episodes that were cut off, and whose ends the user was told."""
+        self.remote.record.episodes_lost += count
+
+    def back(self, now: float) -> float | None:
+        """End its absence, if there is one: its remote answers.
+
+        Returns:
+            For how many seconds its slots were without an episode; None: the user knows of no absence.
+        """
+        self.remote.record.back(now)
+        since, self.away_since = self.away_since, None
+        return None if since is None else now - since
+
+    def seconds_away(self, now: float) -> float | None:
+        """Return for how long its remote has not answered; None: it is there."""
+        since = self.remote.record.away_since
+        return None if since is None else now - since
+
+    def report(self, now: float) -> RemoteReport:
+        """Say how its remote is."""
+        stands_by = self.stands_by is not None
+        slots = () if stands_by else tuple(range(self.start, self.start + self.lanes))
+        state = "spare" if stands_by and self.ready else self.state.name.lower()
+        return self.remote.record.report(now, self.remote.url, slots, state)
+
+    # What it is
 
     @property
     def state(self) -> SlotState:

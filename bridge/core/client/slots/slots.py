@@ -61,6 +61,7 @@ class Slots:
     def __init__(self, pool: VectorPool, pacer: Callable[[], None] | None = None) -> None:
         self.pool = pool
         """Waits for the remotes."""
+        self._members = pool.members
         self.stepper = Stepper(pool, pacer)
         """Steps the slots."""
         self.conflicts = ConflictDetector("vector environment", pool.turn)
@@ -168,7 +169,7 @@ class Slots:
         with self.conflicts:
             self.check_order("reset")
             self.stepper.begin_reset(seed, options)
-            return as_universe(self.pool, self.stepper.take_results())[::4]
+            return as_universe(self._members, self.stepper.take_results())[::4]
 
     def begin_reset(
         self,
@@ -187,7 +188,7 @@ class Slots:
 
         def take() -> Begun:
             self.pool.drain()
-            return as_universe(self.pool, self.stepper.take_results())[::4]
+            return as_universe(self._members, self.stepper.take_results())[::4]
 
         return self.wait("reset", take)
 
@@ -200,7 +201,7 @@ class Slots:
 
     def finish_step(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Wait for the slots that were stepped, and return what has come."""
-        return self.wait("step", lambda: as_universe(self.pool, self.stepper.finish_step()))
+        return self.wait("step", lambda: as_universe(self._members, self.stepper.finish_step()))
 
     def wait_for_all(self, pending: str, seconds: float, same_step: bool, on_lost: OnLost) -> Results:
         """Wait until every slot has an observation, as `Stepper.wait_for_all`, for an asynchronous call."""
@@ -231,7 +232,7 @@ class Slots:
 
     def wait_for_lanes(self) -> None:
         """Make real-time worlds of lanes answer only when every lane has an observation."""
-        self.pool.members.wait_for_lanes()
+        self._members.wait_for_lanes()
 
     def limit_steps(self, seconds: float) -> None:
         """Cut a world that has not answered a Step after so many seconds, rather than after the timeout."""
@@ -246,7 +247,7 @@ class Slots:
     @property
     def count(self) -> int:
         """The number of slots."""
-        return len(self.pool.members.at)
+        return len(self._members.at)
 
     @property
     def timeout(self) -> float:
@@ -255,23 +256,23 @@ class Slots:
 
     def world_info(self) -> WorldInfo:
         """Return what is known of the worlds, whose spaces are equal."""
-        return self.pool.members.world_info()
+        return self._members.world_info()
 
     def remotes(self) -> list[Remote]:
         """Return the remotes that fill slots, in the slots' order."""
-        return [member.remote for member in self.pool.members.filling]
+        return [member.remote for member in self._members.filling]
 
     def remote_of_each(self) -> list[Remote]:
         """Return the remote of each slot."""
-        return [member.remote for member in self.pool.members.at]
+        return [member.remote for member in self._members.at]
 
     def has_spare(self, slot: int) -> bool:
         """Tell whether a spare stands ready to take over a slot."""
-        return self.pool.has_spare(self.pool.members.at[slot])
+        return self.pool.has_spare(self._members.at[slot])
 
     def states(self) -> Array:
         """Return where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
-        return slot_states(self.pool.members)
+        return slot_states(self._members)
 
     def remote_reports(self) -> tuple[RemoteReport, ...]:
         """Say how each remote is, spares last."""
@@ -360,9 +361,9 @@ class Slots:
         """
         from bridge.core.client.messages import MessageAnswer, MessageTarget, message_request, read_message
 
-        members = self.pool.members
+        members = self._members
         if form.places:
-            if any(member.remote.request.agent is not None for member in members.filling):
+            if any(member.remote.agent is not None for member in members.filling):
                 text = "agents of one world go elsewhere together, and these slots by themselves"
                 raise SettingError(f"{text}: a message {form.name} is for make_parallel_remote, or for other slots")
             chosen = self._lanes_of(range(len(members.at)) if slots is None else slots)
@@ -403,7 +404,7 @@ class Slots:
             self.check_order(key)
             self._ask(key, lambda member, lanes: property_request(key))
             answers = self._wait_for_replies().answers
-            return [(each, property_value(answers[each], each.remote.url, True)) for each in self.pool.members.filling]
+            return [(each, property_value(answers[each], each.remote.url, True)) for each in self._members.filling]
 
     def _ask(
         self,
@@ -412,7 +413,7 @@ class Slots:
         slots: Sequence[int] | None = None,
     ) -> None:
         """Send a request to each world of some slots, or of all; `_wait_for_replies` waits for what they answer."""
-        asked = range(len(self.pool.members.at)) if slots is None else slots
+        asked = range(len(self._members.at)) if slots is None else slots
         lanes = self._lanes_of(asked)
         # A loss that has arrived is reported before anything is sent.
         self.pool.drain()
@@ -455,7 +456,7 @@ class Slots:
 
     def _lanes_of(self, slots: Sequence[int]) -> dict[Member, list[int]]:
         """Return the lanes of each member that are among some slots."""
-        at = self.pool.members.at
+        at = self._members.at
         lanes: dict[Member, list[int]] = {}
         for slot in sorted(set(slots)):
             if not 0 <= slot < len(at):

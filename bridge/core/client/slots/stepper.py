@@ -38,7 +38,8 @@ OnLost: TypeAlias = Literal["wait", "raise", "continue"]
 
 def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
     """Wait until every slot has an observation, or is not waited for by `on_lost`; raises as `Stepper.wait_for_all`."""
-    members = pool.members.filling
+    everybody = pool.members
+    members = everybody.filling
     first = 0
     began = looked = time.monotonic()
     tell_at = began + _PERIOD
@@ -119,9 +120,10 @@ class Stepper:
 
     def __init__(self, pool: VectorPool, pacer: Callable[[], None] | None = None) -> None:
         self.pool = pool
+        self._members, self._policy = pool.members, pool.policy
         self.pacer = pacer
         """Called in each step between the sending of actions and the request for what came of them."""
-        world_info = pool.members.world_info()
+        world_info = self._members.world_info()
         self._observation_layout = Layout(world_info.observation_space, "observation")
         self._action_layout = Layout(world_info.action_space, "action")
         self._reward_space = world_info.reward_space
@@ -155,7 +157,7 @@ class Stepper:
         self._stepped, self._tells = None, False
         self.pool.drain()
         # All Resets are made before the first is sent: if one cannot be sent, every slot goes on as it was.
-        for plan in plan_resets(self.pool.members, seed, options, slot_options, started=self.pool.started):
+        for plan in plan_resets(self._members, seed, options, slot_options, started=self.pool.started):
             self._send_reset(*plan)
         mask = (options or {}).get("reset_mask")
         self._unbegun = {} if mask is None else {slot: why for slot, why in self._unbegun.items() if not mask[slot]}
@@ -220,7 +222,7 @@ class Stepper:
             raise ResetNeededError("expected reset() before the first step(), and after one that was interrupted")
         self._stepped, self._tells = None, True
         coming = False
-        for member in self.pool.members.filling:
+        for member in self._members.filling:
             # After `send`, and after an interrupt between two Steps.
             if member.episode in STEPPED:
                 raise AlreadyPendingError(
@@ -228,7 +230,7 @@ class Stepper:
                 )
             coming = coming or member.episode in _COMING
         # It checks every action, before anything is sent: one that is wrong changes nothing.
-        columns = self._action_layout.split(actions, len(self.pool.members.at))
+        columns = self._action_layout.split(actions, len(self._members.at))
         # Where nothing is outstanding, as nearly always, a look at the sockets would cost each step a system call.
         if coming or time.monotonic() - self.pool.polled_at > 1.0:
             self.pool.drain()
@@ -238,7 +240,7 @@ class Stepper:
             acted = self._act(columns)
             self.pacer()
             self.pool.drain()
-        self.send_steps(self.pool.members.filling, None, columns, acted)
+        self.send_steps(self._members.filling, None, columns, acted)
 
     def send_steps(
         self, members: list[Member], positions: list[int] | None, columns: list[Any], acted: Collection[Member] = ()
@@ -251,7 +253,7 @@ class Stepper:
             columns: The actions.
             acted: Whose actions are sent already: their Steps ask what came of them, and have none.
         """
-        now, pool = time.monotonic(), self.pool
+        now, pool, everybody = time.monotonic(), self.pool, self._members
         running: list[tuple[Member, int]] = []
         ended: list[Member] = []
         for index, member in enumerate(members):
@@ -267,13 +269,13 @@ class Stepper:
                 world = member.remote.world
                 request = world.first_step if member in acted else world.write_columns(columns, position)
             requests.append(request)
-        if len(pool.members.filling) < len(pool.members.at):  # there are lanes
+        if len(everybody.filling) < len(everybody.at):  # there are lanes
             for member, _ in running:
                 if not member.single:
                     member.remote.set_autoreset(same_step=self._in_step)
         deadline = now + min(pool.timeout, pool.step_timeout or pool.timeout)
         # Remotes of one place share a socket: what is sent meanwhile leaves in one piece.
-        with pool.corked() if pool.members.shared else nullcontext():
+        with pool.corked() if everybody.shared else nullcontext():
             try:
                 for member in ended:
                     # The Step after the end begins the next episode (D-9), without a Reset.
@@ -284,7 +286,7 @@ class Stepper:
                 pool.lose_interrupted(member, "its action was sent")
                 raise
         # Whoever neither runs nor has just begun an episode may be due for something.
-        if len(running) + len(ended) < len(pool.members.filling) or pool.has_errors or now >= pool.policy.look_at:
+        if len(running) + len(ended) < len(everybody.filling) or pool.has_errors or now >= self._policy.look_at:
             pool.check_deadlines(now)
 
     def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> list[bytes | None]:
@@ -302,17 +304,18 @@ class Stepper:
 
     def _act(self, columns: list[Any]) -> Collection[Member]:
         """Send the actions to real-time worlds ahead of the Step that asks what came of them; return whose."""
-        running = (member for member in self.pool.members.filling if member.episode is EpisodeState.RUNNING)
+        running = (member for member in self._members.filling if member.episode is EpisodeState.RUNNING)
         members = [member for member in running if member.remote.realtime is not None]
         # All are written before one is sent, which checks their sizes.
-        requests = [member.remote.world.write_columns(columns, member.start) for member in members]
-        for member, request in zip(members, requests, strict=True):
-            member.remote.act(request)
+        plan = [(member.start, member.remote) for member in members]
+        requests = [remote.world.write_columns(columns, start) for start, remote in plan]
+        for (_, remote), request in zip(plan, requests, strict=True):
+            remote.act(request)
         return set(members)
 
     def finish_step(self) -> Results:
         """Wait for every slot that was stepped; where none has an observation, wait a moment for one."""
-        members = self.pool.members.filling
+        members = self._members.filling
         first = 0
 
         def answered() -> bool:
@@ -338,7 +341,7 @@ class Stepper:
             ended: These slots, bools `(num_envs,)`.
             told: Whether an answer says how lanes began; that of a world in which none ended must not.
         """
-        for member in self.pool.members.filling:
+        for member in self._members.filling:
             chosen = ended[member.slots]
             lanes = chosen.nonzero()[0].tolist()
             if not (lanes or told) or member.episode not in (EpisodeState.RUNNING, EpisodeState.ENDED):
@@ -395,7 +398,7 @@ class Stepper:
             self._stepped = results  # a wait that times out in the second trip goes on there when it is called again
         self.pool.handing_out = False
         # Where lanes have begun in the step itself, nothing is waited for: a look at the sockets costs system calls.
-        if self.pool.has_errors or any(member.episode not in SETTLED for member in self.pool.members.filling):
+        if self.pool.has_errors or any(member.episode not in SETTLED for member in self._members.filling):
             gather_all(self.pool, timeout, on_lost)
         begun = self.take_results(before=results)
         self._stepped = None
@@ -425,7 +428,7 @@ class Stepper:
         self._in_step = False
         if not self.pool.started:
             raise ResetNeededError("expected reset() before the first send(), and after a call that was interrupted")
-        order = _checked_slots(slots, len(self.pool.members.at))
+        order = _checked_slots(slots, len(self._members.at))
         members, positions = self._plan(order)
         columns = self._action_layout.split(actions, len(order))
         self.pool.drain()
@@ -440,7 +443,7 @@ class Stepper:
         """Return the members that `order` names, and the position in it of each one's first slot."""
         members: list[Member] = []
         positions: list[int] = []
-        member_at, position = self.pool.members.at, 0
+        member_at, position = self._members.at, 0
         while position < len(order):
             member = member_at[order[position]]
             stop = position + member.lanes
@@ -460,7 +463,7 @@ class Stepper:
             raise ResetNeededError("expected reset() before recv(), and after one that was interrupted")
         if not isinstance(at_least, (int, np.integer)) or isinstance(at_least, bool) or at_least < 1:
             raise SettingError(f"expected at_least to be a positive number of slots, got {at_least!r}")
-        pool, filling = self.pool, self.pool.members.filling
+        pool, filling = self.pool, self._members.filling
         pool.drain()
         coming = sum(member.lanes for member in filling if member.episode in _COMING)
         if coming < at_least:

@@ -354,23 +354,22 @@ class VectorPool(Pool):
         # Lanes begin their further episodes by themselves, without a Reset that could hold a seed.
         member.reseeds = member.reseeds and member.single
         self.policy.saw(member, EndpointEvent.OBSERVED, now)
-        member.remote.record.back(now)
-        if member.away_since is not None:
-            self.log.warning("%s: back after %.0f s", member.title, now - member.away_since)
-            member.away_since = None
+        away = member.back(now)
+        if away is not None:
+            self.log.warning("%s: back after %.0f s", member.title, away)
 
     def _joined(self, member: Member, now: float) -> None:
         """Mark a world as joined: a spare stands ready, a slot asks for its next episode."""
         self.policy.saw(member, EndpointEvent.JOINED, now)
         member.handle_link(LinkEvent.JOINED)
-        member.single, member.refusal = member.remote.known_info().lanes is None, None
+        member.single, member.refusal = member.remote.single, None
         if member.stands_by is not None:
             # What the user named says itself how many slots it can fill. Any other one was made for certain slots.
             if member.is_named:
                 member.place(member.start, member.remote.slots)
             if self._fits(member, "it is no spare"):
                 member.failures = 0
-                member.remote.record.back(now)
+                member.back(now)
         elif not self.started:
             return  # the first reset asks for the episodes
         elif self._fits(member, "it came back as another environment"):

@@ -117,6 +117,16 @@ class JoinedWorld:
         self.first_step = self._write_first_step()
         """The Step without an action, by which an episode begins."""
 
+    @property
+    def names(self) -> KnownNames | None:
+        """The names of the environment's attributes and methods; None: they are not known."""
+        return self.reader.names
+
+    @property
+    def allowance(self) -> float:
+        """Seconds that a step may take beyond a deadline, since a person who has taken over is to follow it."""
+        return self.reader.allowance
+
     def _write_first_step(self) -> bytes:
         self._wanted = self.reader.wanted + (self.realtime.wanted if self.realtime is not None else [])
         return pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=self._wanted)).SerializeToString()

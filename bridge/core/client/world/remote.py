@@ -274,7 +274,7 @@ class Remote:
     @property
     def names(self) -> KnownNames | None:
         """The names of the environment's attributes and methods; None: they are not known."""
-        return None if self.session.world is None else self.session.world.reader.names
+        return None if self.session.world is None else self.session.world.names
 
     @property
     def reads_columns(self) -> bool:
@@ -284,7 +284,7 @@ class Remote:
     @property
     def allowance(self) -> float:
         """Seconds that a step may take beyond a deadline, since a person who has taken over is to follow it."""
-        return 0.0 if self.session.world is None else self.session.world.reader.allowance
+        return 0.0 if self.session.world is None else self.session.world.allowance
 
     @property
     def realtime(self) -> RealtimeReader | None:
@@ -310,6 +310,16 @@ class Remote:
     def slots(self) -> int:
         """The number of slots that this remote fills."""
         return 1 if self.info is None else self.info.lanes or 1
+
+    @property
+    def single(self) -> bool:
+        """True if its world is a single environment rather than lanes, as far as is known."""
+        return self.info is None or self.info.lanes is None
+
+    @property
+    def agent(self) -> str | None:
+        """The name of the agent that it is to be, where there are several; None: of the world's own."""
+        return self.request.agent
 
     @property
     def connected(self) -> bool:

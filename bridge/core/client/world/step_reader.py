@@ -239,7 +239,7 @@ class StepReader:
         """Write the observations of an answer that was read before, as they are before lanes begin anew."""
         ended = message.ended if isinstance(message, BegunAnswer) else message
         if isinstance(ended, StepAnswer):
-            tensors: Sequence[Array] = ended.arrays()[: len(self.leaves)]
+            tensors: Sequence[Array] = ended.arrays(len(self.leaves))
         else:
             tensors = [spec.read(ended.step.observations[uid]) for uid, spec in self.leaves]
         self._write_tensors(tensors, batch, slot)

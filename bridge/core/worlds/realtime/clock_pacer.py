@@ -77,12 +77,12 @@ class ClockPacer(FramePacer):
         """Return who the action is of that a lane is stepped by now: `default` where it is nobody's."""
         return self.loop.lanes[lane].applied_by or "default"
 
-    def moment(self, lane: int) -> tuple[float, int, float]:
-        """Return the clock's seconds, the number of the frame, and when the action came that it applies; NaN: never."""
+    def moment(self, lane: int) -> tuple[float, float]:
+        """Return the clock's seconds, and when the action came that its frame applies; NaN: never."""
         part = self.loop.lanes[lane]
         # A recording says when the frame began, and not when the environment had returned from it.
         now = part.applied_at if part.phase is Phase.RUNNING else self.now()
-        return now, self.loop.frames, part.acted_at if part.applied_by else math.nan
+        return now, part.acted_at if part.applied_by else math.nan
 
     def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
         """Carry out an agent's Reset: give up its episodes, and where it is a player see to new ones.

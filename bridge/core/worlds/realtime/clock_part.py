@@ -149,6 +149,6 @@ class ClockPart:
                 arrays = self._finals.pack(ended.observation, rounding=True)
                 record["final_obs"] = [np.asarray(array) for array in arrays]
                 # `encode` would raise for a value that the codec does not carry.
-                record["final_info"] = agent.encode_apart(ended.info)
+                record["final_info"] = agent.infos.write_apart(ended.info)
             records.append(record)
         return values.encode(records)

@@ -73,6 +73,8 @@ class FrameLoop(abc.ABC):
         """Actions that came when their episode was over."""
         self.default_frames = 0
         """Frames of a lane that used the default action."""
+        self.step_frames = 1
+        """How many frames the step at hand is of: those of an environment that did not wait are put together."""
         self.step_times = Samples()
         self.lateness = Samples()
         self.action_delays = Samples()

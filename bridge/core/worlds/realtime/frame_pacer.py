@@ -161,13 +161,17 @@ class FramePacer(Pacer):
         ended = sum(lane.begun - (lane.phase is Phase.RUNNING) for lane in lanes)
         return WorldCounts(len(lanes), sum(lane.frames for lane in lanes), ended)
 
+    def rate(self) -> float:
+        """Return the frames a second that clients and pages are told."""
+        return self.options.fps
+
     def describe(self) -> Mapping[str, object]:
         """Return what a page shows of it."""
-        return {"fps": self.options.fps}
+        return {"fps": self.rate()}
 
     def properties(self) -> PropertyTree:
         """Return what the clock adds to the tree below `world`."""
-        fps = Property("world.fps", ENCODED, "frames a second", lambda: self.options.fps)
+        fps = Property("world.fps", ENCODED, "frames a second", self.rate)
         statistics = Property("world.realtime", ENCODED, "the clock's counts and percentiles", self.loop.statistics)
         return PropertyTree([fps, statistics])
 

@@ -119,14 +119,14 @@ class JointLoop(FrameLoop):
         lane = self._current(job)
         if lane is None:
             return None
-        lane.length += 1
-        lane.frames += 1
+        lane.length += self.step_frames
+        lane.frames += self.step_frames
         told: dict[str, Transition] = {}
         for name, part in self.parts.items():
             if part.phase is not Phase.RUNNING:
                 continue
             got = told[name] = seen[name]
-            part.add(now, got)
+            part.add(now, got, self.step_frames)
             if got.ended:
                 self.drop_action(part)
         self.alive = list(alive)

@@ -29,7 +29,7 @@ class RealtimeLoop(FrameLoop):
         lane = self._current(job)
         if lane is None:
             return
-        lane.add(now, seen)
+        lane.add(now, seen, self.step_frames)
         if seen.ended:
             self._renew(lane)
 

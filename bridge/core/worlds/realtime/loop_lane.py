@@ -172,17 +172,17 @@ class LoopLane:
         for buffer in self.buffers:
             buffer.began(self.newest)
 
-    def add(self, now: float, seen: Transition) -> None:
-        """Add a frame that returned at `now`, seconds, to the episode, and end that where the frame did."""
+    def add(self, now: float, seen: Transition, frames: int = 1) -> None:
+        """Add a step of so many frames that returned at `now`, seconds, to the episode, and end that where it did."""
         # An intervention is of this frame alone, but the newest info may be told twice, or frames later: buffers keep
         # it apart.
         info, intervention = split_intervention(seen.info)
         self.reward += seen.reward
-        self.length += 1
-        self.frames += 1
+        self.length += frames
+        self.frames += frames
         self.newest = Seen(self.episode, self.frames, True, seen.observation, info, now)
         for buffer in self.buffers:
-            buffer.add(self.newest, seen.reward, 1, intervention)
+            buffer.add(self.newest, seen.reward, frames, intervention)
         self.move(LaneEvent.ENDED if seen.ended else LaneEvent.STEPPED)
         if seen.ended:
             self.end(self.episode, seen, finished=True)

@@ -143,14 +143,14 @@ class JointClock(FramePacer):
         """True if a client plays an agent in the episode that runs, so that its policy does not."""
         return self.loop.player_of(name) is not None
 
-    def moment(self, lane: int) -> tuple[float, int, float]:
-        """Return the world's seconds, the number of the frame, and when the newest action came that it applies."""
+    def moment(self, lane: int) -> tuple[float, float]:
+        """Return the world's seconds, and when the newest action came that its frame applies."""
         parts = self.loop.parts.values()
         came = [part.acted_at for part in parts if part.applied_by]
         running = self.loop.environment.phase is Phase.RUNNING
         # Agents that have ended keep the time of their last frame.
         now = max(part.applied_at for part in parts) if running else self.now()
-        return now, self.loop.frames, max(came, default=math.nan)
+        return now, max(came, default=math.nan)
 
     @property
     def others_play(self) -> bool:
