@@ -338,12 +338,11 @@ class Gates(Walk):
     """Keeps its state in a semaphore."""
 
     def make(self) -> None:
-        self.gate = threading.Semaphore(400)
+        self.gate = threading.Semaphore(170)
 
     def act(self, action: int) -> None:
-        if self.t % 3 == 0:
-            self.gate.acquire()
-        self.x = self.x + self.gate._value
+        free = self.gate.acquire(blocking=False)
+        self.x = self.x + float(free)
 
 
 class CountsReads(Walk):

@@ -9,6 +9,7 @@ from typing import Any
 
 from bridge.states.check import examine as examine
 from bridge.states.check import examine_replay as examine_replay
+from bridge.states.check import judge as judge
 from bridge.states.graph import restore, take
 from bridge.states.history import History, Ledger
 from bridge.states.replay import StateReplay, replayed

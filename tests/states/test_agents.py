@@ -14,9 +14,9 @@ import pytest
 
 from bridge import Listener, Observer, make_parallel_remote, make_remote, make_vec_remote, serve_parallel
 from bridge.errors import Code, RefusedError, SettingError
-from bridge.states.check import judge
 from tests.parallel_envs import Relay
 from tests.states.herds import Fragile, Herd, OfClass, Sampling, fragile
+from tests.states.right_or_refused import judge
 from tests.support import assert_identical, stable_id
 
 DEADLINE = 60.0
