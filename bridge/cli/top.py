@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -69,7 +69,13 @@ def register(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Look until Ctrl-C, or `--count`."""
-    output = _JsonOutput() if arguments.json else _TableOutput() if is_installed("rich") else _PlainOutput()
+    output = (
+        _LineOutput(_json_lines)
+        if arguments.json
+        else _TableOutput()
+        if is_installed("rich")
+        else _LineOutput(_table_lines)
+    )
     credentials = ClientCredentials.of(**credential_keywords(arguments))
     directory = find_directory(arguments.targets)
     answered = False
@@ -94,8 +100,15 @@ def _in_options(snapshot: Snapshot, spelled: Mapping[str, str]) -> Snapshot:
     return dataclasses.replace(snapshot, servers=rows)
 
 
-class _JsonOutput:
-    """Prints an object a line."""
+class _LineOutput:
+    """Prints lines below those before.
+
+    Args:
+        lines: Returns what to print of a snapshot.
+    """
+
+    def __init__(self, lines: Callable[[Snapshot], Sequence[str]]) -> None:
+        self._lines = lines
 
     def __enter__(self) -> None:
         """Begin."""
@@ -107,21 +120,20 @@ class _JsonOutput:
 
     def show(self, snapshot: Snapshot) -> None:
         """Print what there is now."""
-        say(json.dumps(snapshot.as_json()))
+        for line in self._lines(snapshot):
+            say(line)
 
 
-class _PlainOutput(_JsonOutput):
-    """Prints a table, one below the other, where the package `rich` is not installed."""
+def _json_lines(snapshot: Snapshot) -> Sequence[str]:
+    """Return a snapshot as an object."""
+    return [json.dumps(snapshot.as_json())]
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Print what there is now."""
-        rows = [[clean(text) for text, _ in _cells(row)] for row in snapshot.servers]
-        for line in [_title(snapshot), *_summary(snapshot), ""]:
-            say(line)
-        for line in table([("server", "state", *_COLUMNS), *rows], range(2, 2 + len(_COLUMNS))):
-            say(line)
-        for line in [*_problems(snapshot, snapshot.servers), ""]:
-            say(line)
+
+def _table_lines(snapshot: Snapshot) -> Sequence[str]:
+    """Return a snapshot as a table without colors, for which the package `rich` is not needed."""
+    rows = [[clean(text) for text, _ in _cells(row)] for row in snapshot.servers]
+    listed = table([("server", "state", *_COLUMNS), *rows], range(2, 2 + len(_COLUMNS)))
+    return [_title(snapshot), *_summary(snapshot), "", *listed, *_problems(snapshot, snapshot.servers), ""]
 
 
 class _TableOutput:

@@ -135,7 +135,7 @@ class Game:
             SettingError: Something that was passed is not as the spaces say, a round ends that has not begun, or `wait`
                 is not as in the calls before.
             ConcurrentUseError: Another thread has called it before.
-            ClosedError: The game was closed, or is of the process that has forked this one.
+            ClosedError: The game was closed, or belongs to the parent process, which has forked this one.
         """
         self._check_call(wait)
         news = self._read(observation, reward, terminated, truncated, info, frame)
@@ -186,7 +186,7 @@ class Game:
 
     def _check_call(self, wait: bool) -> None:
         if os.getpid() != self._process:
-            raise ClosedError("this game is of the process that has forked this one; serve_game() makes another one")
+            raise ClosedError("this game belongs to the parent process: call serve_game() to make one in this process")
         self._handover.refuse_closed()
         thread = threading.get_ident()
         if self._thread is None:
@@ -278,7 +278,9 @@ def _info(name: str, info: Any) -> Any:
     try:
         return kept(dict(info))
     except RecursionError:
-        raise SettingError("expected info to be a dict of values that end, got one that contains itself") from None
+        raise SettingError(
+            "expected info to be a dict without cycles, got one that contains itself; pass a copy of its values"
+        ) from None
 
 
 def _picture(given: Any) -> Any:

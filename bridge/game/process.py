@@ -58,7 +58,10 @@ class GameProcess:
     def __init__(self, serve: Callable[..., Any], defaults: Mapping[str, Any], *arguments: Any) -> None:
         if getattr(sys, "frozen", False):
             # Its executable is the program, which would begin once more.
-            raise SettingError("process=True: a frozen program has no interpreter to begin another process with")
+            raise SettingError(
+                "process=True: expected a program that Python runs, got an executable that contains Python "
+                "(sys.frozen); leave process out"
+            )
         try:
             order = cloudpickle.dumps((serve, defaults, arguments))
         except Exception as error:
@@ -132,7 +135,7 @@ class GameProcess:
         atexit.unregister(self.stop)
         leak(self._process)
         self._stopping, self._asking = threading.Lock(), threading.Lock()
-        self.handover.closed = RequestError(Code.FAILED_PRECONDITION, "the game is of the parent process")
+        self.handover.closed = RequestError(Code.FAILED_PRECONDITION, "the game belongs to the parent process")
         self._news.close()
         self._questions.close()
 

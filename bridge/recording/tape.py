@@ -150,16 +150,20 @@ class _RecordedLane:
         except RequestError as error:
             now = time.monotonic() + self._epoch
             failed = Row(Kind.FAILED_RESET, now, seed=given[0], options=given[1], error=error.message)
-            self.tape.add(failed._replace(moment=self._moment and self._numbered(self._moment())))
+            self.tape.add(failed._replace(moment=self._numbered(self._now())))
             raise
-        moment = self._moment and self._numbered(self._moment())
+        moment = self._numbered(self._now())
         # Read before anything else calls the environment, as a picture of it does.
         failed = self._failed()
         self._record(Kind.RESET, result, None, "", moment, await self._frames(), *given, failed=failed)
         return result
 
+    def _now(self) -> tuple[float, float] | None:
+        """Return the moment of the world's clock; None: it has none."""
+        return None if self._moment is None else self._moment()
+
     def _numbered(self, moment: tuple[float, float] | None) -> Any:
-        """Return the moment of a row with the number of its last frame, which is known once the call has returned."""
+        """Add the number of a row's last frame, which is known once the call has returned; None: it is of no clock."""
         return moment and (*moment, self._world.clock_frames)
 
     async def place(self, outcome: PartOutcome) -> None:
@@ -187,18 +191,16 @@ class _RecordedLane:
             # The row is encoded by another thread, a tenth of a second later. Until then the environment, or its
             # caller, may write into the same arrays.
             given = kept(dict(given) if self._several else given)
-        moment = self._moment and self._moment()
+        moment = self._now()
         try:
             result = await self._step(action)
         except RequestError as error:
             now = time.monotonic() + self._epoch
-            self.tape.add(
-                Row(Kind.FAILED_STEP, now, by, given, error=error.message, moment=moment and self._numbered(moment))
-            )
+            self.tape.add(Row(Kind.FAILED_STEP, now, by, given, error=error.message, moment=self._numbered(moment)))
             raise
         failed = self._failed() if self._inner.failures else ""
         frames = await self._frames() if self._renders else None
-        self._record(Kind.STEP, result, given, by, moment and self._numbered(moment), frames, failed=failed)
+        self._record(Kind.STEP, result, given, by, self._numbered(moment), frames, failed=failed)
         return result
 
     def _acting(self, by: Any) -> Any:

@@ -298,7 +298,7 @@ def test_a_forked_process_is_told_that_the_game_is_of_its_parent(process):
                 os._exit(0)
         os.close(write)
         with open(read, "rb") as file:
-            assert b"the process that has forked this one" in file.read()
+            assert b"belongs to the parent process" in file.read()
         os.waitpid(forked, 0)
         assert game.begins
         assert game.exchange(AT_START) == 0, "it goes on here"

@@ -267,5 +267,5 @@ def test_the_server_answers_what_a_server_is_asked():
 
 def test_a_frozen_program_is_told_that_it_has_no_interpreter(monkeypatch):
     monkeypatch.setattr(sys, "frozen", True, raising=False)
-    with pytest.raises(SettingError, match="a frozen program has no interpreter"):
+    with pytest.raises(SettingError, match=r"got an executable that contains Python .*; leave process out"):
         serve_game(OBSERVATION, ACTION, process=True)

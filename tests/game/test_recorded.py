@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -39,10 +40,11 @@ def test_each_recorded_action_is_the_one_that_led_to_the_next_observation(proces
 
 
 def test_the_frames_that_a_program_made_without_its_agent_are_nobodys(process, tmp_path):
-    with walking(True, length=12, process=process, record=tmp_path, default_action=3, timeout=0.02) as walk:
+    with walking(True, length=12, process=process, record=tmp_path, default_action=3, timeout=0.1) as walk:
         env = make_remote(walk.game.url)
         env.reset(seed=0)
-        env.step(1)
+        # On a slow machine this may be an action of a later frame than the first.
+        _, before, *_ = env.step(1)
         until(lambda: len(walk.begun) > 1)
         _, reward, terminated, *_ = env.step(2)
         assert terminated, "the round was over before"
@@ -50,8 +52,8 @@ def test_the_frames_that_a_program_made_without_its_agent_are_nobodys(process, t
     episode = read_folder(tmp_path).episodes()[0]
     assert episode.end == "terminated"
     assert set(episode.players) == {"agent", "default"}
-    assert set(np.asarray(load_episode(episode).actions).tolist()[1:]) == {3}
-    assert reward == 3.0 * 11, "the agent gets what it has missed"
+    assert sorted(np.asarray(load_episode(episode).actions).tolist()) == [1, *[3] * 11]
+    assert before + reward == 1.0 + 3.0 * 11, "the agent gets what it has missed"
 
 
 @pytest.mark.parametrize("wait", [False, True])
@@ -62,21 +64,22 @@ def test_the_episode_of_a_closed_game_is_truncated_and_that_of_one_that_raised_h
     steps, errors, found = [], [], []
 
     def play():
-        env = make_remote(game.url)
-        env.reset(seed=1)
         try:
-            while True:
-                steps.append(env.step(1))
+            with contextlib.closing(make_remote(game.url)) as env:
+                env.reset(seed=1)
+                while True:
+                    steps.append(env.step(1))
         except Exception as error:
             found.append(error)
-        env.close()
 
     thread = threading.Thread(target=play)
     try:
-        with serve_game(OBSERVATION, ACTION, process=process, record=tmp_path) as game:
+        # A slow machine may leave a game's process without time for a second.
+        with serve_game(OBSERVATION, ACTION, process=process, record=tmp_path, standstill=30.0) as game:
             thread.start()
             position = 0.0
             while len(steps) < 5:
+                assert not found, found
                 action = game.exchange(np.array([0, position], np.float32), wait=wait)
                 position = 0.0 if game.begins else position + action
                 time.sleep(0.002)  # a frame

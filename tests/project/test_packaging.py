@@ -40,15 +40,15 @@ HANDED_ON = {
     "bridge.cli.lobby": {"register"},
     "bridge.testing.clock": {"Clock", "MonotonicClock"},
 }
-# What an extra brings; the tests' own extra has all of them.
-EXTRAS_WITHOUT_TESTS_HERE = {"ray", "stable_baselines3"}
+# What the tests' own extra does not bring: what an error of an import names where it is missing, a package or an extra.
+EXTRAS_WITHOUT_TESTS_HERE = {"gymnasium-bridge[ray]", "stable_baselines3"}
 
 
 def imported(name: str) -> types.ModuleType:
     """Import a module of ours, or skip the test where its extra is not installed."""
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         if error.name in EXTRAS_WITHOUT_TESTS_HERE:
             pytest.skip(f"{name} needs {error.name}, an extra")
         raise

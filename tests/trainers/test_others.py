@@ -15,16 +15,11 @@ from gymnasium.wrappers import vector as wrappers
 from bridge import Server, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.wrappers import BlockingReset
 from tests.support import assert_identical
+from tests.trainers.remarks import OWN_REMARKS
 
 torch.set_num_threads(1)
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),  # the trainers' own remarks
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = OWN_REMARKS
 
 
 @pytest.fixture

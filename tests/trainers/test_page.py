@@ -15,17 +15,12 @@ import torch
 import bridge
 import bridge.wrappers
 from bridge import serve_gym
+from tests.trainers.remarks import OWN_REMARKS
 
 PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
 torch.set_num_threads(1)
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::UserWarning"),  # the trainers' own remarks
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-]
+pytestmark = OWN_REMARKS
 
 
 def printed() -> list[str]:

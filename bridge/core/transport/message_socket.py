@@ -152,18 +152,24 @@ class MessageSocket:
         assert self._connection is not None
         # `websockets` sends without a deadline, and a server that reads nothing would be waited for without end. Of an
         # SSLSocket it is the plain method: its own would let the rest be sent unencrypted.
-        cut = threading.Timer(self._timeout, socket.socket.shutdown, (self._connection.socket, socket.SHUT_RDWR))
+        given_up, sock = threading.Event(), self._connection.socket
+
+        def give_up() -> None:
+            given_up.set()  # first: `send` raises as soon as the socket is shut down
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+        timer = threading.Timer(self._timeout, give_up)
         try:
             if len(message) > _HELD:
-                cut.start()
+                timer.start()
             self._connection.send(message)
         except ConnectionClosed as error:
-            if cut.finished.is_set():
+            if given_up.is_set():
                 text = f"the {self._server} did not read the request within {self._timeout:g} s"
                 raise RemoteTimeoutError(self._url, text) from None
             raise self._lost(error) from None
         finally:
-            cut.cancel()
+            timer.cancel()
         return self.receive(answer)
 
     def receive(self, answer: str) -> str | bytes:

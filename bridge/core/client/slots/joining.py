@@ -352,7 +352,7 @@ class _Listed:
         return asking
 
     def joined(self, member: Member) -> bool:
-        """Return False: no world makes others needless."""
+        """Return False: each world of a list is needed."""
         return False
 
     def failed(self, error: RemoteError) -> None:

@@ -38,8 +38,8 @@ OnLost: TypeAlias = Literal["wait", "raise", "continue"]
 
 def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
     """Wait until every slot has an observation, or is not waited for by `on_lost`; raises as `Stepper.wait_for_all`."""
-    everybody = pool.members
-    members = everybody.filling
+    slot_members = pool.members
+    members = slot_members.filling
     first = 0
     began = looked = time.monotonic()
     tell_at = began + _PERIOD
@@ -253,7 +253,7 @@ class Stepper:
             columns: The actions.
             acted: Whose actions are sent already: their Steps ask what came of them, and have none.
         """
-        now, pool, everybody = time.monotonic(), self.pool, self._members
+        now, pool, slot_members = time.monotonic(), self.pool, self._members
         running: list[tuple[Member, int]] = []
         ended: list[Member] = []
         for index, member in enumerate(members):
@@ -269,13 +269,13 @@ class Stepper:
                 world = member.remote.world
                 request = world.first_step if member in acted else world.write_columns(columns, position)
             requests.append(request)
-        if len(everybody.filling) < len(everybody.at):  # there are lanes
+        if len(slot_members.filling) < len(slot_members.at):  # there are lanes
             for member, _ in running:
                 if not member.single:
                     member.remote.set_autoreset(same_step=self._in_step)
         deadline = now + min(pool.timeout, pool.step_timeout or pool.timeout)
         # Remotes of one place share a socket: what is sent meanwhile leaves in one piece.
-        with pool.corked() if everybody.shared else nullcontext():
+        with pool.corked() if slot_members.shared else nullcontext():
             try:
                 for member in ended:
                     # The Step after the end begins the next episode (D-9), without a Reset.
@@ -286,7 +286,7 @@ class Stepper:
                 pool.lose_interrupted(member, "its action was sent")
                 raise
         # Whoever neither runs nor has just begun an episode may be due for something.
-        if len(running) + len(ended) < len(everybody.filling) or pool.has_errors or now >= self._policy.look_at:
+        if len(running) + len(ended) < len(slot_members.filling) or pool.has_errors or now >= self._policy.look_at:
             pool.check_deadlines(now)
 
     def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> list[bytes | None]:
