@@ -10,6 +10,7 @@ import enum
 import functools
 import heapq
 import itertools
+import random
 import statistics
 import string
 import threading
@@ -571,7 +572,7 @@ class LateByAlias(Walk):
 
 
 class LateByReset(LateByAlias):
-    """Each tenth reset of any object is felt by all."""
+    """A reset in three changes what all objects of the class hold."""
 
     resets = 0
 
@@ -669,6 +670,66 @@ class Families(Walk):
             self.x = self.x + mine.normal() + np.random.default_rng(theirs).normal()
 
 
+class ListedSeeds(Walk):
+    """A sequence of seeds of a list, which it changes late."""
+
+    def make(self) -> None:
+        self.entropy = [3, 4]
+        self.sequence = np.random.SeedSequence(self.entropy)
+
+    def act(self, action: int) -> None:
+        self.entropy[0] += action
+        if self.t % 20 == 0:
+            (seeds,) = self.sequence.spawn(1)
+            self.x = self.x + np.random.default_rng(seeds).normal()
+
+
+class CountedSeeds(np.random.SeedSequence):
+    """Counts what it spawns."""
+
+    spawned = 0
+
+    def spawn(self, n_children: int) -> Any:
+        self.spawned += n_children
+        return super().spawn(n_children)
+
+
+class OwnSeeds(Walk):
+    """A sequence of seeds of a class of its own, which knows more than NumPy's."""
+
+    def make(self) -> None:
+        self.sequence = CountedSeeds(3)
+        self.rng = np.random.default_rng(self.sequence)
+
+    def act(self, action: int) -> None:
+        self.rng.spawn(1)
+        self.x = self.x + self.sequence.spawned
+
+
+class OldSeeds(Walk):
+    """Old generators that share their bits, which have no sequence of seeds, with each other and with new ones."""
+
+    def make(self) -> None:
+        self.old = np.random.RandomState(3)
+        self.bits = self.old._bit_generator
+        self.other, self.new = np.random.RandomState(self.bits), np.random.Generator(self.bits)
+
+    def noise(self) -> float:
+        return float(self.old.normal() + self.other.normal() + self.new.normal()) + float(self.bits.random_raw() % 7)
+
+
+class NamedGenerator(Walk):
+    """A generator of the standard library that somebody has given an attribute."""
+
+    def make(self) -> None:
+        self.rng: Any = random.Random(4)
+        self.rng.drawn = []
+
+    def noise(self) -> float:
+        self.rng.drawn.append(self.rng.gauss(0.0, 1.0))
+        return float(sum(self.rng.drawn[-3:]))
+
+
 class Polynomials(Walk):
     def make(self) -> None:
         self.line = np.polynomial.Polynomial([0.0, 1.0])
@@ -693,38 +754,16 @@ class Errors(Walk):
 
 
 CURIOUS = [
-    *(
-        last_three,
-        remembers,
-        scaled,
-        counted_in_closure,
-        gained,
-        shifted,
-        numbers,
-        yields,
-        steps_replaced,
-        of_buffer,
-        of_space,
-    ),
-    *(of_generator, of_list, DataSlots, WeakPart, WeakNamed, Waits, Gates, CountsReads, CountsLooks, CountsWrites),
-    *(Chained, OwnContainers, HoldsView, HoldsProxy, Queued, OfFlags, Distributed, StoresError, Within, Swaps),
-    *(MovesBounds, Registers, NumbersItself, LateByAlias, LateByReset, Strided, Broadcast, Orders, NestedRecords),
-    *(HalfDrawn, Families, Polynomials, Errors, Tallies, GlobalBits),
+    *(last_three, remembers, scaled, counted_in_closure, gained, shifted, numbers, yields, steps_replaced, of_buffer),
+    *(of_space, of_generator, of_list, DataSlots, WeakPart, WeakNamed, Waits, Gates, CountsReads, CountsLooks),
+    *(CountsWrites, Chained, OwnContainers, HoldsView, HoldsProxy, Queued, OfFlags, Distributed, StoresError, Within),
+    *(Swaps, MovesBounds, Registers, NumbersItself, LateByAlias, LateByReset, Strided, Broadcast, Orders),
+    *(NestedRecords, HalfDrawn, Families, ListedSeeds, OwnSeeds, OldSeeds, NamedGenerator, Polynomials, Errors),
+    *(Tallies, GlobalBits),
 ]
 RIGHT = [
-    *(
-        last_three,
-        gained,
-        shifted,
-        DataSlots,
-        CountsReads,
-        CountsWrites,
-        Chained,
-        OwnContainers,
-        OfFlags,
-        Distributed,
-        Swaps,
-    ),
-    *(MovesBounds, Broadcast, Orders, HalfDrawn, Families, Polynomials, Tallies),
+    *(last_three, gained, shifted, DataSlots, CountsReads, CountsWrites, Chained, OwnContainers, OfFlags, Distributed),
+    *(Swaps, MovesBounds, Broadcast, Orders, HalfDrawn, Families, ListedSeeds, OldSeeds, NamedGenerator, Polynomials),
+    Tallies,
 ]
 """Those of them that are copied."""

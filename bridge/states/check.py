@@ -49,7 +49,7 @@ _MOMENTS = (0, 1, 5, 20, 60)
 _STEPS = 40
 """The steps that are compared."""
 _LONG_STEPS, _LONG_SECONDS = 500, 1.0
-"""The most steps, and seconds, for which one is played beside others: some do late what all of them feel."""
+"""The most steps, and seconds, of a play beside others: some change what all share only late."""
 _MOST_STEPS, _MOST_BYTES = 1_000_000, 2**40
 """Of the history in a check, which has few."""
 _DRAWS_RANDOM = "it draws from the generator of the module random, which all share"
@@ -57,7 +57,7 @@ _DRAWS_NUMPY = "it draws from the generator of numpy.random, which all share"
 _CHANGES_SHARED = "it changes what its class or its module holds, which all environments share"
 _CHANGES_COMMON = "it changes an object that other environments of its kind have too"
 _OF_ALL = (_DRAWS_RANDOM, _DRAWS_NUMPY, _CHANGES_SHARED, _CHANGES_COMMON)
-"""Reasons that no replay mends. One might not find them again: what is changed once may stay as it is then."""
+"""Reasons that hold for a replay too. It is not tried: what changes only once in a process has changed by then."""
 _CHILD = "import sys; from bridge.states.check import run_child; run_child(sys.argv[1])"
 
 
@@ -171,10 +171,10 @@ def examine_replay(make: Callable[[], Any]) -> str:
     if isinstance(env, VectorEnv):
         with contextlib.closing(env):
             return "lanes that are stepped together are not replayed"
-    history = History(env, Ledger(_MOST_STEPS, _MOST_BYTES), fresh=True)
-    other = _one(make())
+    history, other = History(env, Ledger(_MOST_STEPS, _MOST_BYTES), fresh=True), env
     began = time.monotonic()
     try:
+        other = _one(make())
         if other is not env:
             _refuse_foreign(env, other)
         for number, moment in enumerate(_MOMENTS):
@@ -247,7 +247,7 @@ def examine(make: Callable[[], Any]) -> str:
     began = time.monotonic()
     try:
         if other is not env:
-            # First: whatever both have is in both, as long as neither was restored.
+            # First: a restore gives an environment other objects, so those that both have are found before.
             _try_among(env, other, make)
         for number, moment in enumerate(_MOMENTS):
             if number and time.monotonic() - began > _ENOUGH:
@@ -265,7 +265,7 @@ def examine(make: Callable[[], Any]) -> str:
 
 
 class _Common:
-    """The objects that two environments have both, as of one that has made them.
+    """The objects that two environments both hold, such as one that their maker has given to each.
 
     Args:
         env: An environment.
@@ -342,8 +342,8 @@ class _Watched:
             if self.shared is not None and held != self.shared.digest():
                 raise _DiffersError(_CHANGES_SHARED)
 
-    def look_around(self, function: Callable[[], Any]) -> None:
-        """Call a function that must not change what is shared."""
+    def refuse_shared_changes(self, function: Callable[[], Any]) -> None:
+        """Call a function; raise if it changes what is shared."""
         held = "" if self.shared is None else self.shared.digest()
         function()
         if self.shared is not None and held != self.shared.digest():
@@ -404,7 +404,7 @@ def _try_out(env: Any, other: Any, moment: int, seed: int) -> None:
     held = watched.shared.digest()
     wanted = watched.run(actions)
     restore(snapshot, env)
-    # Nor is it moved by a save, as one that counts who reads its attributes would be.
+    # A save must not move it: one that counts how often its attributes are read would be moved.
     take(env)
     _compare(watched.run(actions), wanted, "the environment itself, restored")
     if other is None:
@@ -460,10 +460,10 @@ def _go_on_among(
 ) -> None:
     """Compare what an environment gives beside one that is elsewhere in its episode, and while a third is made.
 
-    As lanes, and the worlds of a server, are. What all of them hold may be changed late, or by those alone that are
-    not where the state was saved.
+    Lanes, and the worlds of a server, live so. What all of them hold may change late, or by the steps of those alone
+    that are at another point of their episode.
     """
-    # A copy of the space: that of the class is the same as of the one that is compared.
+    # A copy of the space: a space of the class is that of the compared environment too.
     beside, space = _Watched(other), copy.deepcopy(_actions_of(other))
     beside.shared = watched.shared
     space.seed(12)
@@ -471,16 +471,14 @@ def _go_on_among(
     beside.advance(7, space)
     for number, (action, results) in enumerate(zip(actions, wanted, strict=False)):
         if number == 1:
-            watched.look_around(lambda: _make_and_close(make, other))
+            watched.refuse_shared_changes(lambda: _make_and_close(make))
         _compare(watched.run([action]), results, "an environment beside other ones")
         beside.advance(1, space)
 
 
-def _make_and_close(make: Callable[[], Any], other: Any) -> None:
-    third = _one(make())
-    if third is not other:
-        with contextlib.closing(third):
-            _Watched(third).reset(5)
+def _make_and_close(make: Callable[[], Any]) -> None:
+    with contextlib.closing(_one(make())) as third:
+        _Watched(third).reset(5)
 
 
 def _try_closing(env: Any, other: Any) -> None:

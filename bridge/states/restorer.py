@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -119,6 +118,6 @@ class Restorer(Copier):
             return type(value)(sequence)
         if isinstance(value, np.random.RandomState):
             return np.random.RandomState(np.random.MT19937(sequence))
-        made = copy.deepcopy(value, self._deep)
+        made = super()._same_generator(value, path)
         made.seed(int(sequence.generate_state(2, np.uint64)[0]))
         return made
