@@ -707,15 +707,16 @@ class OwnSeeds(Walk):
 
 
 class OldSeeds(Walk):
-    """Old generators that share their bits, which have no sequence of seeds, with each other and with new ones."""
+    """Generators of the old kind: one without a sequence of seeds, and two that share their bits with a new one."""
 
     def make(self) -> None:
-        self.old = np.random.RandomState(3)
-        self.bits = self.old._bit_generator
-        self.other, self.new = np.random.RandomState(self.bits), np.random.Generator(self.bits)
+        self.alone, self.bits = np.random.RandomState(3), np.random.PCG64(4)
+        self.old, self.other = np.random.RandomState(self.bits), np.random.RandomState(self.bits)
+        self.new = np.random.Generator(self.bits)
 
     def noise(self) -> float:
-        return float(self.old.normal() + self.other.normal() + self.new.normal()) + float(self.bits.random_raw() % 7)
+        drawn = [each.normal() for each in (self.alone, self.old, self.other, self.new)]
+        return float(sum(drawn)) + float(self.bits.random_raw() % 7)
 
 
 class NamedGenerator(Walk):

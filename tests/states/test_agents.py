@@ -17,7 +17,7 @@ from bridge.errors import Code, RefusedError, SettingError
 from tests.parallel_envs import Relay
 from tests.states.herds import Fragile, Herd, OfClass, Sampling, fragile
 from tests.states.right_or_refused import judge
-from tests.support import assert_identical, stable_id
+from tests.support import assert_identical, sampled, stable_id
 
 DEADLINE = 60.0
 STEPS = 100
@@ -51,16 +51,19 @@ def played(env: Any, actions: list[dict[str, Any]]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("isolation", [None, "process"], ids=["here", "isolated"])
-@pytest.mark.parametrize(
-    ("kind", "how"),
-    [
-        *((Herd, "copy"), (Relay, "copy"), (Fragile, "replay"), (fragile, "replay")),
-        # By PettingZoo's own conversion, and wrappers.
-        *(("classic/connect_four-v3", "copy"), ("classic/rps-v2", "copy")),
-    ],
-    ids=stable_id,
-)
+KINDS = [
+    *((Herd, "copy"), (Relay, "copy"), (Fragile, "replay"), (fragile, "replay")),
+    # By PettingZoo's own conversion, and wrappers.
+    *(("classic/connect_four-v3", "copy"), ("classic/rps-v2", "copy")),
+]
+# `.ci/run` plays all of them here, and two isolated.
+HERE_OR_ISOLATED = [
+    *sampled([(*each, None) for each in KINDS], 3, slow=True),
+    *sampled([(*each, "process") for each in KINDS], 3, 1),
+]
+
+
+@pytest.mark.parametrize(("kind", "how", "isolation"), HERE_OR_ISOLATED, ids=stable_id)
 def test_a_world_of_several_agents_goes_on_from_its_state(kind: Any, how: str, isolation: Any) -> None:
     with served(kind, states=True, isolation=isolation) as (_, env):
         env.reset(seed=3)
@@ -80,6 +83,7 @@ def test_a_world_of_several_agents_goes_on_from_its_state(kind: Any, how: str, i
         state.release()
 
 
+@pytest.mark.slow
 def test_a_state_is_restored_whoever_has_ended_when_it_was_saved_and_since() -> None:
     with served(Herd) as (_, env):
         env.reset(seed=0)
@@ -103,6 +107,7 @@ def test_a_state_is_restored_whoever_has_ended_when_it_was_saved_and_since() -> 
                 env.reset()
 
 
+@pytest.mark.slow
 def test_branches_of_several_agents_differ_by_their_seeds_and_are_reproducible() -> None:
     with served(Herd) as (_, env):
         env.reset(seed=0)
@@ -116,6 +121,7 @@ def test_branches_of_several_agents_differ_by_their_seeds_and_are_reproducible()
         assert repr(found[0]) != repr(found[3])
 
 
+@pytest.mark.slow
 def test_another_client_goes_on_from_a_pickled_state_of_several_agents() -> None:
     with served(Herd) as (server, env):
         env.reset(seed=0)
@@ -173,6 +179,7 @@ def test_one_of_two_clients_in_a_world_saves_nothing() -> None:
 
 
 @pytest.mark.parametrize("agent", ["ann", "dan"])
+@pytest.mark.slow
 def test_one_agent_whose_world_nobody_else_plays_goes_on_and_may_have_ended(agent: str) -> None:
     with (
         serve_parallel(Herd, missing_agent="default") as server,
@@ -188,6 +195,7 @@ def test_one_agent_whose_world_nobody_else_plays_goes_on_and_may_have_ended(agen
             assert_identical(env.step(action), wanted)
 
 
+@pytest.mark.slow
 def test_slots_that_are_agents_of_one_world_have_no_states() -> None:
     with (
         served(Herd, missing_agent="default") as (server, env),
@@ -224,6 +232,7 @@ class Told(Observer, Listener):
 
 
 @pytest.mark.parametrize("kind", [Herd, Fragile, fragile], ids=stable_id)
+@pytest.mark.slow
 def test_an_observer_follows_a_restored_world_of_several_agents(kind: Any) -> None:
     told = Told()
     with served(kind, states=True, observers=[told]) as (_, env):

@@ -258,6 +258,7 @@ def test_the_command_line_names_protocols_and_observers(install: Install, worlds
     assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_servers_in_processes_find_protocols_by_name(worlds: None) -> None:
     with serve_gym("CartPole-v1", processes=2, protocols=["worlds"]) as server:
         for url in server.urls:
@@ -446,6 +447,7 @@ class Silent(ConnectionHandler):
         pass
 
 
+@pytest.mark.slow
 def test_who_floods_a_handler_is_charged_and_closed_and_others_play_on() -> None:
     protocol = PortProtocol(name="silent", first_bytes=[b"silent"], handler=Silent)
     with (
