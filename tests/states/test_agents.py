@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,6 +16,7 @@ from bridge import Listener, Observer, make_parallel_remote, make_remote, make_v
 from bridge.errors import Code, RefusedError, SettingError
 from tests.parallel_envs import Relay
 from tests.states.herds import Fragile, Herd, OfClass, Sampling, fragile
+from tests.states.right_or_refused import judge
 from tests.support import assert_identical, sampled, stable_id
 
 DEADLINE = 60.0
@@ -242,3 +244,26 @@ def test_an_observer_follows_a_restored_world_of_several_agents(kind: Any) -> No
         assert [name for name, _ in told.events] == ["began", "stepped", "stepped", "placed", "stepped"]
         assert_identical(told.events[3][1], saved["bob"])
         assert_identical(told.events[4][1], after["bob"])
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        ("mpe2.simple_spread_v3", r"World\.apply_action_force draws .* \(numpy\.random\.randn\)"),
+        ("pettingzoo.butterfly.pistonball_v6", r"_cffi_backend.* and by replay: space\._bodies_to_check is a set"),
+        ("pettingzoo.butterfly.knights_archers_zombies_v11", r"is a pygame\.surface\.Surface within a list or dict"),
+    ],
+    ids=["mpe2", "pistonball", "knights"],
+)
+def test_what_of_an_environment_of_a_zoo_cannot_be_copied_is_named(module: str, told: str) -> None:
+    found = pytest.importorskip(module)
+    verdict = judge(found.parallel_env)
+    assert verdict.way == ""
+    assert re.search(told, verdict.reason), verdict.reason
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*render method without:UserWarning")
+def test_a_game_of_a_zoo_that_draws_what_it_shows_anew_is_copied() -> None:
+    found = pytest.importorskip("pettingzoo.butterfly.cooperative_pong_v6")
+    assert judge(found.parallel_env).way == "copy"
