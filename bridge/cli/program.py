@@ -179,7 +179,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         spelled = list(arguments.spelled.values())
         close = [near for word in unknown for near in difflib.get_close_matches(word.partition("=")[0], spelled, 1)]
         hint = f"; did you mean {' and '.join(close)}?" if close else ""
-        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        secret = any(word in option for option in close for word in ("token", "key"))
+        # The value of a misspelled --token would be in the logs of whoever started this.
+        shown = [word.partition("=")[0] for word in unknown if word.startswith("-")] if secret else unknown
+        arguments.parser.error(f"unrecognized arguments: {' '.join(shown)}{hint}")
     return arguments
 
 
