@@ -18,8 +18,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym
-from bridge.testing import CountingEnv
+from bridge import Limits, errors, make_remote, make_vec_remote, serve_gym
+from bridge.testing import CountingEnv, Inspector
 from bridge.wrappers import BlockingReset
 from tests.peers import SERVICE
 from tests.support import server_process, until
@@ -152,6 +152,31 @@ def test_logs_carry_connection_and_world(caplog: pytest.LogCaptureFixture) -> No
         until(lambda: "connection=1 peer=ipv4:127.0.0.1" in caplog.text and "closed" in caplog.text)
         assert f"connection=1 world={world} refused code=PERMISSION_DENIED" in caplog.text
         assert "opened" in caplog.text
+
+
+def test_the_log_says_why_a_request_or_a_connection_was_refused(caplog: pytest.LogCaptureFixture) -> None:
+    def refused() -> list[str]:
+        return [line for line in caplog.messages if " refused code=" in line]
+
+    limits = Limits(max_worlds=1, max_connections=2)
+    with caplog.at_level(logging.INFO, "bridge.core.server"), serve_gym(CountingEnv, limits=limits) as server:
+        env = make_remote(server.url)
+        with pytest.raises(errors.RefusedError, match="max_worlds=1"):
+            make_remote(server.url)
+        assert all("code=RESOURCE_EXHAUSTED reason='" in line and "max_worlds=1" in line for line in refused())
+        # A request of its own each, and so a line of its own.
+        assert [line.partition("reason='")[2].partition(":")[0] for line in refused()] == ["create_world", "join_world"]
+        with contextlib.suppress(errors.RemoteError):
+            env.call("name\nINFO forged=1" + "x" * 3000)
+        assert "forged" in refused()[-1]
+        assert len(refused()[-1].splitlines()) == 1
+        assert len(refused()[-1]) < 600
+        other = Inspector(server.url, 20.0)
+        with pytest.raises(errors.RefusedError, match="max_connections=2"):
+            make_remote(server.url)
+        assert "max_connections=2" in refused()[-1]
+        other.close()
+        env.close()
 
 
 SERVE_SLOWLY = """
