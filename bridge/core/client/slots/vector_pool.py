@@ -360,7 +360,8 @@ class VectorPool(Pool):
         """Log what was noted, a line for all slots of which the same is to be told."""
         notes, self.notes = self.notes, {}
         for what, found in notes.items():
-            slots, said, at = sorted(set(found)), [], 0
+            slots, at = sorted(set(found)), 0
+            said: list[str] = []
             while at < len(slots) and len(said) < _MOST_RANGES:
                 first = last = slots[at]
                 while at < len(slots) and slots[at] <= last + 1:
