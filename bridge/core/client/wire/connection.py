@@ -267,17 +267,17 @@ class ClientConnection:
         taken: list[Any] = []
         try:
             try:
-                came: Iterable[Received]
+                came: Iterable[Received] = ()
                 # Ciphertext, which cannot be received into the place where an answer is put together. What TLS itself
                 # says to it goes out with `outgoing`, where requests wait until the handshake is done.
                 if self._tls is not None:
                     taken += map(sock.recv, (_CHUNK,), (flags,))
-                    count = len(taken[0])
-                    came = protocol.receive_data(self._tls.receive(taken[0]))
+                    if count := len(taken[0]):
+                        came = protocol.receive_data(self._tls.receive(taken[0]))
                 elif http is None or http.frame is None or (buffer := http.get_buffer()) is None:
                     taken += map(sock.recv, (self._chunk,), (flags,))
-                    count = len(taken[0])
-                    came = protocol.receive_data(taken[0])
+                    if count := len(taken[0]):  # else it is the end, which `_settle` is told
+                        came = protocol.receive_data(taken[0])
                     # It ends within a frame. Answers of one world are alike: the next one is to come in a single piece.
                     if http is not None and http.frame is not None:
                         size = count + http.frame.left + _SLACK
@@ -286,8 +286,8 @@ class ClientConnection:
                     # The rest of a large answer goes into that answer's own memory, without a copy.
                     with buffer:
                         taken += map(sock.recv_into, (buffer,), (0,), (flags,))
-                    count = taken[0]
-                    came = protocol.buffer_updated(count)
+                    if count := taken[0]:
+                        came = protocol.buffer_updated(count)
             except BlockingIOError:
                 return
             except RemoteError as error:  # some of them are OSErrors too
