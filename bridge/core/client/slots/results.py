@@ -16,7 +16,7 @@ from bridge.core.client.slots.slot import EpisodeEvent, EpisodeState, Member, Sl
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.world.remote import COUNTS, RemoteReport
 from bridge.core.client.world.session_states import StepAnswered
-from bridge.core.client.world.step_reader import Batch, BegunAnswer, StepReader
+from bridge.core.client.world.steps import Batch, BegunAnswer, StepReader
 from bridge.core.encoding import values
 from bridge.core.encoding.infos import ACTION, as_rows, batch_interventions, joins, lane_info, merge_lanes
 from bridge.core.encoding.spaces import Column, Layout
