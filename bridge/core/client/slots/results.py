@@ -24,7 +24,7 @@ from bridge.core.encoding.step_codec import StepAnswer
 from bridge.core.encoding.tensors import Array
 from bridge.errors import UNREADABLE, Code, ConnectionLostError, EnvironmentFailedError, RemoteError, TensorError
 
-__all__ = ["InfoJoiner", "Results", "as_universe", "flat_report", "remote_reports", "slot_states"]
+__all__ = ["InfoJoiner", "Results", "flat_report", "remote_reports", "slot_states"]
 
 # Bytes of an answer up to which reading it as a stack of one is quicker.
 _SMALL = 1024
@@ -447,6 +447,23 @@ class Results:
         """Return the observations of all rows as Gymnasium batches them; of an episode that began, its first one."""
         return self._layout.batch(self.batch.columns if self.first is None else self.first)
 
+    def as_universe(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Return what a step of `RemoteVectorEnv` returns: rows of observations, None where a slot has none; infos."""
+        rows, batch, members = self.rows(), self.batch, self._members
+        infos = self.merged_infos()
+        infos["n"] = tuple(self.own_infos())
+        if self.plain:  # as nearly always
+            infos["slot_state"] = np.full(self.size, SlotState.RUNNING, np.int64)
+            return rows, batch.rewards, batch.terminations, batch.truncations, infos
+        infos["slot_state"] = slot_states(members)
+        now = time.monotonic()
+        away = {member: seconds for member in members.filling if (seconds := member.seconds_away(now)) is not None}
+        if away:
+            infos["seconds_away"] = np.zeros(len(members.at))
+            for member, seconds in away.items():
+                infos["seconds_away"][member.slots] = seconds
+        return rows, batch.rewards, batch.terminations, batch.truncations, infos
+
 
 def _acted_for(info: Any) -> bool:
     """True if an info, or infos of lanes, say that somebody else acted."""
@@ -460,25 +477,6 @@ def _replaced(column: Column, new: Column, slots: Array) -> Column:
         mixed[slots] = np.asarray(new)[slots]
         return mixed
     return [new[slot] if slots[slot] else item for slot, item in enumerate(column)]
-
-
-def as_universe(members: SlotMembers, results: Results) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-    """Return what a step of `RemoteVectorEnv` returns: rows of observations, None where a slot has none, and infos."""
-    rows = results.rows()
-    infos = results.merged_infos()
-    infos["n"] = tuple(results.own_infos())
-    if results.plain:  # as nearly always
-        infos["slot_state"] = np.full(results.size, SlotState.RUNNING, np.int64)
-        return rows, results.batch.rewards, results.batch.terminations, results.batch.truncations, infos
-    infos["slot_state"] = slot_states(members)
-    now = time.monotonic()
-    away = {member: seconds for member in members.filling if (seconds := member.seconds_away(now)) is not None}
-    if away:
-        infos["seconds_away"] = np.zeros(len(members.at))
-        for member, seconds in away.items():
-            infos["seconds_away"][member.slots] = seconds
-    batch = results.batch
-    return rows, batch.rewards, batch.terminations, batch.truncations, infos
 
 
 def slot_states(members: SlotMembers) -> Array:

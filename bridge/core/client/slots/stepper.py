@@ -411,6 +411,11 @@ class Stepper:
         self._unbegun = begun.failures
         return results
 
+    def finish_reset(self) -> Results:
+        """Return what has come since `begin_reset`, without a wait."""
+        self.pool.drain()
+        return self.take_results()
+
     def take_results(self, before: Results | None = None) -> Results:
         """Hand out what has come; with `before`, the results of a step that ended episodes: what others begin with."""
         results = self._new_results(before=before)
