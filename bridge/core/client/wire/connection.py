@@ -146,7 +146,7 @@ class ClientCall:
 
     def close(self, timeout: float) -> None:
         """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
-        if self.connection.inherited:
+        if self.connection.inherited or self.ended:
             return
         self.finish()
         self.deliver = lambda what: None  # nobody waits for what comes after the last request
