@@ -18,7 +18,7 @@ import pytest
 from bridge import ClientCredentials, Gate, Limits
 from bridge.cli import program
 from bridge.core.client.envs.vector_env import slots_of
-from bridge.core.client.wire.connect import connect
+from bridge.core.client.wire.connection import connect
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.session_states import StepAnswered
 from bridge.core.server import connection as connection_module

@@ -47,7 +47,7 @@ VOCABULARY = {
 HELPERS = {
     "tests/inside.py": (
         "what is behind the public objects of a server and a client",
-        """cli.program core.client.slots core.client.wire.connect core.client.world.session_states
+        """cli.program core.client.slots core.client.wire.connection core.client.world.session_states
         core.client.wire.poller core.client.envs.vector_env
         core.server.limits
         core.server.connection core.server.connections core.server.grpc_server

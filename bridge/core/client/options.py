@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from bridge.core.back_off import checked_wait
-from bridge.core.client.wire.connect import Transport, checked_transport
+from bridge.core.client.wire.connection import Transport, checked_transport
 from bridge.core.client.world.world_request import MAX_MESSAGE_BYTES, WorldRequest, pack_factory
 from bridge.core.encoding.names import ANNOUNCED
 from bridge.core.transport.address import Address, secret_url

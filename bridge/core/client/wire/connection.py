@@ -1,4 +1,5 @@
-"""A client's sockets, and its calls over them: a connection carries one call, or several to the same place.
+"""A client's sockets, and its calls over them: a connection carries one call, or several to the same place. `connect`
+opens a call, over this transport or by grpcio.
 
 No thread: the owner's poller looks after the socket. A protocol, gRPC or WebSocket, turns requests into bytes, and
 bytes into answers.
@@ -16,9 +17,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from bridge.core.client.wire.dialer import Dialer
+from bridge.core.client.wire.dialer import Dialer, known_targets
 from bridge.core.client.wire.grpc_client import CallRefused, GrpcClient, Received
 from bridge.core.client.wire.poller import Poller
 from bridge.core.extras import needed
@@ -31,10 +32,21 @@ from bridge.errors import ConnectError, ConnectionLostError, PeerError, RemoteEr
 
 if TYPE_CHECKING:
     from bridge.core.client.wire.dialed import Dialed, DialedIn
+    from bridge.core.client.wire.grpcio_transport import GrpcioCall
     from bridge.core.client.wire.websocket_client import WebSocketClient
     from bridge.core.transport.tls import Tls
 
-__all__ = ["ClientCall", "ClientConnection", "Deliver", "connection_to", "open_call"]
+__all__ = [
+    "TRANSPORTS",
+    "AnyCall",
+    "ClientCall",
+    "ClientConnection",
+    "Deliver",
+    "Transport",
+    "checked_transport",
+    "connect",
+    "connection_to",
+]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 # Bytes that are received at a time: of longer answers as many as one of them has, for what comes in pieces is copied.
@@ -562,28 +574,61 @@ def connection_to(address: Address, poller: Poller[Any], max_message_bytes: int,
     return connection
 
 
-def open_call(
+Transport: TypeAlias = Literal["http2", "grpcio"]
+TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
+"""The ways to connect: our own HTTP/2, or the library grpcio."""
+AnyCall: TypeAlias = "ClientCall | GrpcioCall"
+"""A stream of requests and answers, over whatever transport."""
+
+
+def checked_transport(transport: Any) -> str:
+    """Return a choice of transport, or raise SettingError where it is none."""
+    if transport not in TRANSPORTS:
+        raise SettingError(f"expected transport to be one of {', '.join(map(repr, TRANSPORTS))}, got {transport!r}")
+    return str(transport)
+
+
+def connect(
     address: Address,
     poller: Poller[Any],
     deliver: Deliver,
     max_message_bytes: int,
+    transport: str = "http2",
     *,
-    shared: bool,
-    together: bool,
-) -> ClientCall:
-    """Begin a call over a socket, without waiting: a new one, or one that there is.
+    shared: bool = False,
+    together: bool = False,
+) -> AnyCall:
+    """Open a connection, without waiting.
 
     Args:
         address: Where to.
         poller: Looks after the socket.
-        deliver: As for `ClientCall`.
+        deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that says why;
+            puts what its owner waits for into the poller. With grpcio it is called in a thread of the transport's own.
         max_message_bytes: The largest request or answer.
+        transport: One of `TRANSPORTS`.
         shared: Whether there are others to the same place. On this machine they go over the same socket, which costs
             a fraction of what a socket each does. Another machine's name may stand for many, over which sockets of
             their own are spread.
         together: Whether all of them have to reach the same server, whatever its name stands for: they share a socket.
+
+    Raises:
+        SettingError: The credentials are for TLS, and the address is without, or they cannot be used; this platform has
+            no Unix sockets.
     """
-    near = address.scheme == "unix" or is_loopback(address.host)
+    local = address.scheme == "unix"
+    address.check_tls()
+    if local:
+        known_targets(address)  # raises where there are no Unix sockets
+    if transport == "grpcio":
+        if address.websocket:
+            raise SettingError(
+                f"transport='grpcio' speaks gRPC alone, but {address.url!r} is for WebSocket: leave it out"
+            )
+        from bridge.core.client.wire.grpcio_transport import GrpcioCall  # loads grpcio, which nothing else needs
+
+        return GrpcioCall(address, poller, deliver, max_message_bytes)
+    near = local or is_loopback(address.host)
     # A server that has dialed in has made one connection, for all that goes there.
     shared = not address.websocket and (together or address.dialed or (shared and near))
     return ClientCall(connection_to(address, poller, max_message_bytes, shared=shared), address.url, deliver)

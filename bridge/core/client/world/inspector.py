@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from bridge.core.client.wire.connect import connect
+from bridge.core.client.wire.connection import connect
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.extensions import extension, property_request, refusal
 from bridge.core.client.world.world_request import MAX_MESSAGE_BYTES, WorldRequest

@@ -9,8 +9,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bridge.core.client.wire.connect import AnyCall, connect
-from bridge.core.client.wire.connection import Deliver
+from bridge.core.client.wire.connection import AnyCall, Deliver, connect
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.client_session import ClientSession
 from bridge.core.client.world.joined_world import JoinedWorld
