@@ -135,8 +135,8 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         slots = self._slots
         with slots.order:
             slots.order.check("reset")
-            slots.stepper.begin_reset(seed, options)
-            return slots.stepper.take_results().as_universe()[::4]
+            slots.begin_reset(seed, options)
+            return slots.take_results().as_universe()[::4]
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Apply actions to the slots that are in an episode, and let those whose episode ended begin their next.
@@ -167,26 +167,26 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         slots = self._slots
         with slots.order:
             slots.order.check("reset")
-            slots.stepper.begin_reset(seed, options, slot_options)
+            slots.begin_reset(seed, options, slot_options)
             slots.order.pending = "reset"
 
     def reset_wait(self) -> tuple[Any, dict[str, Any]]:
         """Return what has come since `reset_async`."""
-        stepper = self._slots.stepper
-        return self._slots.order.wait("reset", lambda: stepper.finish_reset().as_universe()[::4])
+        slots = self._slots
+        return slots.order.wait("reset", lambda: slots.finish_reset().as_universe()[::4])
 
     def step_async(self, actions: Any) -> None:
         """Send what `step` sends; `step_wait` gathers."""
         slots = self._slots
         with slots.order:
             slots.order.check("step")
-            slots.stepper.begin_step(actions)
+            slots.begin_step(actions)
             slots.order.pending = "step"
 
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Wait for the slots that are in an episode, each within `timeout`, and return what has come."""
-        stepper = self._slots.stepper
-        return self._slots.order.wait("step", lambda: stepper.finish_step().as_universe())
+        slots = self._slots
+        return slots.order.wait("step", lambda: slots.finish_step().as_universe())
 
     def wait_for_all(
         self,
@@ -216,7 +216,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         """
         slots = self._slots
         seconds = slots.timeout if timeout is None else timeout
-        return slots.order.wait(pending, slots.stepper.wait_for_all, seconds, same_step=same_step, on_lost=on_lost)
+        return slots.order.wait(pending, slots.wait_for_all, seconds, same_step=same_step, on_lost=on_lost)
 
     def cancel(self) -> None:
         """Let the next `reset` give up an asynchronous call that is pending, without a wait for it."""
@@ -249,7 +249,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         order = self._slots.order
         with order:
             order.check("send")
-            self._slots.stepper.send(actions, slots)
+            self._slots.send(actions, slots)
 
     def recv(self, at_least: int = 1) -> Received:
         """Wait until at least this many slots have answered, and return all that have.
@@ -269,7 +269,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         order = self._slots.order
         with order:
             order.check("recv")
-            return self._slots.stepper.recv(at_least)
+            return self._slots.recv(at_least)
 
     @property
     def slot_states(self) -> Array:

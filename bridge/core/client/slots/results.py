@@ -184,6 +184,8 @@ class Results:
 
     def _stack_answers(self) -> dict[int, StepAnswer]:
         """Write all answers of the same template into the batch at once, but for their infos; return them by row."""
+        # Once all are here: to write the first ones while the last are on their way took steps of 64 CartPoles 50 µs of
+        # processor time more, and they were no quicker.
         alike: dict[Any, tuple[StepReader, list[int], list[StepAnswer]]] = {}
         for column in self.batch.columns:
             # Spaces of text, graphs and sequences have lists of rows, which cannot be written at once.

@@ -56,8 +56,13 @@ class Slots:
         self.pool = pool
         """Waits for the remotes."""
         self._members = pool.members
-        self.stepper = Stepper(pool, pacer)
+        self.stepper = stepper = Stepper(pool, pacer)
         """Steps the slots."""
+        # Its own methods, not others that call them: those would cost each step a call more.
+        self.begin_reset, self.finish_reset = stepper.begin_reset, stepper.finish_reset
+        self.begin_step, self.finish_step = stepper.begin_step, stepper.finish_step
+        self.wait_for_all, self.take_results = stepper.wait_for_all, stepper.take_results
+        self.send, self.recv = stepper.send, stepper.recv
         self.order = CallOrder(pool, pool.turn)
         """Says whose turn it is: each call is a block of it."""
         forget_in_child(self)
