@@ -367,8 +367,8 @@ def _not_found(env_id: str, error: Exception) -> str:
 def similar_ids(name: str) -> list[str]:
     """Return the registered ids, at most three, that somebody may mean who wrote `name`: of each the newest version.
 
-    `CartPole`, `cartpole-v1`, `CartPole-v9` and `CartPoll` mean `CartPole-v1`, and `Pong` means `ALE/Pong-v5`. Of a name
-    with a module, such as `ale_py:Pong`, they begin with it too: it is what registers them.
+    `CartPole`, `cartpole-v1`, `CartPole-v9` and `CartPoll` mean `CartPole-v1`, and `Pong` means `ALE/Pong-v5`. Of a
+    name with a module, such as `ale_py:Pong`, they begin with it too: it is what registers them.
     """
     module, colon, name = name.rpartition(":")
     newest: dict[str, tuple[int, str]] = {}
