@@ -130,7 +130,8 @@ def match(browser: Browser) -> None:
         ann.wait_for_timeout(200)
         ann.screenshot(path=DOCS / "play-round.png")
         ann.keyboard.up("ArrowRight")
-        says(ben, "#match-over", "is over")
+        for page in (ann, ben):
+            says(page, "#match-over", "is over")
         ann.keyboard.press("Enter")
         says(ben, "#seats", "✓ ready")
         ben.wait_for_timeout(500)
