@@ -175,7 +175,15 @@ def pictures(folder):
     return [picture() for _, _, picture in observed_rows(episode, frames=True)]
 
 
-TURNED = {"rows": lambda of: of, "columns": lambda of: of.swapaxes(0, 1), "upside_down": lambda of: of[::-1]}
+TURNED = {
+    "rows": lambda of: of,
+    "columns": lambda of: of.swapaxes(0, 1),
+    "upside_down": lambda of: of[::-1],
+    "colours_turned": lambda of: of[..., ::-1],
+    "every_second": lambda of: of[::2, ::-2],
+    "fortran": np.asfortranarray,
+    "read_only": lambda of: np.frombuffer(of.tobytes(), np.uint8).reshape(of.shape),
+}
 
 
 @pytest.mark.parametrize("turned", TURNED)
