@@ -104,3 +104,44 @@ def test_who_watches_a_game_that_stands_still_reads_so_until_it_goes_on(frame):
         finally:
             over.set()
             goes.set()
+
+
+@in_browser
+def test_a_person_plays_a_game_that_waits_as_its_agent(process):
+    taken, rounds = [], []
+
+    def loop(game):
+        with contextlib.suppress(ClosedError):
+            while True:
+                # With a picture, since no other is shown of a game.
+                taken.append(
+                    game.exchange(np.zeros(2, np.float32), frame=np.full((40, 60, 3), 90, np.uint8), wait=True)
+                )
+                if game.begins:
+                    rounds.append(game.seed)
+
+    with (
+        serve_game(OBSERVATION, spaces.Discrete(3), name="Dots", web=True, process=process) as game,
+        in_thread(lambda: loop(game)),
+        launched() as chromium,
+        opened_in(chromium) as opened,
+    ):
+        try:
+            page = opened(game.web_url)
+            says(page, "#play", "Play")
+            page.click("#play")
+            says(page, "#badge", "playing")
+            until(lambda: 0 in taken)
+            page.keyboard.down("ArrowRight")
+            until(lambda: 2 in taken)
+            page.keyboard.up("ArrowRight")
+            shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
+            assert page.is_hidden("#problem")
+            assert len(rounds) == 1
+            page.keyboard.press("Escape")
+            says(page, "#play", "Play")
+            page.click("#play")
+            until(lambda: len(rounds) == 2)
+            assert None not in rounds, "a seed, so that a recording can be replayed"
+        finally:
+            game.close()
