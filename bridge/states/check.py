@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,16 @@ _MOMENTS = (0, 1, 5, 20, 60)
 """The steps after which a state is saved."""
 _STEPS = 40
 """The steps that are compared."""
+_LONG_STEPS, _LONG_SECONDS = 500, 1.0
+"""The most steps, and seconds, of a play beside others: some change what all share only late."""
 _MOST_STEPS, _MOST_BYTES = 1_000_000, 2**40
 """Of the history in a check, which has few."""
+_DRAWS_RANDOM = "it draws from the generator of the module random, which all share"
+_DRAWS_NUMPY = "it draws from the generator of numpy.random, which all share"
+_CHANGES_SHARED = "it changes what its class or its module holds, which all environments share"
+_CHANGES_COMMON = "it changes an object that other environments of its kind have too"
+_OF_ALL = (_DRAWS_RANDOM, _DRAWS_NUMPY, _CHANGES_SHARED, _CHANGES_COMMON)
+"""Reasons that hold for a replay too. It is not tried: what changes only once in a process has changed by then."""
 _CHILD = "import sys; from bridge.states.check import run_child; run_child(sys.argv[1])"
 
 
@@ -149,8 +157,12 @@ def judge(make: Callable[[], Any]) -> Verdict:
     why = examine(make)
     if not why:
         return Verdict("copy")
+    if why in _OF_ALL:
+        return Verdict("", why)
     again = examine_replay(make)
-    return Verdict("", f"{why}; and by replay: {again}") if again else Verdict("replay")
+    if not again:
+        return Verdict("replay")
+    return Verdict("", why if again == why else f"{why}; and by replay: {again}")
 
 
 def examine_replay(make: Callable[[], Any]) -> str:
@@ -159,22 +171,24 @@ def examine_replay(make: Callable[[], Any]) -> str:
     if isinstance(env, VectorEnv):
         with contextlib.closing(env):
             return "lanes that are stepped together are not replayed"
-    history = History(env, Ledger(_MOST_STEPS, _MOST_BYTES), fresh=True)
+    history, other = History(env, Ledger(_MOST_STEPS, _MOST_BYTES), fresh=True), env
     began = time.monotonic()
     try:
         other = _one(make())
         if other is not env:
-            with contextlib.closing(other):
-                _refuse_foreign(env, other)
+            _refuse_foreign(env, other)
         for number, moment in enumerate(_MOMENTS):
             if number and time.monotonic() - began > _ENOUGH:
                 break
             _try_replay(history, env, make, moment, seed=number)
+        if other is not env:
+            _try_replay_among(history, env, other, make)
     except (CannotCopyError, _DiffersError) as error:
         return str(error)
     finally:
-        with contextlib.suppress(Exception):
-            env.close()
+        for each in (env, other):
+            with contextlib.suppress(Exception):
+                each.close()
     return ""
 
 
@@ -206,6 +220,26 @@ def _try_replay(history: History, env: Any, make: Callable[[], Any], moment: int
         watched.advance(3, space)
 
 
+def _try_replay_among(history: History, env: Any, other: Any, make: Callable[[], Any]) -> None:
+    watched, space = _Watched(history), copy.deepcopy(_actions_of(env))
+    space.seed(11)
+    watched.reset(11)
+    watched.advance(3, space)
+    state = replayed(history)
+    watched.shared = state.after.common
+    actions = [space.sample() for _ in range(_LONG_STEPS)]
+    wanted = _played(watched, actions)
+    replay = StateReplay(state, env, make, in_place=False)
+    try:
+        replay.advance(CHECK_SECONDS)
+        replay.finish(None)
+        again = _Watched(replay.env)
+        again.shared = watched.shared
+        _go_on_among(again, actions, wanted, other, make)
+    finally:
+        replay.close()
+
+
 def examine(make: Callable[[], Any]) -> str:
     """Try out whether what a function makes can be copied; return why not, "": it can."""
     env = _one(make())
@@ -213,7 +247,8 @@ def examine(make: Callable[[], Any]) -> str:
     began = time.monotonic()
     try:
         if other is not env:
-            _refuse_moving(env, other)
+            # First: a restore gives an environment other objects, so those that both have are found before.
+            _try_among(env, other, make)
         for number, moment in enumerate(_MOMENTS):
             if number and time.monotonic() - began > _ENOUGH:
                 break
@@ -229,20 +264,28 @@ def examine(make: Callable[[], Any]) -> str:
     return ""
 
 
-def _refuse_moving(env: Any, other: Any) -> None:
-    """Refuse an environment whose steps change an object that another one has too, as one that makes them holds."""
-    for each in (env, other):
-        _Watched(each).reset(0)
-    mine, theirs = (
-        objects_in(value for layer in layers_of(each) for _, value in fields_of(layer)) for each in (env, other)
-    )
-    common = [value for key, value in mine.items() if key in theirs]
-    before = digest_of(common, samples=False)
-    space = _actions_of(env)
-    space.seed(0)
-    _Watched(env).advance(_STEPS, space)
-    if digest_of(common, samples=False) != before:
-        raise _DiffersError("it changes an object that other environments of its kind have too")
+class _Common:
+    """The objects that two environments both hold, such as one that their maker has given to each.
+
+    Args:
+        env: An environment.
+        other: Another one.
+    """
+
+    def __init__(self, env: Any, other: Any) -> None:
+        for each in (env, other):
+            _Watched(each).reset(0)
+        mine, theirs = (
+            objects_in(value for layer in layers_of(each) for _, value in fields_of(layer)) for each in (env, other)
+        )
+        self._objects = [value for key, value in mine.items() if key in theirs]
+        self._samples = take(env)[0].common.samples
+        self._before = digest_of(self._objects, samples=self._samples)
+
+    def refuse_changes(self) -> None:
+        """Raise if the steps of one have changed them."""
+        if digest_of(self._objects, samples=self._samples) != self._before:
+            raise _DiffersError(_CHANGES_COMMON)
 
 
 def _refuse_foreign(env: Any, other: Any) -> None:
@@ -293,11 +336,18 @@ class _Watched:
             return function(*args, **kwargs)
         finally:
             if before[0] != random.getstate():
-                raise _DiffersError("it draws from the generator of the module random, which all share")
+                raise _DiffersError(_DRAWS_RANDOM)
             if before[1] != pickle.dumps(np.random.get_state()):
-                raise _DiffersError("it draws from the generator of numpy.random, which all share")
+                raise _DiffersError(_DRAWS_NUMPY)
             if self.shared is not None and held != self.shared.digest():
-                raise _DiffersError("it changes what its class or its module holds, which all environments share")
+                raise _DiffersError(_CHANGES_SHARED)
+
+    def refuse_shared_changes(self, function: Callable[[], Any]) -> None:
+        """Call a function; raise if it changes what is shared."""
+        held = "" if self.shared is None else self.shared.digest()
+        function()
+        if self.shared is not None and held != self.shared.digest():
+            raise _DiffersError(_CHANGES_SHARED)
 
     def reset(self, seed: int | None = None) -> Any:
         return self._around(self._env.reset, **({} if seed is None else {"seed": seed}))
@@ -354,6 +404,8 @@ def _try_out(env: Any, other: Any, moment: int, seed: int) -> None:
     held = watched.shared.digest()
     wanted = watched.run(actions)
     restore(snapshot, env)
+    # A save must not move it: one that counts how often its attributes are read would be moved.
+    take(env)
     _compare(watched.run(actions), wanted, "the environment itself, restored")
     if other is None:
         return
@@ -375,7 +427,58 @@ def _try_out(env: Any, other: Any, moment: int, seed: int) -> None:
     _compare(mine, wanted, "the original beside another one")
     _compare(theirs, wanted, "another environment beside the original")
     if held != watched.shared.digest():
-        raise _DiffersError("it changes what its class or its module holds, which all environments share")
+        raise _DiffersError(_CHANGES_SHARED)
+
+
+def _try_among(env: Any, other: Any, make: Callable[[], Any]) -> None:
+    common = _Common(env, other)
+    # A copy: what is drawn from the space here is drawn by nobody there.
+    watched, space = _Watched(env), copy.deepcopy(_actions_of(env))
+    space.seed(11)
+    actions = [space.sample() for _ in range(_LONG_STEPS)]
+    snapshot, _ = take(env)
+    watched.shared = snapshot.common
+    wanted = _played(watched, actions)
+    common.refuse_changes()
+    restore(snapshot, env)
+    _go_on_among(watched, actions, wanted, other, make)
+
+
+def _played(watched: _Watched, actions: Iterable[Any]) -> list[list[Any]]:
+    """Return what each of some actions gives, as long as there is time, and until one raises."""
+    until = time.monotonic() + _LONG_SECONDS
+    found: list[list[Any]] = []
+    for action in actions:
+        found.append(watched.run([action]))
+        if isinstance(found[-1][-1], str) or time.monotonic() > until:
+            break
+    return found
+
+
+def _go_on_among(
+    watched: _Watched, actions: Sequence[Any], wanted: list[list[Any]], other: Any, make: Callable[[], Any]
+) -> None:
+    """Compare what an environment gives beside one that is elsewhere in its episode, and while a third is made.
+
+    Lanes, and the worlds of a server, live so. What all of them hold may change late, or by the steps of those alone
+    that are at another point of their episode.
+    """
+    # A copy of the space: a space of the class is that of the compared environment too.
+    beside, space = _Watched(other), copy.deepcopy(_actions_of(other))
+    beside.shared = watched.shared
+    space.seed(12)
+    beside.reset(1012)
+    beside.advance(7, space)
+    for number, (action, results) in enumerate(zip(actions, wanted, strict=False)):
+        if number == 1:
+            watched.refuse_shared_changes(lambda: _make_and_close(make))
+        _compare(watched.run([action]), results, "an environment beside other ones")
+        beside.advance(1, space)
+
+
+def _make_and_close(make: Callable[[], Any]) -> None:
+    with contextlib.closing(_one(make())) as third:
+        _Watched(third).reset(5)
 
 
 def _try_closing(env: Any, other: Any) -> None:

@@ -55,17 +55,18 @@ def has_cells(function: types.FunctionType) -> bool:
 
 def is_constant(value: Any) -> bool:
     """True if nothing can change a value, nor what it holds."""
-    if isinstance(value, types.FunctionType):
+    kind = type(value)  # whatever the object says its class is
+    if kind is types.FunctionType:
         if has_cells(value):
             return False
         return all(not isinstance(item, types.FunctionType) and is_constant(item) for item in held_by(value))
-    if isinstance(value, types.ModuleType):
+    if issubclass(kind, types.ModuleType):
         return value not in (random, np.random)
-    if isinstance(value, types.BuiltinMethodType):
+    if kind is types.BuiltinMethodType:
         return isinstance(value.__self__, (types.ModuleType, type, type(None)))
-    if type(value) in (tuple, frozenset):
+    if kind in (tuple, frozenset):
         return all(map(is_constant, value))
-    return isinstance(value, (type, *ATOMS)) and not isinstance(value, types.MethodType)
+    return issubclass(kind, (type, *ATOMS))
 
 
 def digest_function(function: Any, layers: Mapping[int, int], path: tuple[str, ...]) -> str:

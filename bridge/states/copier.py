@@ -164,7 +164,7 @@ class Copier:
         made = self._container(value, kind, path)
         if made is not None:
             return made
-        if isinstance(value, types.MethodType):
+        if kind is types.MethodType:
             return self._method(value, path)
         if kind is functools.partial:
             func, args, keywords, fields = value.func, value.args, value.keywords, vars(value)
@@ -267,23 +267,23 @@ class Copier:
         index = self._index.get(id(value))
         if index is not None:
             return Layer(index)
-        if isinstance(value, types.ModuleType):
+        # By its type: an object may say that its class is another one, as proxies do.
+        kind = type(value)
+        if issubclass(kind, types.ModuleType):
             if value in (random, np.random):
                 raise CannotCopyError(f"{place_name(path)} is the module {value.__name__}, whose generator all share")
             self.code.add(value)
             return value
-        if isinstance(value, type):
+        if issubclass(kind, type):
             self.code.add(value)
             return value
-        if isinstance(value, types.FunctionType):
+        if kind is types.FunctionType:
             return self._function(value, path)
-        if isinstance(value, types.BuiltinMethodType) and not isinstance(
-            value.__self__, (types.ModuleType, type, type(None))
-        ):
+        if kind is types.BuiltinMethodType and not isinstance(value.__self__, (types.ModuleType, type, type(None))):
             raise CannotCopyError(
                 f"{place_name(path)} is a method of a {type(value.__self__).__name__}, which is not copied"
             )
-        if isinstance(value, ATOMS):
+        if issubclass(kind, ATOMS):
             return self._atom(value, path)
         if draws(value):
             self._refuse_container(path, value)
@@ -405,10 +405,19 @@ class Copier:
         return gave and any(type(layer).__module__.startswith("ale_py.") for layer in self._layers)
 
     def _sequence(self, value: Any, path: tuple[str, ...]) -> Any:
-        return self._keep(value, copy.deepcopy(value, self._deep))
+        if type(value) is not np.random.SeedSequence:
+            raise CannotCopyError(
+                f"{place_name(path)} is a SeedSequence of a class of its own, {type(value).__qualname__}"
+            )
+        # By what its constructor takes: a tenth of the time of `deepcopy`.
+        state: Any = value.state
+        made = np.random.SeedSequence(**{**state, "entropy": self.copy(value.entropy, (*path, "entropy"))})
+        made.pool[...] = value.pool  # made of its entropy, which may be a list that has changed since
+        return self._keep(value, made)
 
     def _generator(self, value: Any, path: tuple[str, ...]) -> Any:
-        if value is np.random.mtrand._rand or value is getattr(random, "_inst", None):  # noqa: SLF001
+        of_numpy = np.random.mtrand._rand  # noqa: SLF001
+        if value is of_numpy or value is of_numpy._bit_generator or value is getattr(random, "_inst", None):  # noqa: SLF001
             raise CannotCopyError(f"{place_name(path)} is the generator of random or numpy.random, which all share")
         if isinstance(value, random.SystemRandom):
             raise CannotCopyError(f"{place_name(path)} draws from the system, which cannot be set back")
@@ -417,7 +426,34 @@ class Copier:
                 f"{place_name(path)} is a generator of a class of its own, {type(value).__qualname__}"
             )
         self.size += 3000 if isinstance(value, (np.random.RandomState, random.Random)) else 300
-        return self._keep(value, copy.deepcopy(value, self._deep))
+        return self._keep(value, self._same_generator(value, path))
+
+    def _same_generator(self, value: Any, path: tuple[str, ...]) -> Any:
+        """Return a generator in the same state; those that share their bits, or their seeds, go on sharing them.
+
+        `copy.deepcopy` takes five times as long: it makes each by a seed of the system first.
+        """
+        made: Any
+        if isinstance(value, np.random.Generator):
+            return np.random.Generator(self.copy(value.bit_generator, path))
+        if isinstance(value, np.random.RandomState):
+            made = np.random.RandomState(self.copy(value._bit_generator, path))  # noqa: SLF001
+            made.set_state(value.get_state(legacy=False))
+            return made
+        if isinstance(value, random.Random):
+            made = random.Random(0)
+            made.setstate(value.getstate())
+            return self._with_fields(value, made, path)
+        # NumPy before 1.25 has no public name for it.
+        sequence = getattr(value, "seed_seq", None) or getattr(value, "_seed_seq", None)
+        if not isinstance(sequence, np.random.SeedSequence):
+            if not is_trusted(module_of(type(sequence))):
+                title = type(sequence).__qualname__
+                raise CannotCopyError(f"{place_name(path)} got its seeds from a {title}, which is not copied")
+            return copy.deepcopy(value, self._deep)  # such as the bits of `RandomState(3)`, which have none
+        made = type(value)(self.copy(sequence, path))
+        made.state = value.state
+        return made
 
 
 def _new(kind: Any) -> Any:

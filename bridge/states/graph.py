@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from gymnasium.utils import RecordConstructorArgs
+
 from bridge.core.worlds.lane_vector import LaneVectorEnv
 from bridge.states.copier import Copier, Kept, refuse_impure, set_fields
 from bridge.states.digest import objects_in
@@ -110,7 +112,10 @@ def _copies(
     for index, layer in enumerate(layers):
         refuse_impure(type(layer), (f"{type(layer).__name__}",))
         own: dict[str, Any] = {}
-        kept = LaneVectorEnv.KEPT if isinstance(layer, LaneVectorEnv) else ()
+        kept = set(LaneVectorEnv.KEPT) if isinstance(layer, LaneVectorEnv) else set()
+        if isinstance(layer, RecordConstructorArgs):
+            # By which a wrapper of Gymnasium tells how it was made: a function there may be no copy.
+            kept.add("_saved_kwargs")
         for name, value in fields_of(layer):
             path = str(index), name
             own[name] = Kept(path) if name in kept else copier.field(value, path)

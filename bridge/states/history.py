@@ -124,7 +124,7 @@ def foreign_in(env: Any) -> list[Any]:
     while waiting:
         name, value = waiting.popleft()
         kind = type(value)
-        if isinstance(value, (*_ATOMS, *_GENERATORS, *_LOCKS, gymnasium.Space)) or id(value) in seen:
+        if issubclass(kind, (*_ATOMS, *_GENERATORS, *_LOCKS, gymnasium.Space)) or id(value) in seen:
             continue
         seen[id(value)] = value
         if id(value) in known or draws(value):

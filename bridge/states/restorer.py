@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -79,9 +78,10 @@ class Restorer(Copier):
             return made
         if isinstance(value, Kept):
             return self._kept(value)
-        if isinstance(value, (types.FunctionType, types.ModuleType, type)):
+        kind = type(value)
+        if issubclass(kind, (types.FunctionType, types.ModuleType, type)):
             return value
-        return self._atom(value, path) if isinstance(value, ATOMS) else None
+        return self._atom(value, path) if issubclass(kind, ATOMS) else None
 
     def _kept(self, kept: Kept) -> Any:
         living = self._living(kept.path)
@@ -110,17 +110,14 @@ class Restorer(Copier):
             return super()._sequence(value, path)
         return self._keep(value, seed_sequence(self._seed, path))
 
-    def _generator(self, value: Any, path: tuple[str, ...]) -> Any:
-        if self._seed is None:
-            return self._keep(value, copy.deepcopy(value, self._deep))
-        if isinstance(value, np.random.Generator):
-            # Those that share their bits go on sharing them.
-            return self._keep(value, np.random.Generator(self.copy(value.bit_generator, path)))
+    def _same_generator(self, value: Any, path: tuple[str, ...]) -> Any:
+        if self._seed is None or isinstance(value, np.random.Generator):
+            return super()._same_generator(value, path)
         sequence = seed_sequence(self._seed, None if value is self._own else path)
         if isinstance(value, np.random.BitGenerator):
-            return self._keep(value, type(value)(sequence))
+            return type(value)(sequence)
         if isinstance(value, np.random.RandomState):
-            return self._keep(value, np.random.RandomState(np.random.MT19937(sequence)))
-        made = copy.deepcopy(value, self._deep)
+            return np.random.RandomState(np.random.MT19937(sequence))
+        made = super()._same_generator(value, path)
         made.seed(int(sequence.generate_state(2, np.uint64)[0]))
-        return self._keep(value, made)
+        return made

@@ -463,7 +463,10 @@ def _reason(value: Any, where: str) -> str:
     if owner is gc or (getattr(value, "__module__", None) == "secrets" and callable(value)):
         return f"{where} uses {value.__name__}, which no copy can set back"
     if owner is not None and not isinstance(owner, (types.ModuleType, type)) and isinstance(owner, _GENERATORS):
-        return f"{where} draws from a generator that all environments share ({getattr(value, '__name__', value)})"
+        title = getattr(value, "__name__", str(value))
+        if owner is np.random.mtrand._rand:  # noqa: SLF001 - the one behind the functions of `numpy.random`
+            title = f"numpy.random.{title}"
+        return f"{where} draws from a generator that all environments share ({title})"
     return ""
 
 

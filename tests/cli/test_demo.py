@@ -38,6 +38,7 @@ def test_it_learns_over_the_network_and_says_so(tmp_path: Path) -> None:
     assert not [child for child in psutil.Process().children() if "serve" in child.cmdline()], "servers are left"
 
 
+@pytest.mark.slow
 def test_a_picture_that_cannot_be_written_costs_no_result(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     out = io.StringIO()
@@ -78,6 +79,7 @@ def test_returns_are_those_of_whole_episodes_one_policy_a_slot() -> None:
     assert steps == 2 * int(max(returns.sum(axis=1)) + 1)
 
 
+@pytest.mark.slow
 def test_servers_are_ended_when_the_training_fails(tmp_path: Path) -> None:
     started: list[int] = []
 

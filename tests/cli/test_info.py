@@ -167,6 +167,7 @@ def test_info_lists_the_property_tree_whole_each_node_before_its_children(
         assert not above or above in keys[: keys.index(key)]
 
 
+@pytest.mark.slow
 def test_info_of_lanes_tells_their_number(capsys: pytest.CaptureFixture[str]) -> None:
     with serve_gym("Taxi-v4", num_envs=3) as server:
         assert main(["info", server.url, "--all"]) == 0

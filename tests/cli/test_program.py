@@ -138,6 +138,7 @@ def test_another_module_adds_its_command_by_being_named(
     assert capsys.readouterr().out == "hello\n"
 
 
+@pytest.mark.slow
 def test_the_help_has_the_name_that_no_other_program_has() -> None:
     for name in ("bridge", "gymnasium-bridge"):
         script = Path(sys.executable).parent / name

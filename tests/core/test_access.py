@@ -246,6 +246,7 @@ def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
             yield each.target.id, ast.unparse(each.annotation)
 
 
+@pytest.mark.slow
 def test_the_keywords_are_declared_in_one_place() -> None:
     found = {
         (keyword, module, owner)
@@ -256,6 +257,7 @@ def test_the_keywords_are_declared_in_one_place() -> None:
     assert found == {(name, HOME, owner) for name in NAMES for owner in ("Access", "AccessKeywords")}
 
 
+@pytest.mark.slow
 def test_the_keywords_are_described_in_one_place() -> None:
     found = set()
     for module, tree in _modules():
@@ -282,6 +284,7 @@ def _positional(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> 
     return {argument.arg for argument in [*node.args.posonlyargs, *node.args.args]}
 
 
+@pytest.mark.slow
 def test_one_function_adds_the_options_of_commands() -> None:
     found = []
     for module, tree in _modules():

@@ -43,6 +43,7 @@ MAY_NAME_THE_DATE = {
 DATE = {"time", "time_ns", "now", "utcnow", "today", "localtime", "gmtime", "ctime", "strftime"}
 
 
+@pytest.mark.slow
 def test_only_what_means_the_date_asks_for_it() -> None:
     root = Path(bridge.__file__).parent
     found = set()

@@ -23,7 +23,7 @@ from bridge.testing import CountingEnv
 from tests.parallel_envs import Relay
 from tests.preloaded import run
 from tests.recording_reader import read_run
-from tests.support import until
+from tests.support import sampled, until
 
 
 def held() -> tuple[int, int, int]:
@@ -71,7 +71,7 @@ def keywords_of(way: str) -> dict[str, Any]:
     return {"transport": "grpcio"} if way == "grpcio" else {}
 
 
-@pytest.mark.parametrize("way", ["grpc", "grpcio", "unix", "ws", "openenv", "perlert"])
+@pytest.mark.parametrize("way", sampled(["grpc", "grpcio", "unix", "ws", "openenv", "perlert"], 5, slow=True))
 def test_a_dropped_environment_leaves_nothing_behind(urls: dict[str, str], way: str) -> None:
     make_remote(urls[way], **keywords_of(way)).close()  # what grpcio and others keep, they have now
     with everything_ends():
@@ -81,8 +81,13 @@ def test_a_dropped_environment_leaves_nothing_behind(urls: dict[str, str], way: 
         del env
 
 
-@pytest.mark.parametrize("blocking", [False, True])
-@pytest.mark.parametrize("way", ["grpc", "grpcio", "unix", "ws", "openenv", "lanes", "directory"])
+WAYS = ["grpc", "grpcio", "unix", "ws", "openenv", "lanes", "directory"]
+# The usual way blocks; the other one is a wrapper less, and the same below that for each of them.
+USUAL = [(way, True) for way in WAYS]
+OTHERS = [(way, False) for way in WAYS]
+
+
+@pytest.mark.parametrize(("way", "blocking"), [*sampled(USUAL, 5, slow=True), *sampled(OTHERS, 5)])
 def test_a_dropped_vector_leaves_nothing_behind(urls: dict[str, str], way: str, blocking: bool) -> None:
     more = {**keywords_of(way), "blocking": blocking, "num_envs": 3}
     make_vec_remote(urls[way], **more).close()
@@ -93,6 +98,7 @@ def test_a_dropped_vector_leaves_nothing_behind(urls: dict[str, str], way: str, 
         del envs
 
 
+@pytest.mark.slow
 def test_a_dropped_vector_of_perlert_leaves_nothing_behind(urls: dict[str, str]) -> None:
     with everything_ends():
         envs = make_vec_remote([urls["perlert"]])
@@ -100,6 +106,7 @@ def test_a_dropped_vector_of_perlert_leaves_nothing_behind(urls: dict[str, str])
         del envs
 
 
+@pytest.mark.slow
 def test_dropped_spares_leave_nothing_behind(urls: dict[str, str]) -> None:
     with everything_ends():
         envs = make_vec_remote(urls["grpc"], num_envs=2, spares=[urls["grpc"]])
@@ -107,6 +114,7 @@ def test_dropped_spares_leave_nothing_behind(urls: dict[str, str]) -> None:
         del envs
 
 
+@pytest.mark.slow
 def test_a_dropped_world_of_agents_leaves_nothing_behind(urls: dict[str, str]) -> None:
     with everything_ends():
         env = make_parallel_remote(urls["parallel"])
@@ -114,6 +122,7 @@ def test_a_dropped_world_of_agents_leaves_nothing_behind(urls: dict[str, str]) -
         del env
 
 
+@pytest.mark.slow
 def test_a_dropped_policy_leaves_nothing_behind() -> None:
     with serve_policy(lambda observations: observations) as server, everything_ends():
         policy = RemotePolicy(server.url)
@@ -132,8 +141,9 @@ def is_free(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-@pytest.mark.parametrize("blocking", [False, True])
-@pytest.mark.parametrize("scheme", ["grpc", "ws"])
+@pytest.mark.parametrize(
+    ("scheme", "blocking"), sampled([("grpc", True), ("ws", False), ("ws", True), ("grpc", False)], 4, slow=True)
+)
 def test_a_dropped_vector_of_servers_that_dial_gives_its_port_back(scheme: str, blocking: bool) -> None:
     port = free_port()
     # The server is within: while nobody listens it opens and closes sockets, which are counted too.
@@ -147,6 +157,7 @@ def test_a_dropped_vector_of_servers_that_dial_gives_its_port_back(scheme: str, 
             until(lambda: not [each for each in threading.enumerate() if each.name == "bridge-listener"])
 
 
+@pytest.mark.slow
 def test_a_dropped_listener_gives_its_port_back_and_lets_waiting_servers_go() -> None:
     with everything_ends():
         listener = DialListener("listen://127.0.0.1:0", timeout=30.0)
@@ -159,6 +170,7 @@ def test_a_dropped_listener_gives_its_port_back_and_lets_waiting_servers_go() ->
     assert is_free(port)
 
 
+@pytest.mark.slow
 def test_a_listener_that_a_vector_uses_stays_though_its_maker_drops_it() -> None:
     with everything_ends():
         listener = DialListener("listen://127.0.0.1:0", timeout=30.0)
@@ -171,6 +183,7 @@ def test_a_listener_that_a_vector_uses_stays_though_its_maker_drops_it() -> None
             del envs
 
 
+@pytest.mark.slow
 def test_a_dropped_recorder_writes_its_recording_to_the_end(tmp_path: Path, urls: dict[str, str]) -> None:
     with everything_ends():
         envs = Recorder(make_vec_remote(urls["grpc"], num_envs=2, blocking=True), tmp_path, observations=True)

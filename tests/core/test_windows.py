@@ -352,6 +352,16 @@ def test_a_person_plays_on_the_page_in_chromium(serving: Any) -> None:
 
 
 @pytest.mark.slow
+def test_the_demo_trains_and_says_what_it_reached(tmp_path: Path) -> None:
+    curve = tmp_path / "curve.png"
+    small = ["--lanes", "8", "--generations", "3", "--episodes", "1"]
+    done = run("-m", "bridge", "demo", "--picture", str(curve), *small, timeout=600.0)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "Not learned: below the 475" in done.stdout
+    assert curve.exists()
+
+
+@pytest.mark.repeat
 def test_the_demo_learns(tmp_path: Path) -> None:
     done = run("-m", "bridge", "demo", "--picture", str(tmp_path / "curve.png"), timeout=600.0)
     assert (done.returncode, done.stderr) == (0, "")

@@ -100,6 +100,7 @@ def test_slots_on_servers_that_dial_in_are_the_local_environments_and_trainers_f
             until(lambda: names(listener) == ["one", "two"])
 
 
+@pytest.mark.slow
 def test_the_processes_of_a_server_dial_each_by_itself() -> None:
     with listening() as listener, dialing(listener, "pc", processes=2) as servers:
         until(lambda: names(listener) == ["pc.0", "pc.1"])
@@ -362,6 +363,7 @@ def test_a_server_stops_soon_while_its_trainer_says_nothing() -> None:
     until(lambda: all(thread.name != "bridge-dialing" for thread in threading.enumerate()))
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_loses_its_episodes_and_comes_back_under_its_name() -> None:
     with listening() as listener, dialing(listener, "stays"):
         with server_process(SERVE, f"grpc://127.0.0.1:{listener.port}", "goes") as (process, _):

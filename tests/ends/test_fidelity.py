@@ -36,6 +36,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("name", sampled(ZOO, 3))
+@pytest.mark.slow
 def test_one_remote_environment_equals_the_local_one(name: str) -> None:
     function, steps, _ = ZOO[name]
     compare_one(function, steps)

@@ -559,6 +559,7 @@ def test_a_policy_whose_action_is_none_of_the_space_is_a_failure_that_is_told(
         ann.step(1)
 
 
+@pytest.mark.slow
 def test_the_world_passes_the_conformance_checks() -> None:
     """By the checks that anyone can run, at the speed of the machine's clock."""
     with bridge.serve_parallel(Relay, fps=200) as server:

@@ -432,6 +432,7 @@ def test_a_problem_names_its_server_once_and_a_file_gets_whole_lines(capsys: pyt
     assert text.rstrip().endswith("or set the environment variable BRIDGE_TOKEN"), "no line is cut"
 
 
+@pytest.mark.slow
 def test_the_status_of_several_processes_is_their_sum() -> None:
     with serve_gym("CartPole-v1", processes=2) as server:
         envs = BlockingReset(make_vec_remote(server.urls))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from bridge import make_remote, serve_game
 from bridge.errors import BridgeError, ClosedError
 from bridge.recording.reader import read_folder
 from tests.game.loops import ACTION, OBSERVATION, in_thread, walking
-from tests.support import until
+from tests.support import sampled, until
 
 AT_START = np.zeros(2, np.float32)
 PROGRAM = """
@@ -170,8 +171,9 @@ def test_a_wait_that_ctrl_c_has_broken_off_goes_on_with_the_next_call(process):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
-@pytest.mark.parametrize("block", ["block", "alone"])
-@pytest.mark.parametrize("place", ["threads", "process"])
+@pytest.mark.parametrize(
+    ("place", "block"), sampled(itertools.product(["threads", "process"], ["block", "alone"]), 3, slow=True)
+)
 def test_ctrl_c_in_a_wait_ends_the_episode_and_leaves_no_process(place, block, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM, encoding="utf-8")

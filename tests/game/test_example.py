@@ -44,6 +44,7 @@ def test_it_has_at_most_80_lines():
 
 
 @in_browser
+@pytest.mark.slow
 def test_a_person_in_a_browser_takes_over_from_an_agent_and_gives_back_and_both_are_exported(tmp_path):
     folder = tmp_path / "runs"
     with (

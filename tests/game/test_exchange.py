@@ -310,11 +310,13 @@ def test_the_old_round_goes_on_truly_until_the_program_reads_that_another_begins
                 told.append(env.reset(seed=seed)[0])
             except RefusedError as error:
                 errors.append(str(error))
+            return told
 
         with in_thread(lambda: reset(2)) as thread:
             until(lambda: (game.exchange(np.array([9, 9])), not thread.is_alive())[1])
         assert "has not read game.begins" in errors[0]
-        with in_thread(lambda: reset(3)) as thread:
+        # Until it has called, who asks is still told so.
+        with in_thread(lambda: until(lambda: reset(3))) as thread:
             until(lambda: (game.exchange(AT_START), game.begins, not thread.is_alive())[2])
         np.testing.assert_array_equal(told, [AT_START], "nothing of the old round")
         env.close()

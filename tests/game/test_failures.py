@@ -122,6 +122,7 @@ def step_while_stopped(env, pid):
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
 @pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.slow
 def test_a_program_that_was_stopped_with_its_server_answers_what_came_meanwhile(wait):
     with playing(False, wait) as (env, program):
         for _ in range(5):
@@ -129,6 +130,7 @@ def test_a_program_that_was_stopped_with_its_server_answers_what_came_meanwhile(
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
+@pytest.mark.slow
 def test_a_server_that_was_stopped_while_its_program_went_on_answers_what_came_meanwhile():
     with walking(False, process=True, standstill=0.3) as walk:
         env = make_remote(walk.game.url)

@@ -52,6 +52,7 @@ def test_no_key_does_what_the_game_does_where_nobody_acts(given, no_key, arrows,
 
 @in_browser
 @pytest.mark.parametrize("frame", [np.full((40, 60, 3), 90, np.uint8), None], ids=["pictures", "no_pictures"])
+@pytest.mark.slow
 def test_who_watches_a_game_that_stands_still_reads_so_until_it_goes_on(frame):
     goes, over, rounds = threading.Event(), threading.Event(), []
     goes.set()
@@ -107,6 +108,7 @@ def test_who_watches_a_game_that_stands_still_reads_so_until_it_goes_on(frame):
 
 
 @in_browser
+@pytest.mark.slow
 def test_a_person_plays_a_game_that_waits_as_its_agent(process):
     taken, rounds = [], []
 

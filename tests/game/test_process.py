@@ -64,6 +64,7 @@ def test_the_end_of_the_server_is_told_by_exchange(wait):
             _ = game.server.connections
 
 
+@pytest.mark.slow
 def test_a_program_that_is_killed_leaves_no_server_and_is_run_once(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM, encoding="utf-8")
@@ -88,6 +89,7 @@ def test_a_program_that_is_killed_leaves_no_server_and_is_run_once(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.slow
 def test_what_a_program_has_forked_neither_ends_its_server_nor_keeps_it(tmp_path):
     forks = """
 forked = os.fork()
@@ -247,6 +249,7 @@ def test_an_observation_may_become_larger():
         assert seen[-1] == 90_000
 
 
+@pytest.mark.slow
 def test_what_cannot_be_served_is_refused_by_its_process_and_so_is_what_cannot_be_sent_there(tmp_path):
     with serve_game(OBSERVATION, ACTION) as other, pytest.raises(SettingError, match=str(other.server.port)):
         serve_game(OBSERVATION, ACTION, process=True, port=other.server.port)
@@ -280,6 +283,7 @@ def test_a_program_that_contains_python_is_told_that_it_has_no_interpreter(monke
         serve_game(OBSERVATION, ACTION, process=True)
 
 
+@pytest.mark.slow
 def test_a_server_starts_where_it_may_not_choose_how_it_is_scheduled(monkeypatch, tmp_path):
     """Some sandboxes refuse the call."""
     refuses = "import os\ndef refuse(*given):\n    raise PermissionError\nos.sched_setscheduler = refuse\n"
@@ -293,6 +297,7 @@ def test_a_server_starts_where_it_may_not_choose_how_it_is_scheduled(monkeypatch
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs limits of a process")
+@pytest.mark.slow
 def test_a_program_with_many_open_files_is_served(tmp_path):
     """Their numbers are beyond those that `select` takes."""
     opens = """

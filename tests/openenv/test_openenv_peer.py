@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from bridge import make_remote, make_vec_remote, serve_gym
 from tests.places import ROOT
+from tests.support import sampled
 
 PYTHON = ROOT / ".venv-openenv" / "bin" / "python"
 pytestmark = [
@@ -139,7 +140,7 @@ def plain(observation: Any, terminated: bool, truncated: bool, info: Any) -> Any
 
 @pytest.mark.parametrize(
     ("name", "actions"),
-    [("CartPole-v1", [1, 0] * 6), ("MiniGrid-Empty-5x5-v0", [2, 2, 1, 2, 2]), ("riddle", ["cab"] * 4)],
+    sampled([("CartPole-v1", [1, 0] * 6), ("MiniGrid-Empty-5x5-v0", [2, 2, 1, 2, 2]), ("riddle", ["cab"] * 4)], 3, 1),
 )
 def test_the_client_of_openenv_plays_what_is_here_step_for_step(name: str, actions: list[Any]) -> None:
     local = Riddle() if name == "riddle" else gymnasium.make(name)

@@ -449,6 +449,7 @@ def test_a_guard_that_cannot_be_is_refused(settings):
         GuardConfig(**settings)
 
 
+@pytest.mark.slow
 def test_of_addresses_without_end_that_hold_others_up_few_are_remembered():
     lobby = make(2, guard=GuardConfig(unproven_bytes_per_second=1e9, max_addresses=50))
     lobby.receive(claim(lobby, "agent1", "ann", ANN, 1, "r"), ANN, 0.0)

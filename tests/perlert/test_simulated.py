@@ -536,6 +536,7 @@ def test_who_asks_for_a_lobby_that_is_not_there_is_told_what_there_is():
     assert simulation.sent_bytes.get(far, 0) <= 3 * 100 * 12
 
 
+@pytest.mark.slow
 def test_every_datagram_of_the_server_is_within_the_limit_and_in_the_grammar():
     # P-1
     simulation = Simulation(15, loss=0.2, duplicate=0.2, delay=(0.001, 0.1), guard=TRUST)

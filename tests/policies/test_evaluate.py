@@ -375,6 +375,7 @@ def certificates(folder):
 
 
 @pytest.mark.parametrize("both", [False, True])
+@pytest.mark.slow
 def test_the_command_trusts_the_ca_for_policies_too(both, tmp_path, capsys):
     own, ca = certificates(tmp_path)
     with serve_gym("CartPole-v1", tls=own if both else None) as server, serve_policy(worse, tls=own) as policies:
@@ -422,6 +423,7 @@ class Shown(Counts):
 
 
 @in_browser
+@pytest.mark.slow
 def test_a_page_shows_the_worlds_of_a_running_evaluation_and_its_results_so_far():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -381,6 +381,7 @@ def test_settings_out_of_their_range_are_refused():
         serve_policy(double, port=int(server.url.rpartition(":")[2]))
 
 
+@pytest.mark.slow
 def test_the_command_serves_a_function_of_a_module(tmp_path):
     (tmp_path / "mine.py").write_text("def act(seen):\n    return int(seen[0] > 0)\n")
     command = ("-m", "bridge", "policy", "mine:act", "--rows", "--port", "0")

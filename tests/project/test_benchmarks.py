@@ -158,18 +158,24 @@ def figures_of_servers(row: str) -> list[int]:
 
 
 @pytest.mark.slow
-def test_an_attack_is_measured_on_both_servers_and_all_of_them_can_begin() -> None:
+@pytest.mark.parametrize("kind", ["http2", pytest.param("grpcio", marks=pytest.mark.repeat)])
+def test_an_attack_is_measured_on_each_server(kind: str) -> None:
     from benchmarks import attacks
 
-    found = {kind: attacks.measure("PING", kind, 0.3, 1) for kind in ("http2", "grpcio")}
-    for outcome in found.values():
-        assert 0 < outcome.grown < 500
-        assert outcome.share >= 0
-        assert outcome.slow_share > 0
-        assert outcome.recovery >= 0
-    row = attacks.table({"PING": found}, list(found)).splitlines()[-1]
+    outcome = attacks.measure("PING", kind, 0.3, 1)
+    assert 0 < outcome.grown < 500
+    assert outcome.share >= 0
+    assert outcome.slow_share > 0
+    assert outcome.recovery >= 0
+    row = attacks.table({"PING": {kind: outcome, "gateway": outcome}}, [kind, "gateway"]).splitlines()[-1]
     assert row.startswith("| PING | ")
     assert figures_of_servers(row) == [4, 4]
+
+
+@pytest.mark.slow
+def test_all_attacks_can_begin() -> None:
+    from benchmarks import attacks
+
     begins = (PREFACE, PREFACE[:1], b"GET ", b"\x16\x03")  # HTTP/2, a byte of it, a WebSocket, TLS
     for name, kind in attacks.ATTACKS.items():
         first = next(kind.pieces(*([1] if kind.learn else []))) if kind.request is None else PREFACE

@@ -244,6 +244,7 @@ def test_the_docstring_of_a_folder_says_what_is_in_it_and_what_may_import_it(fol
     assert not doc.startswith("May be imported by")
 
 
+@pytest.mark.slow
 def test_folders_are_imported_by_those_alone_that_their_docstrings_name():
     allowed_by = {folder: may_import(folder) if folder != "bridge" else set() for folder in folders()}
     found = {
@@ -260,6 +261,7 @@ def test_folders_import_each_other_in_no_circle():
     assert circles(arrows) == []
 
 
+@pytest.mark.slow
 def test_files_import_each_other_in_no_circle():
     arrows = {
         (path, f"{each.target}/__init__.py" if not each.target.endswith(".py") else each.target)

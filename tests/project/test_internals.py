@@ -16,6 +16,7 @@ def findings(code, file="tests/test_things.py"):
 
 
 @pytest.mark.parametrize("kind", internals.KINDS)
+@pytest.mark.slow
 def test_tests_know_no_more_of_the_inside_than_before(kind):
     found = [each for each in internals.find() if each.kind == kind]
     ceiling = internals.ceilings()[kind]
@@ -34,6 +35,7 @@ def test_each_entry_of_the_helpers_names_a_file_that_imports_it():
     assert found == {(file, name) for file, (_, names) in internals.HELPERS.items() for name in names.split()}
 
 
+@pytest.mark.slow
 def test_no_test_file_imports_another_one():
     """What several need is in a helper module, and fixtures are in the `conftest.py` of their folder."""
     found = []

@@ -663,6 +663,7 @@ EXTRAS += ["stable_baselines3", "torch", "jax", "pandas", "zstandard", "PIL", "p
 
 
 @pytest.mark.parametrize("absent", [["pyarrow"], EXTRAS])
+@pytest.mark.slow
 def test_without_extras_tools_that_ask_for_every_name_of_a_package_get_those_that_there_are(absent):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", WITHOUT, *absent],
@@ -675,6 +676,7 @@ def test_without_extras_tools_that_ask_for_every_name_of_a_package_get_those_tha
     assert done.stdout.startswith("False recordings need pyarrow: pip install")
 
 
+@pytest.mark.slow
 def test_without_pettingzoo_a_star_import_and_the_members_of_the_package_are_those_that_there_are():
     done = subprocess.run(
         [sys.executable, "-c", NO_PETTINGZOO], capture_output=True, text=True, timeout=60, check=False

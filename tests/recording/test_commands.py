@@ -45,6 +45,7 @@ def record(
     return [episode.id for episode in read_folder(folder).episodes()]
 
 
+@pytest.mark.slow
 def test_bridge_serve_records_what_its_options_say(tmp_path):
     command = ["-m", "bridge", "serve", "CartPole-v1", "--record", str(tmp_path / "runs")]
     with Program(*command, "--record-observations", "--record-max-bytes", "100000000") as process:
@@ -339,6 +340,7 @@ def test_an_episode_of_several_agents_is_watched_over_the_first_ones_shoulder(tm
     env.close()
 
 
+@pytest.mark.slow
 def test_the_command_serves_an_episode_until_a_signal(tmp_path):
     (name,) = record(tmp_path, episodes=1)
     with Program("-m", "bridge", "replay", str(tmp_path / name), "--serve", "--fps", "60") as process:

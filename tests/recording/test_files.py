@@ -139,6 +139,7 @@ def test_a_table_that_a_few_bytes_claim_is_not_made(recorded):
 
 
 @pytest.mark.parametrize("dictionary", [False, True], ids=["batch", "dictionary"])
+@pytest.mark.slow
 def test_what_takes_more_memory_than_its_file_is_not_unpacked(recorded, dictionary):
     """A gigabyte of zeros is a file of kilobytes; pyarrow itself would unpack it to look at it."""
     kind = pa.dictionary(pa.int32(), pa.binary()) if dictionary else pa.binary()
@@ -290,6 +291,7 @@ def test_runs_says_a_line_of_each_file_that_it_cannot_read_and_lists_the_rest(re
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
+@pytest.mark.slow
 def test_a_recording_is_read_with_little_memory(recorded):
     """To read a file takes memory for what it holds, and not for the largest one there may be."""
     code = (
@@ -302,6 +304,7 @@ def test_a_recording_is_read_with_little_memory(recorded):
     assert done.stdout == "1\n"
 
 
+@pytest.mark.slow
 def test_the_newest_recordings_are_read_however_many_files_there_are(recorded, monkeypatch):
     real = Path.iterdir
     older = [recorded.with_name(f"00000000T000000-ffffff.{number}.tmp") for number in range(100_001)]

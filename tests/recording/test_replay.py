@@ -108,6 +108,7 @@ def test_environments_of_a_callable_are_verified_by_naming_it(tmp_path, make):
 
 
 @pytest.mark.skipif(not HAS_BOX2D, reason=NO_BOX2D)
+@pytest.mark.slow
 def test_box2d_with_pictures_as_observations_is_verified(tmp_path):
     with serve_gym("CarRacing-v3", record=tmp_path) as server:
         play(server.url, 15)
@@ -453,6 +454,7 @@ class Pictures(gymnasium.Env[Any, Any]):
         return np.zeros(1 << 20, np.uint8), 0.0, False, False, {}
 
 
+@pytest.mark.slow
 def test_what_is_compared_at_once_takes_as_little_memory_as_what_is_written_at_once(tmp_path):
     with serve_gym(Pictures, record=tmp_path) as server:
         play(server.url, 100)
@@ -538,6 +540,7 @@ def test_one_pass_names_the_episodes_that_differ_and_goes_on_at_the_next_seed(tm
     assert "2 calls before the episode, which it depends on: reward differs" in str(second)
 
 
+@pytest.mark.slow
 def test_frames_are_recorded_of_lanes_in_real_time_and_of_several_agents(tmp_path):
     clock = VirtualClock()
     with serve_gym(

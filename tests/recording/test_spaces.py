@@ -95,8 +95,8 @@ CASES = [
 ]
 
 
-# Of ten cases of each space a third, so that each space is in each arrangement, and each arrangement in each mode.
-@pytest.mark.parametrize(("name", "served", "mode"), sampled(CASES, 3))
+# Of ten cases of each space one in nine, so that each space is in one arrangement, and each arrangement in each mode.
+@pytest.mark.parametrize(("name", "served", "mode"), sampled(CASES, 9))
 def test_every_row_is_what_the_environment_wrote_down(
     tmp_path: Path, name: str, served: str, mode: AutoresetMode
 ) -> None:

@@ -330,6 +330,7 @@ def test_a_row_that_cannot_be_encoded_costs_none_of_those_that_came_with_it(tmp_
     assert caplog.text.count("cannot be encoded") == 2, "that of the slow source, and this one"
 
 
+@pytest.mark.slow
 def test_streams_that_are_written_side_by_side_stay_whole_and_within_the_limit(tmp_path):
     journal = Journal(Recording(tmp_path, observations=True, max_bytes=60_000))
     tapes = [tape_of(journal) for _ in range(8)]
@@ -363,6 +364,7 @@ def test_a_row_that_is_larger_than_the_limit_costs_no_other_row(tmp_path, caplog
 
 
 @pytest.mark.parametrize("limit", [None, 1 << 30])
+@pytest.mark.slow
 def test_a_sealed_segment_takes_no_memory_of_its_own(tmp_path, limit):
     def segments() -> int:
         gc.collect()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 
 from bridge.states.check import examine as examine
 from bridge.states.check import examine_replay as examine_replay
+from bridge.states.check import judge as judge
 from bridge.states.graph import restore, take
 from bridge.states.history import History, Ledger
 from bridge.states.replay import StateReplay, replayed
@@ -58,6 +60,67 @@ def goes_wrong(kind: Any) -> bool:
                     return True
         finally:
             env.close()
+    return False
+
+
+def lanes_of(kind: Any, moment: int) -> tuple[list[Any], list[Any]]:
+    """Three environments, stepped in turns as lanes are; and what draws the actions of each."""
+    lanes = [kind() for _ in range(3)]
+    drawing = [copy.deepcopy(lane.action_space) for lane in lanes]
+    for number, (lane, space) in enumerate(zip(lanes, drawing, strict=True)):
+        lane.reset(seed=3 + number)
+        space.seed(1 + number)
+    for _ in range(moment):
+        turn(lanes, [space.sample() for space in drawing])
+    return lanes, drawing
+
+
+def turn(lanes: list[Any], actions: list[Any]) -> list[list[Any]]:
+    """What lanes give for an action each."""
+    return [played(lane, [action]) for lane, action in zip(lanes, actions, strict=True)]
+
+
+def goes_wrong_as_a_lane(kind: Any) -> bool:
+    """True if a lane goes on otherwise after a restore, beside others that went on, or by a state of another one."""
+    for moment in MOMENTS:
+        lanes, drawing = lanes_of(kind, moment)
+        try:
+            actions = [drawing[0].sample() for _ in range(STEPS)]
+            with refusals():
+                snapshot, _ = take(lanes[0])
+                wanted = [turn(lanes, [action, *(s.sample() for s in drawing[1:])])[0] for action in actions]
+                restore(snapshot, lanes[0])
+                for action, result in zip(actions, wanted, strict=True):
+                    if turn(lanes, [action, *(space.sample() for space in drawing[1:])])[0] != result:
+                        return True
+                for lane in lanes:
+                    restore(snapshot, lane)
+                for action, result in zip(actions, wanted, strict=True):
+                    if turn(lanes, [action] * len(lanes)) != [result] * len(lanes):
+                        return True
+        finally:
+            for lane in lanes:
+                lane.close()
+    return False
+
+
+def is_moved_by_a_save(kind: Any) -> bool:
+    """True if an environment goes on otherwise because it was saved."""
+    for moment in MOMENTS:
+        found = []
+        for saves in (False, False, True):
+            env = kind()
+            with contextlib.closing(env), refusals():
+                env.reset(seed=3)
+                space = copy.deepcopy(env.action_space)
+                space.seed(1)
+                played(env, [space.sample() for _ in range(moment)])
+                if saves:
+                    take(env)
+                found.append(played(env, [space.sample() for _ in range(STEPS)]))
+        # One that no two runs are alike of shows nothing.
+        if len(found) == 3 and found[0] == found[1] != found[2]:
+            return True
     return False
 
 

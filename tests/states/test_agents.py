@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,7 +16,8 @@ from bridge import Listener, Observer, make_parallel_remote, make_remote, make_v
 from bridge.errors import Code, RefusedError, SettingError
 from tests.parallel_envs import Relay
 from tests.states.herds import Fragile, Herd, OfClass, Sampling, fragile
-from tests.support import assert_identical, stable_id
+from tests.states.right_or_refused import judge
+from tests.support import assert_identical, sampled, stable_id
 
 DEADLINE = 60.0
 STEPS = 100
@@ -49,16 +51,19 @@ def played(env: Any, actions: list[dict[str, Any]]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("isolation", [None, "process"], ids=["here", "isolated"])
-@pytest.mark.parametrize(
-    ("kind", "how"),
-    [
-        *((Herd, "copy"), (Relay, "copy"), (Fragile, "replay"), (fragile, "replay")),
-        # By PettingZoo's own conversion, and wrappers.
-        *(("classic/connect_four-v3", "copy"), ("classic/rps-v2", "copy")),
-    ],
-    ids=stable_id,
-)
+KINDS = [
+    *((Herd, "copy"), (Relay, "copy"), (Fragile, "replay"), (fragile, "replay")),
+    # By PettingZoo's own conversion, and wrappers.
+    *(("classic/connect_four-v3", "copy"), ("classic/rps-v2", "copy")),
+]
+# `.ci/run` plays all of them here, and two isolated.
+HERE_OR_ISOLATED = [
+    *sampled([(*each, None) for each in KINDS], 3, slow=True),
+    *sampled([(*each, "process") for each in KINDS], 3, 1),
+]
+
+
+@pytest.mark.parametrize(("kind", "how", "isolation"), HERE_OR_ISOLATED, ids=stable_id)
 def test_a_world_of_several_agents_goes_on_from_its_state(kind: Any, how: str, isolation: Any) -> None:
     with served(kind, states=True, isolation=isolation) as (_, env):
         env.reset(seed=3)
@@ -78,6 +83,7 @@ def test_a_world_of_several_agents_goes_on_from_its_state(kind: Any, how: str, i
         state.release()
 
 
+@pytest.mark.slow
 def test_a_state_is_restored_whoever_has_ended_when_it_was_saved_and_since() -> None:
     with served(Herd) as (_, env):
         env.reset(seed=0)
@@ -101,6 +107,7 @@ def test_a_state_is_restored_whoever_has_ended_when_it_was_saved_and_since() -> 
                 env.reset()
 
 
+@pytest.mark.slow
 def test_branches_of_several_agents_differ_by_their_seeds_and_are_reproducible() -> None:
     with served(Herd) as (_, env):
         env.reset(seed=0)
@@ -114,6 +121,7 @@ def test_branches_of_several_agents_differ_by_their_seeds_and_are_reproducible()
         assert repr(found[0]) != repr(found[3])
 
 
+@pytest.mark.slow
 def test_another_client_goes_on_from_a_pickled_state_of_several_agents() -> None:
     with served(Herd) as (server, env):
         env.reset(seed=0)
@@ -171,6 +179,7 @@ def test_one_of_two_clients_in_a_world_saves_nothing() -> None:
 
 
 @pytest.mark.parametrize("agent", ["ann", "dan"])
+@pytest.mark.slow
 def test_one_agent_whose_world_nobody_else_plays_goes_on_and_may_have_ended(agent: str) -> None:
     with (
         serve_parallel(Herd, missing_agent="default") as server,
@@ -186,6 +195,7 @@ def test_one_agent_whose_world_nobody_else_plays_goes_on_and_may_have_ended(agen
             assert_identical(env.step(action), wanted)
 
 
+@pytest.mark.slow
 def test_slots_that_are_agents_of_one_world_have_no_states() -> None:
     with (
         served(Herd, missing_agent="default") as (server, env),
@@ -222,6 +232,7 @@ class Told(Observer, Listener):
 
 
 @pytest.mark.parametrize("kind", [Herd, Fragile, fragile], ids=stable_id)
+@pytest.mark.slow
 def test_an_observer_follows_a_restored_world_of_several_agents(kind: Any) -> None:
     told = Told()
     with served(kind, states=True, observers=[told]) as (_, env):
@@ -233,3 +244,26 @@ def test_an_observer_follows_a_restored_world_of_several_agents(kind: Any) -> No
         assert [name for name, _ in told.events] == ["began", "stepped", "stepped", "placed", "stepped"]
         assert_identical(told.events[3][1], saved["bob"])
         assert_identical(told.events[4][1], after["bob"])
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        ("mpe2.simple_spread_v3", r"World\.apply_action_force draws .* \(numpy\.random\.randn\)"),
+        ("pettingzoo.butterfly.pistonball_v6", r"_cffi_backend.* and by replay: space\._bodies_to_check is a set"),
+        ("pettingzoo.butterfly.knights_archers_zombies_v11", r"is a pygame\.surface\.Surface within a list or dict"),
+    ],
+    ids=["mpe2", "pistonball", "knights"],
+)
+def test_what_of_an_environment_of_a_zoo_cannot_be_copied_is_named(module: str, told: str) -> None:
+    found = pytest.importorskip(module)
+    verdict = judge(found.parallel_env)
+    assert verdict.way == ""
+    assert re.search(told, verdict.reason), verdict.reason
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*render method without:UserWarning")
+def test_a_game_of_a_zoo_that_draws_what_it_shows_anew_is_copied() -> None:
+    found = pytest.importorskip("pettingzoo.butterfly.cooperative_pong_v6")
+    assert judge(found.parallel_env).way == "copy"

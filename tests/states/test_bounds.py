@@ -29,6 +29,7 @@ server.wait(grace=0.0)
 
 
 @pytest.mark.parametrize("end", ["kill", "terminate"])
+@pytest.mark.slow
 def test_the_states_of_a_server_that_ended_are_gone_and_the_environment_goes_on(end: str) -> None:
     with server_process(SERVE, "0") as (process, url):
         env = make_remote(url, timeout=DEADLINE, wait_for_server=DEADLINE)
@@ -80,6 +81,7 @@ class Slow(Walk):
         self.parts = [[float(number)] for number in range(2000)]
 
 
+@pytest.mark.slow
 def test_small_saves_that_are_released_at_once_are_charged_where_somebody_else_waits() -> None:
     with serve_gym(Slow) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
         env.reset(seed=0)
@@ -122,7 +124,8 @@ class Huge(Walk):
         self.parts = [np.zeros(10_000_000 // 8)]
 
     def act(self, action: int) -> None:
-        self.parts.append(np.ones(10_000_000 // 8))
+        if len(self.parts) < 4:  # enough for this test: what tries the environment makes many more steps
+            self.parts.append(np.ones(10_000_000 // 8))
 
 
 @pytest.mark.slow
@@ -143,6 +146,7 @@ def test_a_huge_state_is_refused_and_gives_its_memory_back() -> None:
         env.save_state()
 
 
+@pytest.mark.slow
 def test_an_identifier_of_another_server_and_a_changed_one_are_refused_alike() -> None:
     with (
         serve_gym(Walk) as one,

@@ -27,7 +27,7 @@ from bridge.cli import main
 from tests.peers import Stream
 from tests.states.herds import Fragile, Herd
 from tests.states_envs import Walk, wrapped
-from tests.support import assert_identical, chosen, stable_id
+from tests.support import assert_identical, chosen, sampled, stable_id
 
 pytest.importorskip("pyarrow")
 
@@ -70,7 +70,11 @@ def parents(episodes: list[RecordedEpisode]) -> list[tuple[str, int | None, int 
 
 @pytest.mark.parametrize(
     ("kind", "isolation", "observations"),
-    [("FrozenLake-v1", None, False), (wrapped, None, True), (wrapped, "process", False), (Walk, "process", True)],
+    sampled(
+        [("FrozenLake-v1", None, False), (wrapped, None, True), (wrapped, "process", False), (Walk, "process", True)],
+        3,
+        slow=True,
+    ),
     ids=["lake", "wrapped", "wrapped-isolated", "walk-isolated"],
 )
 def test_a_restored_episode_is_a_branch_that_knows_its_parent(
@@ -147,6 +151,7 @@ def test_each_lane_has_a_parent_of_its_own_also_in_another_world(tmp_path: Path,
     chosen(itertools.product([True, False], repeat=2), lambda lanes, blocking: lanes is blocking),
     ids=["lanes-blocking", "lanes-slots", "worlds-blocking", "worlds-slots"],
 )
+@pytest.mark.slow
 def test_a_clients_recorder_records_branches_too(tmp_path: Path, lanes: bool, blocking: bool) -> None:
     with serve_gym("FrozenLake-v1") as server:
         made = make_vec_remote(server.url, num_envs=3, lanes=lanes, blocking=blocking, timeout=DEADLINE)
@@ -169,6 +174,7 @@ def test_a_clients_recorder_records_branches_too(tmp_path: Path, lanes: bool, bl
     assert all(one.parent is not None and one.parent.episode for one in found)
 
 
+@pytest.mark.slow
 def test_a_parent_that_is_not_recorded_is_said_and_nothing_is_verified_by_it(tmp_path: Path) -> None:
     with serve_gym(Walk, record=tmp_path / "server") as server:
         plain = make_vec_remote(server.url, num_envs=2, lanes=True, blocking=True, timeout=DEADLINE)
@@ -357,6 +363,7 @@ def test_what_a_message_of_another_package_puts_elsewhere_is_a_branch_of_an_unkn
             verify(episode, Walk)
 
 
+@pytest.mark.slow
 def test_a_recorded_environment_of_mujoco_verifies_its_branches(tmp_path: Path) -> None:
     pytest.importorskip("mujoco")
     with serve_gym("Hopper-v5", record=tmp_path) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
@@ -379,8 +386,11 @@ class Short(Herd):
         super().__init__(horizon=6)
 
 
-@pytest.mark.parametrize("observations", [False, True], ids=["actions", "observations"])
-@pytest.mark.parametrize("kind", [Short, Fragile], ids=stable_id)
+@pytest.mark.parametrize(
+    ("kind", "observations"),
+    sampled(itertools.product([Short, Fragile], [False, True]), 4, 1, slow=True),
+    ids=stable_id,
+)
 def test_branches_of_several_agents_know_their_parents_and_verify(
     tmp_path: Path, kind: Any, observations: bool
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_copy_goes_on_bit_for_bit_beside_its_original(kind: Any, moment: int) 
 
 
 @pytest.mark.parametrize("game", ["Pong", "Breakout"])
+@pytest.mark.slow
 def test_sticky_actions_repeat_what_they_would_have_repeated(game: str) -> None:
     # A quarter of all states repeats an action in the next frame that `cloneState` does not have.
     make = atari(game)

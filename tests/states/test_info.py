@@ -34,6 +34,7 @@ def test_info_says_which_way_a_server_would_save(capsys: Any, kind: Any, given: 
         assert "server.messages.states.start" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_info_checks_states_where_it_is_asked_to(capsys: Any) -> None:
     with serve_gym(Walk) as server:
         assert main(["info", server.url, "--check-states"]) == 0

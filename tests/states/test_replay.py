@@ -110,6 +110,7 @@ def test_a_car_goes_on_from_its_state_bit_for_bit() -> None:
         assert_identical(played(env, actions), wanted)
 
 
+@pytest.mark.slow
 def test_lanes_are_branches_of_one_lander_with_their_own_seeds() -> None:
     pytest.importorskip("Box2D")
     with (
@@ -207,6 +208,7 @@ class Called(KeepsClosure):
         self.x = self.x + self.gain
 
 
+@pytest.mark.slow
 def test_calls_and_attributes_are_replayed_too() -> None:
     with serve_gym(Called) as server, closing(make_remote(server.url, states=True, timeout=DEADLINE)) as env:
         env.reset(seed=1)
@@ -221,6 +223,7 @@ def test_calls_and_attributes_are_replayed_too() -> None:
         assert_identical(played(env, [1, 2, 0]), wanted)
 
 
+@pytest.mark.slow
 def test_more_steps_than_max_replay_steps_are_refused_by_name() -> None:
     limits = States(max_replay_steps=20)
     with serve_gym(Fragile, states=limits) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
@@ -247,6 +250,7 @@ class Fragile(Walk):
         self.x = self.x + next(self.numbers)
 
 
+@pytest.mark.slow
 def test_an_environment_that_its_user_holds_is_replayed_in_place() -> None:
     held = Fragile()
     with serve_gym(lambda: held) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
@@ -262,6 +266,7 @@ def test_an_environment_that_its_user_holds_is_replayed_in_place() -> None:
         assert held.t == 4
 
 
+@pytest.mark.slow
 def test_a_replay_that_fails_in_place_ends_the_episode_in_words() -> None:
     held = Fragile()
     with serve_gym(lambda: held) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:

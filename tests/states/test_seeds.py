@@ -11,7 +11,7 @@ import pytest
 from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.errors import RefusedError
 from tests.states.odd_generators import SEEDED, UNSAVED, ReplayedSequence
-from tests.support import assert_identical, stable_id
+from tests.support import assert_identical, sampled, stable_id
 
 DEADLINE = 60.0
 STEPS = 12
@@ -21,7 +21,7 @@ def played(env: Any) -> list[Any]:
     return [np.array(env.step(1)[0]) for _ in range(STEPS)]
 
 
-@pytest.mark.parametrize("kind", SEEDED, ids=stable_id)
+@pytest.mark.parametrize("kind", sampled(SEEDED, 4, slow=True), ids=stable_id)
 def test_a_generator_in_an_odd_place_is_seeded_anew_in_each_branch(kind: Any) -> None:
     with serve_gym(kind) as server, closing(make_remote(server.url, states=True, timeout=DEADLINE)) as env:
         env.reset(seed=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 from contextlib import closing
 from typing import Any
@@ -16,7 +15,7 @@ from bridge.errors import Code, RefusedError, SettingError
 from bridge.testing import Inspector
 from tests.odd_envs import BehindProxy, SetOfCells
 from tests.states_envs import REFUSED, Walk, wrapped
-from tests.support import assert_identical, chosen, stable_id
+from tests.support import assert_identical, sampled, stable_id
 
 DEADLINE = 60.0
 STEPS = 100
@@ -40,7 +39,7 @@ def played(env: Any, actions: list[Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", REFUSED, ids=stable_id)
+@pytest.mark.parametrize("kind", sampled(REFUSED, 4, slow=True), ids=stable_id)
 def test_a_kind_that_cannot_be_copied_is_refused_and_its_client_goes_on(kind: Any) -> None:
     with serve_gym(kind) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
         env.reset(seed=0)
@@ -55,7 +54,7 @@ KINDS = ["CartPole-v1", "FrozenLake-v1", wrapped, Walk, SetOfCells, BehindProxy]
 
 @pytest.mark.parametrize(
     ("kind", "isolation"),
-    chosen(itertools.product(KINDS, [None, "process"]), lambda kind, isolation: kind is Walk or isolation is None),
+    [*sampled([(kind, None) for kind in KINDS], 3, slow=True), *sampled([(kind, "process") for kind in KINDS], 6, 3)],
     ids=stable_id,
 )
 def test_a_remote_environment_goes_on_from_its_state(kind: Any, isolation: Any) -> None:
@@ -148,6 +147,7 @@ def test_worlds_of_one_server_share_its_states() -> None:
         assert_identical(envs.step(np.array([2, 2, 2]))[0], np.array([wanted] * 3))
 
 
+@pytest.mark.slow
 def test_worlds_in_processes_of_their_own_share_none() -> None:
     with (
         serve_gym(Walk, isolation="process") as server,
@@ -161,6 +161,7 @@ def test_worlds_in_processes_of_their_own_share_none() -> None:
         envs.restore_state(state, slots=[0])
 
 
+@pytest.mark.slow
 def test_a_slot_at_another_server_is_refused_by_name_and_nothing_is_sent() -> None:
     with (
         serve_gym(Walk) as one,
@@ -179,6 +180,7 @@ def test_a_slot_at_another_server_is_refused_by_name_and_nothing_is_sent() -> No
             env.step(0)
 
 
+@pytest.mark.slow
 def test_a_state_is_pickled_by_its_fields_and_restored_by_another_client() -> None:
     with serve_gym(Walk, token="secret") as server:
         with closing(make_remote(server.url, token="secret", timeout=DEADLINE)) as env:
@@ -281,6 +283,7 @@ def test_a_guessed_identifier_and_a_broken_request_touch_nothing() -> None:
         assert_identical(env.step(1), wanted)
 
 
+@pytest.mark.slow
 def test_who_watches_saves_nothing_and_a_server_may_have_no_states() -> None:
     with (
         serve_gym(Walk, token="play", auth=Auth(watch_token="watch")) as server,

@@ -15,7 +15,7 @@ from bridge import make_vec_remote, serve_gym
 from bridge.errors import Code, RefusedError
 from tests.simulators import DuckLanes, IsaacDouble, ManiSkillDouble
 from tests.states_envs import Walk
-from tests.support import assert_identical, stable_id
+from tests.support import assert_identical, sampled, stable_id
 
 DEADLINE = 60.0
 STEPS = 100
@@ -60,20 +60,23 @@ def played(envs: Any, actions: list[Any]) -> list[Any]:
     return [timeless(envs.step(action)) for action in actions]
 
 
+LANES = [
+    (IsaacDouble, {}),
+    (ManiSkillDouble, {}),
+    (DuckLanes, {}),
+    (in_wrappers, {}),
+    (in_same_step, {}),
+    ("CartPole-v1", {"num_envs": 4, "vectorization_mode": "vector_entry_point"}),
+]
+# `.ci/run` plays all of them here, and one isolated.
+HERE_OR_ISOLATED = [
+    *sampled([(*each, None) for each in LANES], 5, slow=True),
+    *sampled([(*each, "process") for each in LANES], 4, 3),
+]
+
+
 @pytest.mark.filterwarnings("ignore:.*no final observation:RuntimeWarning")
-@pytest.mark.parametrize("isolation", [None, "process"], ids=["here", "isolated"])
-@pytest.mark.parametrize(
-    ("kind", "more"),
-    [
-        (IsaacDouble, {}),
-        (ManiSkillDouble, {}),
-        (DuckLanes, {}),
-        (in_wrappers, {}),
-        (in_same_step, {}),
-        ("CartPole-v1", {"num_envs": 4, "vectorization_mode": "vector_entry_point"}),
-    ],
-    ids=stable_id,
-)
+@pytest.mark.parametrize(("kind", "more", "isolation"), HERE_OR_ISOLATED, ids=stable_id)
 def test_all_lanes_go_on_from_their_state(kind: Any, more: dict[str, Any], isolation: Any) -> None:
     with (
         serve_gym(kind, isolation=isolation, **more) as server,
@@ -101,6 +104,7 @@ def test_all_lanes_go_on_from_their_state(kind: Any, more: dict[str, Any], isola
             state.release()
 
 
+@pytest.mark.slow
 def test_some_of_the_lanes_and_one_state_for_all_are_refused_and_nothing_is_changed() -> None:
     with (
         serve_gym(DuckLanes) as server,
@@ -121,6 +125,7 @@ def test_some_of_the_lanes_and_one_state_for_all_are_refused_and_nothing_is_chan
         assert_identical(envs.step(action), wanted)
 
 
+@pytest.mark.slow
 def test_a_lane_that_ended_and_has_not_begun_anew_is_waited_for() -> None:
     with (
         serve_gym(in_wrappers) as server,

@@ -40,6 +40,7 @@ def without_times(result: Any) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+@pytest.mark.slow
 def test_lanes_and_worlds_of_blocking_slots_give_the_same(mode: str) -> None:
     with serve_gym("FrozenLake-v1") as server:
         lanes = forked(server.url, lanes=True, mode=mode)

@@ -71,6 +71,7 @@ def test_sampling_the_public_space_does_not_disturb_the_trajectory():
     assert play(env, seed=1) == first
 
 
+@pytest.mark.slow
 def test_trajectories_are_the_same_in_another_process_with_another_hash_seed():
     program = (
         "from bridge.testing import EVERY_SPACE, SpaceEnv, digest\n"

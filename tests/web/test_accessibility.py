@@ -9,6 +9,7 @@ from gymnasium import spaces
 
 from bridge import make_remote, serve_gym, serve_parallel
 from tests.browser import AXE, FINDINGS, in_browser, keep, said, says, shows
+from tests.support import sampled
 from tests.web_envs import Paddle, Race
 
 pytestmark = [in_browser, pytest.mark.slow]
@@ -29,8 +30,11 @@ class Numbers(gymnasium.Env):
 
 
 @pytest.mark.skipif(not AXE.exists(), reason="axe-core is not installed: make check-web")
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("touch", [False, True], ids=["mouse", "touch"])
+@pytest.mark.parametrize(
+    ("touch", "scheme"),
+    sampled([(False, "light"), (False, "dark"), (True, "light"), (True, "dark")], 3),
+    ids=["mouse-light", "mouse-dark", "touch-light", "touch-dark"],
+)
 def test_axe_finds_nothing(opened, scheme, touch):
     # Without motion: a color half way through its transition is none of the page's.
     options = {

@@ -115,6 +115,7 @@ def test_the_picture_stands_still_while_one_plays_records_and_gives_back(opened,
 
 
 @pytest.mark.parametrize("size", sampled(SIZES, 4), ids=named)
+@pytest.mark.slow
 def test_the_picture_stands_still_while_one_takes_over_and_gives_back(opened, tmp_path, size):
     with serve_gym(Paddle, web=True, fps=30, record=tmp_path) as server:
         agent = make_remote(f"{server.url}?world=", player="agent:PPO")
@@ -154,6 +155,7 @@ def test_a_bar_with_everything_in_it_is_one_row(opened, tmp_path, size):
         assert page.evaluate(OUTSIDE) == []
 
 
+@pytest.mark.slow
 def test_the_tools_of_a_narrow_bar_are_behind_one_button(opened):
     with serve_gym(Paddle, web=True, fps=30) as server:
         page = sized(opened, server, (390, 844))
@@ -177,6 +179,7 @@ def test_the_tools_of_a_narrow_bar_are_behind_one_button(opened):
         assert page.is_hidden("#tools")
 
 
+@pytest.mark.slow
 def test_a_key_after_a_click_on_a_tool_is_for_the_world(opened, tmp_path):
     with serve_gym(Paddle, web=True, fps=30, record=tmp_path) as server:
         page = sized(opened, server, (1280, 800))

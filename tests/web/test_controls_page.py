@@ -69,6 +69,7 @@ def test_each_action_that_is_shown_happens_and_no_other(browser, game, by):
     assert by(browser, game, 2.0) > 0
 
 
+@pytest.mark.slow
 def test_the_button_for_left_is_left_of_the_one_for_right(browser):
     pytest.importorskip("ale_py")
     (game,) = (game for game in GAMES if game.name == "Breakout")  # its actions are fire, right, left
@@ -87,6 +88,7 @@ def seat(opened, server):
     return page
 
 
+@pytest.mark.slow
 def test_a_stick_is_pushed_as_far_as_it_is_and_a_trigger_too(opened):
     Rudder.done.clear()
     with serve_gym(Rudder, web=Web(play_fps=60)) as server:
@@ -97,6 +99,7 @@ def test_a_stick_is_pushed_as_far_as_it_is_and_a_trigger_too(opened):
             until(lambda expected=expected: Rudder.done and abs(Rudder.done[-1] - expected) < 1e-6)
 
 
+@pytest.mark.slow
 def test_buttons_and_the_cross_of_a_gamepad_press_keys(opened):
     Cook.done.clear()
     with serve_gym(Cook, web=Web(play_fps=60)) as server:
@@ -109,6 +112,7 @@ def test_buttons_and_the_cross_of_a_gamepad_press_keys(opened):
             until(lambda: Cook.done[-1:] == [0])
 
 
+@pytest.mark.slow
 def test_the_stick_that_is_pushed_counts_of_two_gamepads_and_none_once_they_are_gone(opened):
     Rudder.done.clear()
     with serve_gym(Rudder, web=Web(play_fps=60)) as server:
@@ -129,6 +133,7 @@ def test_the_stick_that_is_pushed_counts_of_two_gamepads_and_none_once_they_are_
 KEY = """([kind, key, code]) => document.dispatchEvent(new KeyboardEvent(kind, {key, code}))"""
 
 
+@pytest.mark.slow
 def test_a_key_is_let_go_though_shift_changed_its_name(opened):
     Cook.done.clear()
     with serve_gym(Cook, web=Web(play_fps=60)) as server:
@@ -143,6 +148,7 @@ def test_a_key_is_let_go_though_shift_changed_its_name(opened):
 
 
 @pytest.mark.parametrize(("key", "code"), [("ы", "KeyS"), ("σ", "KeyS")], ids=["Cyrillic", "Greek"])
+@pytest.mark.slow
 def test_without_latin_letters_the_key_in_their_place_acts(opened, key, code):
     Cook.done.clear()
     with serve_gym(Cook, web=Web(play_fps=60)) as server:
@@ -153,6 +159,7 @@ def test_without_latin_letters_the_key_in_their_place_acts(opened, key, code):
         until(lambda: Cook.done[-1:] == [0])
 
 
+@pytest.mark.slow
 def test_the_mouse_is_a_stick_while_its_button_is_down(opened):
     Rudder.done.clear()
     with serve_gym(Rudder, web=Web(play_fps=60)) as server:
@@ -169,6 +176,7 @@ def test_the_mouse_is_a_stick_while_its_button_is_down(opened):
         assert set(np.round(Rudder.done, 1)) <= {0.0, 0.5, -0.5}
 
 
+@pytest.mark.slow
 def test_a_name_that_is_no_direction_chooses_its_letter_and_labels_its_button(opened):
     Cook.done.clear()
     with serve_gym(Cook, web=Web(play_fps=60)) as server:

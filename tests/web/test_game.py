@@ -93,6 +93,7 @@ def test_the_page_passes_the_conformance_check_through_a_listener(opened: Any, m
     assert "passed" in str(report)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_episode_and_the_spaces_are_those_of_the_page(opened: Any) -> None:
     with contextlib.closing(DialListener("listen://127.0.0.1:0", timeout=30.0)) as listener:
         opened(listener.port)

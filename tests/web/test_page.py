@@ -48,6 +48,7 @@ def test_the_canvas_shows_the_environment_s_pixels(opened):
         env.close()
 
 
+@pytest.mark.slow
 def test_the_list_marks_the_world_that_is_played_and_the_graph_of_returns_outlasts_another_look(opened):
     inked = """() => {
         const canvas = document.getElementById('returns-graph');
@@ -140,6 +141,7 @@ def test_a_lock_step_server_is_played_in_a_world_of_one_s_own_by_the_keyboard_al
         until(lambda: server.worlds == [])
 
 
+@pytest.mark.slow
 def test_a_world_that_its_agent_has_left_is_shown_and_left_for_one_of_one_s_own(opened):
     with serve_gym(lambda render_mode=None: Paddle(render_mode, length=25), web=True) as server:
         env = make_remote(f"{server.url}?world=")
@@ -162,6 +164,7 @@ def test_a_world_that_its_agent_has_left_is_shown_and_left_for_one_of_one_s_own(
         shows(page, "() => document.getElementById('steps').textContent === '–'")
 
 
+@pytest.mark.slow
 def test_stopping_in_a_world_of_one_s_own_leaves_no_world_and_no_error(opened):
     with serve_gym(Paddle, web=True) as server:
         page = opened(server.web_url)
@@ -187,6 +190,7 @@ def test_a_double_click_on_play_asks_for_one_seat(opened):
         says(page, "#badge", "playing")
 
 
+@pytest.mark.slow
 def test_a_world_that_is_looked_at_shows_nothing_of_the_one_before(opened):
     with serve_gym(lambda render_mode=None: Paddle(render_mode, length=5), web=True) as server, Hand(server) as hand:
         hand.open()  # at once: a server does not wait long for the first word
@@ -225,6 +229,7 @@ class HeldPaddle(Paddle):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_after_the_person_stopped_is_not_shown(opened):
     with serve_gym(HeldPaddle, web=True) as server, Hand(server) as hand:
         hand.open().ask(create_world=pb.CreateWorldRequest())  # nobody has reset it: there is no picture
@@ -260,6 +265,7 @@ class Reading(gymnasium.Env):
         return {"word": "goodbye", "page": 3}, 0.0, False, False, {}
 
 
+@pytest.mark.slow
 def test_texts_among_observations_are_shown_as_they_are(opened):
     with serve_gym(Reading, web=True) as server:
         env = make_remote(f"{server.url}?world=")
@@ -277,6 +283,7 @@ def test_texts_among_observations_are_shown_as_they_are(opened):
         env.close()
 
 
+@pytest.mark.slow
 def test_a_lock_step_world_in_which_no_action_does_nothing_waits_for_a_key(opened):
     Doors.done.clear()
     with serve_gym(Doors, web=True) as server:
@@ -381,6 +388,7 @@ def test_a_real_time_world_that_stands_still_is_said_with_its_age(opened):
         shows(page, "() => document.getElementById('stall').textContent === ''")
 
 
+@pytest.mark.slow
 def test_record_is_disabled_while_there_is_no_world_to_record(opened, tmp_path):
     with serve_gym(Paddle, web=True, record=tmp_path) as server:
         page = opened(server.web_url)
@@ -391,6 +399,7 @@ def test_record_is_disabled_while_there_is_no_world_to_record(opened, tmp_path):
         shows(page, "() => !document.getElementById('record').disabled")
 
 
+@pytest.mark.slow
 def test_the_page_shows_the_return_of_each_of_several_agents(opened):
     with serve_parallel(Paddles, web=True) as server:
         env = make_parallel_remote(f"{server.url}?world=")
@@ -414,6 +423,7 @@ def test_the_page_shows_the_return_of_each_of_several_agents(opened):
         assert page.locator("#worlds button[data-mark=pressed]").count() == 1
 
 
+@pytest.mark.slow
 def test_a_world_that_is_pressed_while_the_list_changes_is_looked_at(opened):
     """A press that is let go at another button is no click, though both look the same: the list changes afterwards."""
     with serve_gym(Paddle, web=True) as server, Hand(server) as hand:
@@ -432,6 +442,7 @@ def test_a_world_that_is_pressed_while_the_list_changes_is_looked_at(opened):
         shows(page, "() => document.querySelectorAll('#worlds li').length === 3")
 
 
+@pytest.mark.slow
 def test_a_sum_of_several_agents_returns_is_never_shown(opened):
     with serve_parallel(Paddles, web=True) as server:
         env = make_parallel_remote(f"{server.url}?world=")
@@ -492,6 +503,7 @@ def test_two_browsers_and_an_agent_play_a_match_to_its_end(opened):
         assert any(step[2] and step[1] == 1.0 for step in steps)
 
 
+@pytest.mark.slow
 def test_a_held_key_takes_over_from_the_agent_and_its_release_gives_back(opened, monkeypatch):
     let_holds_lapse(monkeypatch, 30.0)  # the agent acts while a page is quiet, as on a machine that stalls
     with serve_gym(Paddle, web=True) as server:
@@ -523,6 +535,7 @@ def test_a_held_key_takes_over_from_the_agent_and_its_release_gives_back(opened,
         says(page, "#badge", "watching")
 
 
+@pytest.mark.slow
 def test_the_seats_of_many_agents_are_counted(opened):
     class Crowd(Paddles):
         possible_agents = ("upper", "lower", "third", *map(str, range(9)))
@@ -536,6 +549,7 @@ def test_the_seats_of_many_agents_are_counted(opened):
         assert page.locator("#worlds .chip").count() <= 3
 
 
+@pytest.mark.slow
 def test_lanes_are_a_mosaic_of_those_that_are_chosen(opened):
     with serve_gym(Paddle, web=True, num_envs=4) as server:
         envs = bridge.make_vec_remote(f"{server.url}?world=")

@@ -14,6 +14,7 @@ from tests.web_envs import PADDLE, Paddle, Race
 pytestmark = in_browser
 
 
+@pytest.mark.slow
 def test_at_a_phone_s_width_everything_fits_and_fingers_can_play(opened):
     with serve_gym(Paddle, web=True, fps=30) as server:
         page = opened(server.web_url, has_touch=True, is_mobile=True)
@@ -98,6 +99,7 @@ def test_text_has_the_contrast_that_wcag_asks_for(opened, scheme):
         assert {name: contrast for name, contrast in found.items() if contrast < 4.5} == {}
 
 
+@pytest.mark.slow
 def test_assistive_technology_finds_named_buttons_for_actions_and_holds_them_by_clicks(opened):
     with serve_gym(Paddle, fps=20, web=True) as server:
         page = opened(server.web_url)
@@ -116,6 +118,7 @@ def test_assistive_technology_finds_named_buttons_for_actions_and_holds_them_by_
         assert right.get_attribute("aria-pressed") == "false"
 
 
+@pytest.mark.slow
 def test_a_question_mark_opens_help_with_the_keys_of_the_world(opened):
     with serve_gym(Paddle, fps=20, web=True) as server:
         page = opened(server.web_url)
@@ -131,6 +134,7 @@ def test_a_question_mark_opens_help_with_the_keys_of_the_world(opened):
         says(page, "#badge", "playing")
 
 
+@pytest.mark.slow
 def test_fullscreen_has_the_picture_and_its_buttons(opened):
     with serve_gym(Paddle, fps=20, web=True) as server:
         page = opened(server.web_url)
@@ -140,6 +144,7 @@ def test_fullscreen_has_the_picture_and_its_buttons(opened):
         shows(page, "() => document.fullscreenElement === null")
 
 
+@pytest.mark.slow
 def test_a_picture_costs_one_drawing_of_the_page_and_no_new_layout(opened):
     """It asked for a frame of the browser to be decoded in, and wrote a figure: the page was drawn twice for each."""
     with serve_gym(Paddle, web=True, fps=60) as server:

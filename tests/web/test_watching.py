@@ -72,6 +72,7 @@ def test_without_viewers_nothing_is_drawn_and_the_environment_is_the_world_s_own
         env.close()
 
 
+@pytest.mark.slow
 def test_viewers_share_pictures_and_drawing_takes_its_share_of_the_time(viewers, monkeypatch):
     monkeypatch.setattr(Painted, "slow", 0.02)
     with serve_gym(Painted, web=True) as server:

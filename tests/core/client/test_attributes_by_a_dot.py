@@ -547,6 +547,7 @@ def test_a_parallel_environment_acts_as_the_local_one(make: Any, options: Any) -
 
 
 @everywhere
+@pytest.mark.slow
 def test_what_is_not_there_is_both_a_refusal_and_an_attribute_error(isolation: Any) -> None:
     with serve_gym(planet, isolation=isolation) as server, make_remote(server.url) as env:
         envs = make_vec_remote(server.url, num_envs=2)

@@ -330,6 +330,7 @@ def test_a_file_that_is_rewritten_moves_what_is_lost_to_the_new_server(tmp_path:
         envs.close()
 
 
+@pytest.mark.slow
 def test_connections_to_servers_that_have_gone_are_freed() -> None:
     directory = Listed()
     with serve_gym(long) as first:

@@ -82,6 +82,7 @@ def test_of_a_list_who_answers_stands_in_for_who_is_silent(caplog: pytest.LogCap
         envs.close()
 
 
+@pytest.mark.slow
 def test_of_a_list_a_server_that_was_silent_at_the_start_gets_its_slots_once_it_answers() -> None:
     with serve_gym(lambda: CountingEnv(9)) as one, ExitStack() as stack:
         url = stack.enter_context(silent())
@@ -255,6 +256,7 @@ def test_slots_move_to_a_new_server_at_the_ends_of_their_episodes() -> None:
         envs.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_back_gets_its_share_again() -> None:
     with ExitStack() as stack:
         one, other = (stack.enter_context(serve_gym(lambda: CountingEnv(5))) for _ in range(2))
@@ -305,6 +307,7 @@ def lengths_after_a_move() -> Iterator[tuple[int, float | None]]:
             envs.close()
 
 
+@pytest.mark.slow
 def test_episodes_after_a_move_follow_from_the_seed_and_their_number() -> None:
     with contextlib.closing(lengths_after_a_move()) as first, contextlib.closing(lengths_after_a_move()) as second:
         deadline = time.monotonic() + DEADLINE
@@ -322,6 +325,7 @@ def test_episodes_after_a_move_follow_from_the_seed_and_their_number() -> None:
 # In few words
 
 
+@pytest.mark.slow
 def test_a_full_server_is_a_line_and_is_asked_seldom(caplog: pytest.LogCaptureFixture) -> None:
     with (
         serve_gym(lambda: CountingEnv(5), limits=Limits(max_worlds=2)) as full,
@@ -340,6 +344,7 @@ def test_a_full_server_is_a_line_and_is_asked_seldom(caplog: pytest.LogCaptureFi
         envs.close()
 
 
+@pytest.mark.slow
 def test_other_spaces_are_a_line_with_the_server_the_space_and_the_difference(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

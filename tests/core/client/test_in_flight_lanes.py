@@ -155,6 +155,7 @@ def books(net: Lanes) -> list[Book]:
     return [Book(env.lengths) for env in net.stepped]
 
 
+@pytest.mark.slow
 def test_each_frame_of_each_lane_is_told_once_and_as_soon_as_it_has_come(network: Make) -> None:
     net = network(10**6, skew=5000.0)
     remote = net.join()
@@ -202,7 +203,7 @@ def test_a_rough_network_keeps_the_rate_the_age_and_the_actions_of_lanes(network
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("partial", sampled([False, True], 2, slow=True))
+@pytest.mark.parametrize("partial", sampled([False, True], 2))
 @pytest.mark.parametrize(
     ("think", "steps", "conditions"), [(0.0, 240, STEADY), (0.05, 100, ROUGH), (0.3, 60, STEADY), (1.3, 25, ROUGH)]
 )

@@ -246,6 +246,7 @@ def test_wherever_a_step_is_interrupted_the_next_one_gets_its_own_answer(url: st
 @pytest.mark.parametrize(
     ("slots", "where"), sampled([(None, "call"), (None, "c_return"), (2, "c_return"), (2, "call")], 2, 1, slow=True)
 )
+@pytest.mark.slow
 def test_wherever_a_reset_that_connects_is_interrupted_the_next_one_connects(
     url: str, gate: threading.Event, where: str, slots: int | None
 ) -> None:
@@ -270,6 +271,7 @@ def test_wherever_a_reset_that_connects_is_interrupted_the_next_one_connects(
 
 
 @pytest.mark.parametrize("where", ["call", "c_return"])
+@pytest.mark.slow
 def test_wherever_a_reset_of_slots_is_interrupted_the_next_one_is_answered(
     url: str, gate: threading.Event, where: str
 ) -> None:

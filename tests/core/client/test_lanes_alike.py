@@ -527,6 +527,7 @@ def test_there_is_a_remote_for_each_world() -> None:
     assert found == [[[(0, 1, 2)], 12], [[(0,), (1,), (2,)], 12]]
 
 
+@pytest.mark.slow
 def test_a_world_that_crashes_ends_the_episodes_of_all_its_lanes() -> None:
     for lanes, ended in ((True, [True] * 3), (False, [False, True, False])):
         with serve_gym(Crashing, isolation="process") as server:

@@ -91,6 +91,7 @@ def test_a_zoo_has_lanes_and_what_has_several_agents_none() -> None:
         assert read_property(agents.url, "server.lanes") == 0
 
 
+@pytest.mark.slow
 def test_each_process_of_a_server_says_it_of_itself() -> None:
     with serve_gym("CartPole-v1", processes=2) as servers:
         assert [read_property(url, "server.lanes") for url in servers.urls] == [256, 256]

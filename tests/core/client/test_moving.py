@@ -88,6 +88,7 @@ def test_slots_leave_a_server_that_says_that_it_drains(lanes: int, how: str) -> 
 
 
 @pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.slow
 def test_spares_take_over_from_a_server_that_drains(lanes: int) -> None:
     with (
         serve_gym(Planned, num_envs=lanes) as old,
@@ -111,6 +112,7 @@ def test_spares_take_over_from_a_server_that_drains(lanes: int) -> None:
             envs.close()
 
 
+@pytest.mark.slow
 def test_a_spare_leaves_a_server_that_drains_and_comes_back() -> None:
     with serve_gym(Planned) as one, serve_gym(Planned) as other:
         envs, episodes = vector([one.url], 1, spares=[other.url])

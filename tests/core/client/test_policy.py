@@ -735,6 +735,7 @@ def test_slots_of_random_fleets_run_again_whatever_happened() -> None:
     run(30)
 
 
+@pytest.mark.slow
 def test_slots_of_random_lists_run_again_at_their_own_servers() -> None:
     run(60, ListMachine)
 

@@ -277,6 +277,7 @@ def test_async_vector_env_holds_an_environment_that_is_in_use_here(context: str,
     env.close()
 
 
+@pytest.mark.slow
 def test_a_process_pool_takes_a_pickled_environment(server: Server) -> None:
     env = make_remote(server.url)
     expected = rollout(env)

@@ -189,6 +189,7 @@ class Big(gymnasium.Env):
         return np.full(200_000, Big.steps % 256, np.uint8), 0.0, False, False, {}
 
 
+@pytest.mark.slow
 def test_a_client_that_sends_and_does_not_read_stops_at_the_streams_flow_control():
     """D-25: the server works no further ahead than the transport takes, and then answers everything in order."""
     Big.steps, total = 0, 1000

@@ -282,9 +282,10 @@ def played(envs: Any, steps: int, url: str) -> list[Any]:
     return [tuple(map(plain, result)) for result in found]
 
 
-@pytest.mark.parametrize(
-    "kind", ["none", "step", "observation", "reward", "reset", "resets", "wrong reset", "every reset"]
-)
+FAILURES = ["none", "step", "observation", "reward", "reset", "resets", "wrong reset", "every reset"]
+
+
+@pytest.mark.parametrize("kind", sampled(FAILURES, 4, 1, slow=True))
 def test_a_step_in_one_trip_gives_what_one_in_two_trips_gives(kind: str) -> None:
     """With `step_timeout` a step has less time than a reset, so that these are asked for apart."""
     found = []

@@ -101,6 +101,7 @@ def test_any_list_of_any_values_comes_back_as_it_was(items, count, random):
     assert same(read_by_columns(value)[0], value)
 
 
+@pytest.mark.slow
 def test_columns_cost_a_fraction_of_single_values():
     batch = infos(4096)
     read, data = read_by_columns(batch)
@@ -310,6 +311,7 @@ def test_agents_take_the_infos_of_a_batch():
         env.close()
 
 
+@pytest.mark.slow
 def test_a_server_refuses_more_than_it_soon_reads_in_each_way():
     mixed = [1, "a"] * 60_000
     with serve_gym(lambda: stored(None)) as server:

@@ -501,6 +501,7 @@ def test_a_real_time_world_refuses_array_rewards_with_the_remedy():
         make_remote(server.url)
 
 
+@pytest.mark.slow
 def test_array_rewards_of_async_lanes_name_the_mode_that_takes_them():
     with serve_gym(Objectives, num_envs=2, vectorization_mode="async") as server:
         envs = BlockingReset(make_vec_remote(server.url))

@@ -295,6 +295,7 @@ def test_nothing_is_ever_unpickled():
     [{str(number): 0 for number in range(100_000)}, {"a": [[0] * 50_000, (0,) * 50_000]}, [set(range(100_000))]],
     ids=["keys", "lists", "set"],
 )
+@pytest.mark.slow
 def test_what_a_client_sends_holds_no_more_values_than_are_soon_read(value):
     data = values.encode(value)
     assert same(values.decode(data), value)

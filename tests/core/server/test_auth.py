@@ -380,6 +380,7 @@ def test_the_command_makes_a_token_that_only_its_owner_can_read_and_overwrites_n
     assert len(Token(capsys.readouterr().out.strip()).reveal()) >= 32
 
 
+@pytest.mark.slow
 def test_a_token_that_is_made_can_follow_an_option(capsys: Any) -> None:
     """One that began with a hyphen, as one of 64 in URL-safe Base64 does, would be taken for an option of its own."""
     for _ in range(300):

@@ -137,6 +137,7 @@ BEGIN = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=[1])).S
 RESET = pb.EnvironmentRequest(reset=pb.ResetRequest()).SerializeToString()
 
 
+@pytest.mark.slow
 def test_output_that_waits_for_a_slow_reader_takes_room_and_gives_it_back() -> None:
     with serve_gym(LargeEnv, limits=Limits(max_queued_bytes=1_000_000)) as server, Hand(server) as slow:
         other = make_remote(server.url)

@@ -323,6 +323,7 @@ def test_a_websocket_client_that_takes_no_answers_costs_little_memory():
         assert server.status()["queued_bytes"] < 1 << 20
 
 
+@pytest.mark.slow
 def test_an_invalid_request_is_charged_to_its_client():
     """Else a client with the token could have a server look through invalid options without end."""
     with serve_gym(lambda: CountingEnv(5)) as server, make_remote(server.url) as env:

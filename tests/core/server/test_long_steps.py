@@ -265,6 +265,7 @@ def test_isolated_worlds_step_at_the_same_time_without_a_thread_each(tmp_path: P
             assert stream.take().WhichOneof("payload") == "step"
 
 
+@pytest.mark.slow
 def test_a_hung_process_is_ended_by_its_timer_while_other_worlds_are_served() -> None:
     with serve_gym(TrickEnv, isolation="process", limits=Limits(call_timeout=1.0)) as server:
         bad = make_remote(server.url, env_kwargs={"trick": "loop"}, timeout=30)

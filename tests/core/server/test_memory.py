@@ -70,6 +70,7 @@ def test_a_server_whose_clients_took_no_answers_becomes_small_again(transport, t
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
+@pytest.mark.slow
 def test_what_a_closed_world_held_is_freed_at_once(num_envs):
     """What waits for the garbage collector is memory that nobody counts: a space of pictures has megabytes."""
 

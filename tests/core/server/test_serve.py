@@ -39,6 +39,7 @@ def test_a_program_serves_until_a_signal_and_ends_in_order(number: signal.Signal
     assert first == f"serving at {url}{shown} until Ctrl-C\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_the_first_world_s_process_starts_ends_the_program_too(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

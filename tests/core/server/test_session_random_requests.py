@@ -3,6 +3,7 @@
 import random
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -190,6 +191,7 @@ def test_every_request_gets_one_lawful_answer(playing, seed):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(seed=st.integers(0, 2**32))
+@pytest.mark.slow
 def test_every_request_gets_one_lawful_answer_in_a_world_of_several_agents(seed):
     """D-1, D-2, D-22: also where each Step waits for others that may never come."""
     hub = registry(parallel_source(lambda **kwargs: Relay(), missing_agent="default", agent_timeout=0.001))

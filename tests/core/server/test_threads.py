@@ -464,6 +464,7 @@ server.stop()
 
 
 @pytest.mark.parametrize("waiting_for", sampled(["agents", "clock"], 2))
+@pytest.mark.slow
 def test_200_connections_that_wait_need_no_more_threads_than_one(waiting_for: str) -> None:
     streams: list[Stream] = []
     with server_process(COUNTING, waiting_for) as (process, url), contextlib.ExitStack() as stack:

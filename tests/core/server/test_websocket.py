@@ -98,6 +98,7 @@ def test_remote_equals_local(name):
     side_by_side.compare_many(function, 3, 1, min(vector_steps, 25))
 
 
+@pytest.mark.slow
 def test_large_frames_go_both_ways_with_and_without_tls(certs):
     with serve_gym(LargeArrays, web=True) as server:
         step_large_frames(ws(server))
@@ -623,6 +624,7 @@ def test_a_client_that_goes_without_a_word_leaves_its_world(server):
     until(lambda: server.status()["sockets"] == 0)
 
 
+@pytest.mark.slow
 def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_collector():
     with serve_gym(LargeArrays, web=True) as server:
         with Hand(server).open() as first:
@@ -700,6 +702,7 @@ def test_without_the_package_the_extra_is_named():
     assert done.stdout.count("pip install 'gymnasium-bridge[web]'") == 2
 
 
+@pytest.mark.slow
 def test_the_conformance_checks_pass_over_websocket_with_a_token_and_tls(certs):
     with serve_gym("CartPole-v1", web=True, token=SECRET, tls=TLS(certs["server.pem"], certs["server.key"])) as server:
         report = check_server(f"wss://localhost:{server.port}", token=SECRET, tls=TLS(ca=certs["ca.pem"]), strict=True)

@@ -174,6 +174,7 @@ def test_the_request_is_what_grpc_asks_for():
     split=st.sampled_from([300, 16_384, 1 << 30]),
     seed=st.integers(0, 1 << 30),
 )
+@pytest.mark.slow
 def test_answers_arrive_whole_however_they_are_cut(sizes, pad, split, seed):
     peer = Peer(seed=seed)
     peer.h2.send_headers(1, HEADERS)
@@ -194,6 +195,7 @@ def test_answers_arrive_whole_however_they_are_cut(sizes, pad, split, seed):
     frame=st.sampled_from([16_384, 20_000, 1 << 20]),
     seed=st.integers(0, 1 << 30),
 )
+@pytest.mark.slow
 def test_requests_keep_to_the_room_that_the_server_gives(sizes, window, frame, seed):
     """h2 raises on a frame that is larger than it may be, and on data beyond a window."""
     peer = Peer(seed=seed, INITIAL_WINDOW_SIZE=window, MAX_FRAME_SIZE=frame)

@@ -153,6 +153,7 @@ def test_an_answer_that_grows_beyond_the_limit_is_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_a_client_that_leaves_in_the_midst_costs_nobody_anything(kind: str) -> None:
     with serve_gym(Pictures) as server:
         for _ in range(20):

@@ -146,6 +146,7 @@ def test_the_servers_end_is_told_and_reset_connects_again(
         env.close()
 
 
+@pytest.mark.slow
 def test_several_processes_speak_it(tls: dict[str, Any], certs: dict[str, Path]) -> None:
     with serve_gym("CartPole-v1", processes=2, token="a-token", **tls) as server:
         urls = server.urls

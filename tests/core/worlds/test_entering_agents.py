@@ -15,7 +15,7 @@ from bridge.errors import EnvironmentFailedError, RefusedError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from tests.parallel_envs import Relay
 from tests.peers import Stream
-from tests.support import assert_identical, everywhere
+from tests.support import assert_identical, everywhere, sampled
 
 NAMES = ("a", "b", "c", "d")
 PARTS = ("observation", "reward", "terminated", "truncated", "info")
@@ -129,8 +129,11 @@ PLANS = {
 }
 
 
-@everywhere
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    ("name", "isolation"),
+    [*sampled([(name, None) for name in PLANS], 2, slow=True), *sampled([(name, "process") for name in PLANS], 4, 1)],
+    indirect=["isolation"],
+)
 def test_a_plan_of_comings_and_goings_is_that_of_the_local_environment(name, isolation):
     compare(PLANS[name], isolation=isolation)
 
@@ -146,6 +149,7 @@ LEFT_OUT = st.frozensets(st.tuples(st.sampled_from(NAMES), st.sampled_from(PARTS
 
 @settings(max_examples=25, deadline=None)
 @given(plan=st.lists(st.tuples(AGENTS, SOME, SOME, LEFT_OUT), min_size=1, max_size=8), first=AGENTS)
+@pytest.mark.slow
 def test_random_comings_and_goings_are_those_of_the_local_environment(plan, first):
     compare(plan, first)
 

@@ -200,6 +200,7 @@ def test_stopping_does_not_wait_for_an_environment_that_never_returns(isolated: 
     env.close()
 
 
+@pytest.mark.slow
 def test_an_environment_that_fails_in_close_is_ended_all_the_same(isolated: Any) -> None:
     server = isolated(TrickEnv, limits=Limits(call_timeout=3.0))
     env = make_remote(server.url, env_kwargs={"trick": "loop", "where": "close"})
@@ -259,6 +260,7 @@ server.wait()
 """
 
 
+@pytest.mark.slow
 def test_what_an_environment_has_started_ends_with_a_server_that_is_killed() -> None:
     with server_process(SERVE, str(ROOT)) as (process, url):
         env = make_remote(url)
@@ -299,6 +301,7 @@ with serve_gym("CartPole-v1", isolation="process") as server:
 """
 
 
+@pytest.mark.slow
 def test_a_main_module_without_a_guard_is_told_by_one_traceback_at_its_line(tmp_path: Path) -> None:
     main = tmp_path / "unguarded.py"
     main.write_text(UNGUARDED, encoding="utf-8")

@@ -157,6 +157,7 @@ def test_a_wrapper_that_drops_infos_leaves_the_count_as_it_is():
             envs.step(zeros(envs))
 
 
+@pytest.mark.slow
 def test_without_max_failures_the_other_lanes_go_on_for_ever():
     with blocking(lambda: OneFails(resets=range(2, 999), length=3), max_failures=None) as envs:
         rows = [envs.step(zeros(envs)) for _ in range(40)]
