@@ -24,10 +24,13 @@ def game(process):
         yield made
 
 
-def joined(game, **keywords):
-    """Join a game whose loop the test runs: frame by frame, in this thread."""
+def joined(game):
+    """Join a game whose loop the test runs: frame by frame, in this thread.
+
+    Each Step has its own answer: where the game is far away for its measured rate, others would be sent ahead.
+    """
     found = []
-    with in_thread(lambda: found.append(make_remote(game.url, **keywords))):
+    with in_thread(lambda: found.append(make_remote(game.url, wait="now"))):
         until(lambda: found or (game.exchange(AT_START), game.begins, False)[2])
     return found[0]
 
