@@ -322,6 +322,19 @@ class WeakNamed(Walk):
         self.x = self.x + len(self.named)
 
 
+class DropsWeak(Walk):
+    """Counts objects that are gone once it has dropped them."""
+
+    def make(self) -> None:
+        self.bodies = [WeakPart.Body() for _ in range(3)]
+        self.known = weakref.WeakSet(self.bodies)
+
+    def act(self, action: int) -> None:
+        if self.t == LATE and self.bodies:
+            self.bodies.pop()
+        self.x = self.x + len(self.known)
+
+
 class Waits(Walk):
     """Holds locks and what threads wait for."""
 
@@ -785,7 +798,19 @@ class Errors(Walk):
 
 CURIOUS = [
     *(last_three, remembers, scaled, counted_in_closure, gained, shifted, numbers, yields, steps_replaced, of_buffer),
-    *(of_space, of_generator, of_list, DataSlots, WeakPart, WeakNamed, Waits, Gates, CountsReads, CountsLooks),
+    *(
+        of_space,
+        of_generator,
+        of_list,
+        DataSlots,
+        WeakPart,
+        WeakNamed,
+        DropsWeak,
+        Waits,
+        Gates,
+        CountsReads,
+        CountsLooks,
+    ),
     *(CountsWrites, Chained, OwnContainers, HoldsView, HoldsProxy, Queued, OfFlags, Distributed, StoresError, Within),
     *(Swaps, MovesBounds, Registers, NumbersItself, LateByAlias, LateByReset, Strided, Broadcast, Orders),
     *(NestedRecords, HalfDrawn, Families, ListedSeeds, OwnSeeds, OldSeeds, NamedGenerator, Polynomials, Errors),

@@ -155,6 +155,8 @@ def digest_of(
 
     for value in values:
         add(value, 0)
+    # `add` refers to itself: until garbage is collected, it would keep alive what an environment has dropped.
+    alive.clear()
     return made.hexdigest()
 
 
