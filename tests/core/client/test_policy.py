@@ -669,7 +669,7 @@ def test_a_move_off_a_server_whose_resets_fail_says_so(caplog: pytest.LogCapture
     fleet.advance(20.0)
     plans = [record.getMessage() for record in caplog.records if "is to take over" in record.getMessage()]
     assert plans
-    assert all(plan.endswith("every reset fails there") for plan in plans)
+    assert all(plan.endswith(": every reset fails there") for plan in plans)
 
 
 def test_a_slot_leaves_a_server_that_only_fails_for_one_that_had_been_dark() -> None:
