@@ -154,7 +154,7 @@ class SlotPolicy:
         member.failures += 1
         why = str(error)
         self.saw(member, event_of(error), now, why.partition("\n")[0])
-        wait = pause(member.failures)
+        wait = min(pause(member.failures), self.placement.longest_pause(member.endpoint.key))
         remote = member.remote
         member.retry_at = remote.record.lost(now, wait, why, url=remote.url, established=established)
 
