@@ -273,7 +273,7 @@ class CoreServer:
             open_session=open_session,
         )
         self._loop.requests, self._loop.serve = calls.ready, calls.serve_ready
-        self._registry.note_failure = calls.failures.add
+        self._registry.note_failure = self._runtime.note_failure = calls.failures.add
         self._registry.counted = lambda: {
             "connections": self._count.value + self._viewers.value,
             "viewer_connections": self._viewers.value,

@@ -35,7 +35,7 @@ _GAUGES = {
 _COUNTERS = {
     "steps": "Steps of environments, a lane each",
     "episodes": "Episodes that ended, a lane each",
-    "failures": "How often an environment raised",
+    "failures": "How often an environment raised, or its process ended",
 }
 ROLES = ("client", "viewer", "stranger")
 _LIMITS = ("max_worlds", "max_connections", "max_viewers")

@@ -273,7 +273,7 @@ class WorldProcess:
     def abandon(self) -> None:
         """End the process at once: the event loop has ended, so nobody would hear of its end."""
         self._kill()
-        self._on_exit()
+        self._on_exit(abandoned=True)
 
     def _look_for_end(self) -> None:
         """Reap the process as soon as it has ended. Its pipe, which nobody else holds there, has ended already."""
@@ -283,7 +283,7 @@ class WorldProcess:
             else:
                 self._on_exit()
 
-    def _on_exit(self) -> None:
+    def _on_exit(self, *, abandoned: bool = False) -> None:
         """Reap the process, and tell everybody who waits for it."""
         if self._end is not None:
             return
@@ -301,6 +301,10 @@ class WorldProcess:
         self._runtime.processes.discard(self)
         # Before anybody is answered: `_over` and whoever asks next read it.
         self._end = self._killed or (Code.UNAVAILABLE, f"ended{_cause(code)}" + (f" in {where}" if where else ""))
+        # Here, and not with the request that it fails: an idle environment may crash too, one in real time is asked by
+        # nobody, and where several requests wait each is refused.
+        if not (self._closing or abandoned):
+            self._runtime.note_failure(self.name, f"the environment's process {self._end[1]}")
         self._stop_timer()
         # After `remove_reader`: the event loop cannot stop watching a file that is closed.
         self._sock.close()
