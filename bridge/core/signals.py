@@ -1,8 +1,9 @@
-"""Signals that end a program which serves."""
+"""Signals that end a program which serves, and those that its processes leave to it."""
 
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
@@ -10,7 +11,53 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["sigterm_as_interrupt", "wait_or_stop"]
+__all__ = ["END_SIGNALS", "leave_signals", "sigterm_as_interrupt", "wait_or_stop"]
+
+END_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""The signals by which a program is asked to end; Windows has no SIGHUP."""
+
+
+def leave_signals() -> None:
+    """Make the signals that ask for an end do nothing in this process: another one, which gets them too, ends it.
+
+    A batch system, an init system or a terminal sends them to all processes of a server. One that ended by itself would
+    cut the episodes that its server is draining. What this process starts itself does not inherit that, so that it can
+    be ended by a signal. To be called in the main thread.
+    """
+    for number in END_SIGNALS:
+        # A handler, and not SIG_IGN, which a program that is executed inherits.
+        signal.signal(number, _leave)
+    global _registered
+    if hasattr(os, "register_at_fork") and not _registered:
+        _registered = True
+        os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_take_signals)
+
+
+# The signal masks of threads that are forking now: a signal to a forked process that came before `_take_signals` would
+# be lost.
+_masks: dict[int, set[int]] = {}
+_registered = False
+
+
+def _hold_signals() -> None:
+    _masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+
+
+def _release_signals() -> None:
+    mask = _masks.pop(threading.get_ident(), None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Do nothing."""
+
+
+def _take_signals() -> None:
+    for number in END_SIGNALS:
+        if signal.getsignal(number) is _leave:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    _release_signals()
 
 
 @contextmanager

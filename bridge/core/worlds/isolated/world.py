@@ -9,7 +9,6 @@ sends is unpickled here. `bridge.core.worlds.isolated.env` is the interface for 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import socket
@@ -21,7 +20,8 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from bridge.core.encoding import values
-from bridge.core.worlds.environment import Isolation, start_method
+from bridge.core.worlds.environment import Isolation
+from bridge.core.worlds.forkserver import process_context
 from bridge.core.worlds.isolated.child import LENGTH, main
 from bridge.core.worlds.isolated.program import Program
 from bridge.core.worlds.scheduling import PendingResult, Runtime, Timer
@@ -131,10 +131,7 @@ class WorldProcess:
     def _make_process(self, theirs: socket.socket, recipe: bytes, factory: bytes | None) -> Any:
         if self._isolation.own_program:
             return Program(theirs, recipe)
-        context: Any = multiprocessing.get_context(start_method())
-        if context.get_start_method() == "forkserver":
-            # Imported once by the forkserver, and not again in each process that it forks.
-            context.set_forkserver_preload(["bridge.core.worlds.isolated.child", "bridge.core.worlds.sources.source"])
+        context = process_context("bridge.core.worlds.isolated.child", "bridge.core.worlds.sources.source")
         arguments = (theirs, recipe, factory, self._isolation.max_world_bytes)
         process = context.Process(target=main, args=arguments, name=f"bridge-{self.name or 'default'}")
         process.start()
