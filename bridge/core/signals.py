@@ -11,10 +11,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["END_SIGNALS", "leave_signals", "sigterm_as_interrupt", "wait_or_stop"]
+__all__ = ["END_SIGNALS", "handled_signals", "leave_signals", "sigterm_as_interrupt", "wait_or_stop"]
 
 END_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """The signals by which a program is asked to end; Windows has no SIGHUP."""
+
+
+def handled_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals by which this process may be asked to end: all of them, but for a SIGHUP that is ignored."""
+    # `nohup` has it ignored, so that the program goes on without its terminal.
+    return tuple(each for each in END_SIGNALS if each.name != "SIGHUP" or signal.getsignal(each) != signal.SIG_IGN)
 
 
 def leave_signals() -> None:
@@ -62,7 +68,7 @@ def _take_signals() -> None:
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, also where a shell started this process with Ctrl-C ignored.
+    """Let SIGTERM and SIGHUP do what Ctrl-C does, also where a shell started this process with Ctrl-C ignored.
 
     Does nothing but in the main thread, which alone may set handlers.
     """
@@ -73,7 +79,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, interrupt) for number in handled_signals()}
     try:
         yield
     finally:
@@ -82,7 +88,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 
 def wait_or_stop(finished: threading.Event, stop: Callable[[], object], timeout: float | None = None) -> bool:
-    """Block until a server has finished; Ctrl-C and SIGTERM stop it.
+    """Block until a server has finished; Ctrl-C, SIGTERM and SIGHUP stop it.
 
     Args:
         finished: Set once it has.

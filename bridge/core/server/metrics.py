@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from bridge.core.callers import Callers
 from bridge.core.extras import needed
 from bridge.core.server.limits import CoreLimits
-from bridge.errors import Code, SettingError
+from bridge.errors import Code, ListenError, SettingError
 from bridge.version import __version__
 
 __all__ = ["METRICS", "Metric", "Metrics"]
@@ -117,7 +117,8 @@ class Metrics:
         limits: The server's limits.
 
     Raises:
-        SettingError: The package `prometheus-client` is not installed, or the port is in use.
+        ListenError: The port is in use.
+        SettingError: The package `prometheus-client` is not installed.
     """
 
     def __init__(self, host: str, port: int, status: Callable[[], dict[str, Any]], limits: CoreLimits) -> None:
@@ -131,7 +132,7 @@ class Metrics:
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except (OSError, OverflowError) as error:
-            raise SettingError(
+            raise (SettingError if isinstance(error, (OverflowError, PermissionError)) else ListenError)(
                 f"cannot listen on {host}:{port} for metrics_port: {error}. port 0 takes any free one"
             ) from error
         self.port: int = self._server.server_port
