@@ -95,6 +95,8 @@ def remedy(scheme: str, details: str) -> str:
         details: The error text of gRPC, OpenSSL or the system.
     """
     said, plain = details.lower(), scheme.removesuffix("s")
+    if "this server is stopping" in said:  # it answers, so nothing is to be looked for on the way
+        return "It drains: use another server, or try again once it was started anew"
     for sign, text in _REMEDIES.items():
         if sign in said:
             return text.format(scheme=scheme, grpc=_GRPC.get(scheme, scheme), plain=plain, tls=f"{plain}s")
