@@ -7,7 +7,7 @@ import re
 
 from bridge.errors import Code
 
-__all__ = ["HELLO", "METHOD", "ROOM", "SERVICE", "code_of_status", "is_absent", "remedy"]
+__all__ = ["HELLO", "METHOD", "ROOM", "SERVICE", "code_of_status", "is_absent", "is_stopping", "remedy"]
 
 SERVICE = "dm_env_rpc.v1.Environment"
 """The public service, whose one method is a bidirectional stream."""
@@ -87,6 +87,11 @@ def is_absent(details: str) -> bool:
     return not (_TLS.search(said) or _CLOSED.search(said) or any(sign in said for sign in _REMEDIES))
 
 
+def is_stopping(details: str) -> bool:
+    """Return whether an error text is of a server of ours that answers, and takes no further clients."""
+    return "server is stopping" in details
+
+
 def remedy(scheme: str, details: str) -> str:
     """Say what to do.
 
@@ -95,8 +100,6 @@ def remedy(scheme: str, details: str) -> str:
         details: The error text of gRPC, OpenSSL or the system.
     """
     said, plain = details.lower(), scheme.removesuffix("s")
-    if "this server is stopping" in said:  # it answers, so nothing is to be looked for on the way
-        return "It drains: use another server, or try again once it was started anew"
     for sign, text in _REMEDIES.items():
         if sign in said:
             return text.format(scheme=scheme, grpc=_GRPC.get(scheme, scheme), plain=plain, tls=f"{plain}s")
