@@ -40,6 +40,7 @@ from bridge.core.logs import LimitedLog
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, SettingError, shown_url
 
 __all__ = [
+    "LONGEST_RESTART_PAUSE",
     "TRANSITIONS",
     "EndpointEvent",
     "EndpointRecord",
@@ -176,7 +177,8 @@ TRANSITIONS: Mapping[tuple[EndpointState, EndpointEvent], EndpointState] = {
 # Seconds until it is asked whether there is another server at the URL of one that drains, and the longest pause from
 # then on. A restart may take a second or minutes, and the next server may drain as soon as it is over.
 _DRAINING = 1.0
-_LONGEST_RESTART_PAUSE = 5.0
+LONGEST_RESTART_PAUSE = 5.0
+"""The longest pause between two attempts at an endpoint whose server drained, seconds."""
 # Pauses that are skipped until slots of a list try the server again that they have left: meanwhile they have another
 # one, and a try may cost a slot some resets that fail.
 _PAUSES_SKIPPED = 5
@@ -212,11 +214,6 @@ class EndpointRecord:
     """The time from which on a world may be tried again."""
     trial_until: float = -math.inf
     """The time by which the one attempt under way will have ended; until then there is no other."""
-
-    @property
-    def longest_pause(self) -> float:
-        """The longest pause between two attempts, seconds."""
-        return _LONGEST_RESTART_PAUSE if self.state is EndpointState.ENDED else math.inf
 
     def hurry(self, now: float) -> None:
         """Allow an attempt at once, if the server drained; its pauses begin anew."""
@@ -260,7 +257,8 @@ class EndpointRecord:
             # drained: the next one may be at its URL in a moment.
             elif now >= self.retry_at or (before is EndpointState.DRAINING and event is EndpointEvent.GONE):
                 self.failures += 1
-                self.retry_at = now + min(pause(self.failures), self.longest_pause)
+                wait = pause(self.failures)
+                self.retry_at = now + (min(wait, LONGEST_RESTART_PAUSE) if self.state is _S.ENDED else wait)
             self.failed_at, self.trial_until = now, -math.inf
         elif self.state in _WELL and event is EndpointEvent.OBSERVED:
             self.failures, self.retry_at = 0, -math.inf
@@ -301,6 +299,8 @@ class Placement:
     def __init__(self, watch: EndpointWatch | ListedEndpoints, request_for: Callable[[Endpoint], WorldRequest]) -> None:
         self.watch = watch
         self.request_for = request_for
+        self.ended: set[str] = set()
+        """The keys of the endpoints whose servers drained, and are gone."""
         self._records: defaultdict[str, EndpointRecord] = defaultdict(EndpointRecord)
         # Of thousands of dead addresses nobody reads a line each.
         self._log = LimitedLog(__name__, burst=10, rate=1 / 30)
@@ -446,6 +446,8 @@ class Placement:
         before = record.state
         # The first success is no change.
         changed = record.handle(event, now, self._pause) and (before, record.state) != (_S.UNTRIED, _S.UP)
+        if changed:
+            (self.ended.add if record.state is EndpointState.ENDED else self.ended.discard)(key)
         back = changed and record.state is EndpointState.UP
         if changed and before in _WELL and not back:
             # There is one server less: where one drained a moment ago, it may be back before its pause is over.
@@ -469,10 +471,6 @@ class Placement:
         elif changed:
             self._log.warning("%s %s: %s", shown_url(key), change_of(before, record.state), why)
         return back
-
-    def longest_pause(self, key: str) -> float:
-        """Return the longest pause between two attempts at an endpoint, seconds."""
-        return self._records[key].longest_pause
 
     def _pause(self, failures: int) -> float:
         return pause(failures + (_PAUSES_SKIPPED if self.watch.pinned else 0))
