@@ -407,8 +407,8 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1
 
 
-def test_a_port_in_use_is_one_line_and_exit_code_2(cartpole: bridge.Server, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "CartPole-v1", "--port", str(cartpole.port)]) == 2
+def test_a_port_in_use_is_one_line_and_exit_code_1(cartpole: bridge.Server, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "CartPole-v1", "--port", str(cartpole.port)]) == 1
     assert f"cannot listen on --port {cartpole.port} of 127.0.0.1: Address already in use" in capfd.readouterr().err
 
 
