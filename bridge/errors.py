@@ -4,6 +4,7 @@
     ├── UsageError                      the caller misused something
     │   ├── AddressError                a URL that cannot be read (ValueError)
     │   ├── SettingError                a keyword, option or setting that cannot be served (ValueError)
+    │   │   ├── ListenError             an address to listen at that is not to be had now, such as a port in use
     │   │   └── SeedError               a seed that Gymnasium does not take (gymnasium.error.Error)
     │   ├── InvalidActionError          an action outside of its space (ValueError)
     │   ├── TensorError                 a value that a tensor cannot hold without loss (ValueError)
@@ -50,6 +51,7 @@ __all__ = [
     "ConnectionLostError",
     "EnvironmentFailedError",
     "InvalidActionError",
+    "ListenError",
     "MissingAttributeError",
     "NothingPendingError",
     "PacketError",
@@ -158,6 +160,10 @@ class AddressError(UsageError, ValueError):
 
 class SettingError(UsageError, ValueError):
     """A keyword, option or setting that cannot be served."""
+
+
+class ListenError(SettingError):
+    """An address to listen at that is not to be had now: its port is in use, or this machine lacks it so far."""
 
 
 class SeedError(SettingError, gymnasium.error.Error):

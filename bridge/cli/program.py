@@ -79,7 +79,7 @@ INTERRUPTED = 130
 
 _EXIT_CODES = """exit codes:
   0    success
-  1    the server or the environment failed
+  1    the server or the environment failed, or a port is in use
   2    the command line, a URL or a setting is wrong
   130  interrupted by Ctrl-C; serve, policy and web, which end by it, stop in order and exit with 0
 """
@@ -227,7 +227,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop(sys.stdout)
         return OK
     except Exception as error:
-        from bridge.errors import StartError, UsageError
+        from bridge.errors import ListenError, StartError, UsageError
 
         if arguments.debug:
             traceback.print_exc()
@@ -238,7 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _complain(str(error))
             return USAGE
         _complain(explain(error, arguments.debug, arguments.spelled))
-        codes = {**getattr(arguments, "exit_codes", {}), UsageError: USAGE}
+        codes = {**getattr(arguments, "exit_codes", {}), ListenError: FAILED, UsageError: USAGE}
         return next((code for kind, code in codes.items() if isinstance(error, kind)), FAILED)
 
 

@@ -49,7 +49,8 @@ _masks: dict[int, set[int]] = {}
 
 def _before_fork() -> None:
     if _inherited:
-        _masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        ended_by = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        _masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, ended_by)
 
 
 def _after_fork_in_parent() -> None:

@@ -1,8 +1,9 @@
-"""Signals that end a program which serves."""
+"""Signals that end a program which serves, and those that its processes leave to it."""
 
 from __future__ import annotations
 
 import math
+import os
 import signal
 import threading
 import time
@@ -10,12 +11,64 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["sigterm_as_interrupt", "wait_or_stop"]
+__all__ = ["END_SIGNALS", "handled_signals", "leave_signals", "sigterm_as_interrupt", "wait_or_stop"]
+
+END_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+"""The signals by which a program is asked to end; Windows has no SIGHUP."""
+
+
+def handled_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals by which this process may be asked to end: all of them, but for a SIGHUP that is ignored."""
+    # `nohup` has it ignored, so that the program goes on without its terminal.
+    return tuple(each for each in END_SIGNALS if each.name != "SIGHUP" or signal.getsignal(each) != signal.SIG_IGN)
+
+
+def leave_signals() -> None:
+    """Make the signals that ask for an end do nothing in this process: another one, which gets them too, ends it.
+
+    A batch system, an init system or a terminal sends them to all processes of a server. One that ended by itself would
+    cut the episodes that its server is draining. What this process starts itself does not inherit that, so that it can
+    be ended by a signal. To be called in the main thread.
+    """
+    for number in END_SIGNALS:
+        # A handler, and not SIG_IGN, which a program that is executed inherits.
+        signal.signal(number, _leave)
+    global _registered
+    if hasattr(os, "register_at_fork") and not _registered:
+        _registered = True
+        os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_take_signals)
+
+
+# The signal masks of threads that are forking now: a signal to a forked process that came before `_take_signals` would
+# be lost.
+_masks: dict[int, set[int]] = {}
+_registered = False
+
+
+def _hold_signals() -> None:
+    _masks[threading.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
+
+
+def _release_signals() -> None:
+    mask = _masks.pop(threading.get_ident(), None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    """Do nothing."""
+
+
+def _take_signals() -> None:
+    for number in END_SIGNALS:
+        if signal.getsignal(number) is _leave:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    _release_signals()
 
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does, also where a shell started this process with Ctrl-C ignored.
+    """Let SIGTERM and SIGHUP do what Ctrl-C does, also where a shell started this process with Ctrl-C ignored.
 
     Does nothing but in the main thread, which alone may set handlers.
     """
@@ -26,7 +79,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, interrupt) for number in handled_signals()}
     try:
         yield
     finally:
@@ -35,7 +88,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 
 
 def wait_or_stop(finished: threading.Event, stop: Callable[[], object], timeout: float | None = None) -> bool:
-    """Block until a server has finished; Ctrl-C and SIGTERM stop it.
+    """Block until a server has finished; Ctrl-C, SIGTERM and SIGHUP stop it.
 
     Args:
         finished: Set once it has.

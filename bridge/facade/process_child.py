@@ -15,7 +15,7 @@ import cloudpickle
 import gymnasium
 
 from bridge.core.server.core_server import SWITCH_INTERVAL
-from bridge.errors import SettingError, StartError
+from bridge.errors import ListenError, SettingError, StartError
 from bridge.facade.serve import serve_gym
 
 __all__ = ["run_child"]
@@ -44,7 +44,7 @@ def run_child() -> None:
         sys.setswitchinterval(SWITCH_INTERVAL)
         server = serve_gym(env, start=False, **arguments)
     except BaseException as error:
-        say(error=str(error) or repr(error))
+        say(error=str(error) or repr(error), listen=isinstance(error, ListenError))
         if not isinstance(error, SettingError):
             raise
         return

@@ -26,10 +26,11 @@ from bridge.core.logs import SafeLog
 from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.limits import check_drain_timeout
 from bridge.core.server.shutdown import draining_line
+from bridge.core.signals import handled_signals
 from bridge.core.transport.address import parse_address
 from bridge.core.worlds.recipe import EnvLike
 from bridge.core.worlds.registered import registered_specs
-from bridge.errors import SettingError, StartError
+from bridge.errors import ListenError, SettingError, StartError
 from bridge.facade.server import Limits, Server
 
 __all__ = ["ServerGroup"]
@@ -82,7 +83,8 @@ class ServerGroup(Server):
                         f"a server process ended, or did not start within {START_TIMEOUT:g} s; its output is above"
                     )
                 if "error" in said:
-                    raise SettingError(f"a server process could not start: {said['error']}")
+                    kind = ListenError if said.get("listen") else SettingError
+                    raise kind(f"a server process could not start: {said['error']}")
                 child.urls = said["urls"]
                 child.web_url = said["web_url"]
                 child.env_ids = said["env_ids"]
@@ -194,7 +196,7 @@ class ServerGroup(Server):
     def wait(self, grace: float | None = None) -> None:
         """Block until Ctrl-C or SIGTERM, or `drain` or `stop` from another thread, have ended all servers.
 
-        SIGTERM drains them; Ctrl-C, and any second signal, stops them.
+        SIGTERM and SIGHUP drain them; Ctrl-C, and any second signal, stops them.
 
         Args:
             grace: Seconds that clients have to leave after SIGTERM; None: `drain_timeout`.
@@ -209,7 +211,7 @@ class ServerGroup(Server):
         def on_signal(number: int, frame: FrameType | None) -> None:
             signals.append(number)  # an Event's lock may be held by the very thread that this interrupts
 
-        handled = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+        handled = handled_signals() if threading.current_thread() is threading.main_thread() else ()
         before = {number: signal.signal(number, on_signal) for number in handled}
         try:
             # A wait without a timeout would keep Python from running signal handlers on some platforms.

@@ -16,7 +16,6 @@ import io
 import os
 import pickle
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -32,6 +31,7 @@ import numpy as np
 from bridge.core.encoding.values import Notes, decode_info, encode_info
 from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.core_server import SWITCH_INTERVAL
+from bridge.core.signals import leave_signals
 from bridge.errors import ClosedError, Code, RequestError, SettingError
 from bridge.game.handover import Choice, Handover, News, ProgramEnd
 
@@ -257,7 +257,7 @@ def run_child(numbers: Sequence[int]) -> NoReturn:
     """
     with contextlib.suppress(OSError):  # a program without a console has none
         os.dup2(2, 1)  # the program's output may be a pipe whose end somebody waits for
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the program's
+    leave_signals()  # they are the program's
     sys.setswitchinterval(SWITCH_INTERVAL)
     if sys.platform == "linux":
         # It does not interrupt the program, which wakes it in each frame, where they share a processor.

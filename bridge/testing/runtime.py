@@ -47,6 +47,7 @@ class LocalRuntime:
         self.scheduler: Scheduler = _LocalScheduler(clock)
         self.executor = _LocalExecutor()
         self.processes: set[Any] = set()
+        self.note_failure: Callable[[str, str], None] = lambda name, message: None
         self._deadline = deadline
         self._selector = selectors.DefaultSelector()
 

@@ -407,8 +407,8 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(
     assert err.count("\n") == 1
 
 
-def test_a_port_in_use_is_one_line_and_exit_code_2(cartpole: bridge.Server, capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "CartPole-v1", "--port", str(cartpole.port)]) == 2
+def test_a_port_in_use_is_one_line_and_exit_code_1(cartpole: bridge.Server, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "CartPole-v1", "--port", str(cartpole.port)]) == 1
     assert f"cannot listen on --port {cartpole.port} of 127.0.0.1: Address already in use" in capfd.readouterr().err
 
 
@@ -607,3 +607,27 @@ def test_the_banner_of_a_match_tells_people_and_programs_how_to_take_a_seat() ->
         with paste([line.partition("  #")[0] for line in lines[2:4]]) as env:
             env.reset()
         assert serving.end(signal.SIGTERM)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--port", "{taken}"], 1),
+        (["--host", "192.0.2.1"], 1),  # an address that this machine does not have, or not yet
+        (["--metrics-port", "{taken}"], 1),
+        (["--processes", "2", "--port", "{taken}"], 1),
+        (["--transport", "grpcio", "--port", "{taken}"], 1),
+        (["--unix-path", "/nowhere/at/all"], 2),
+        (["--host", "a..b"], 2),
+        (["--port", "70000"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_the_exit_code_tells_an_address_that_may_be_free_later_from_a_wrong_setting(
+    options: list[str], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        given = [option.format(taken=port) for option in options]
+        assert main(["serve", "CartPole-v1", "--insecure", *given]) == code
+    assert "port" in capsys.readouterr().err or code == 2

@@ -275,7 +275,7 @@ class CoreServer:
             open_session=open_session,
         )
         self._loop.requests, self._loop.serve = calls.ready, calls.serve_ready
-        self._registry.note_failure = calls.failures.add
+        self._registry.note_failure = self._runtime.note_failure = calls.failures.add
         self._registry.counted = lambda: {
             "connections": self._count.value + self._viewers.value,
             "viewer_connections": self._viewers.value,
@@ -406,7 +406,8 @@ class CoreServer:
 
         Environments are made and called by this thread: in the main thread of a process also those that draw with a
         GUI toolkit work. Ctrl-C ends the connections at once and returns within 2 seconds; where an environment is in
-        a call then, it ends the process with exit code 130. SIGTERM drains. A second signal ends the process.
+        a call then, it ends the process with exit code 130. SIGTERM and SIGHUP drain, and a second signal stops at
+        once, as Ctrl-C does, which a further one does not wait for.
 
         Args:
             grace: Seconds that clients have to leave after SIGTERM; None: `drain_timeout`.

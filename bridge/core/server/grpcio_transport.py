@@ -20,7 +20,7 @@ from bridge.core.server.serving import HelperThread
 from bridge.core.transport.service import HELLO, METHOD, ROOM, SERVICE
 from bridge.core.transport.sockets import listen_unix
 from bridge.core.worlds.scheduling import Scheduler
-from bridge.errors import Code, RequestError, SettingError
+from bridge.errors import Code, ListenError, RequestError
 from bridge.version import __version__
 
 __all__ = ["GrpcioTransport"]
@@ -189,7 +189,7 @@ class GrpcioTransport:
         try:
             return int(add(address) if credentials is None else self._server.add_secure_port(address, credentials))
         except RuntimeError as error:
-            raise SettingError(f"cannot listen on {address} ({setting}): {error}. Is it in use?") from error
+            raise ListenError(f"cannot listen on {address} ({setting}): {error}. Is it in use?") from error
 
     def charge_request(self, client: Any, seconds: float, share: float) -> None:
         """Do nothing: grpcio reads its connections by itself, and reads none of them later."""

@@ -12,7 +12,7 @@ from bridge.core.callers import Callers
 from bridge.core.extras import needed
 from bridge.core.logs import reason_of
 from bridge.core.server.limits import CoreLimits
-from bridge.errors import Code, SettingError
+from bridge.errors import Code, ListenError, SettingError
 from bridge.version import __version__
 
 __all__ = ["METRICS", "Metric", "Metrics"]
@@ -36,9 +36,9 @@ _GAUGES = {
 _COUNTERS = {
     "steps": "Steps of environments, a lane each",
     "episodes": "Episodes that ended, a lane each",
-    "failures": "How often an environment raised",
+    "failures": "How often an environment raised, or its process ended",
     "refused_tokens": "Clients refused for a wrong or missing token",
-    "failed_handshakes": "TLS handshakes that failed",
+    "failed_handshakes": "Failed TLS handshakes",
 }
 ROLES = ("client", "viewer", "stranger")
 _LIMITS = ("max_worlds", "max_connections", "max_viewers")
@@ -120,7 +120,8 @@ class Metrics:
         limits: The server's limits.
 
     Raises:
-        SettingError: The package `prometheus-client` is not installed, or the port is in use.
+        ListenError: The port is in use.
+        SettingError: The package `prometheus-client` is not installed.
     """
 
     def __init__(self, host: str, port: int, status: Callable[[], dict[str, Any]], limits: CoreLimits) -> None:
@@ -134,7 +135,7 @@ class Metrics:
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except (OSError, OverflowError) as error:
-            raise SettingError(
+            raise (SettingError if isinstance(error, (OverflowError, PermissionError)) else ListenError)(
                 f"cannot listen on {host}:{port} for metrics_port: {reason_of(error)}; port 0 takes any free one"
             ) from error
         self.port: int = self._server.server_port

@@ -376,6 +376,7 @@ class ServerRuntime:
         self.scheduler.is_inside = lambda: serving.is_current
         self.executor: Executor = serving
         self.processes: set[Any] = set()
+        self.note_failure: Callable[[str, str], None] = lambda name, message: None
         self.start_thread = serving.start_thread
         self.add_reader = loop.add_reader
         self.add_writer = loop.add_writer

@@ -26,7 +26,8 @@ CLOSE_TIMEOUT = 5.0
 """Seconds that environments have to be closed when a server stops."""
 _INTERRUPT_TIMEOUT = 1.5
 """The same after Ctrl-C."""
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Windows has no SIGHUP, which says that the terminal is gone.
+_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 # Seconds between two looks whether the last call has ended by itself.
 _POLL = 0.02
 
@@ -74,15 +75,18 @@ class Shutdown:
         self._waits_until = 0.0
         """When it meant to stop waiting for them; a signal or a call may bring that forward."""
         self._signal: int | None = None
+        """The last signal that came; None: none did."""
+        self._stopping = False
+        """True if a signal has asked for an end that waits for no client."""
         self._handlers: dict[signal.Signals, Any] = {}
         """The handlers of the signals before, while the signals reach the event loop."""
 
     @contextlib.contextmanager
     def handle_signals(self, grace: float | None) -> Iterator[None]:
-        """Let SIGINT and SIGTERM reach the event loop, whichever thread runs it. Does nothing but in the main thread.
+        """Let signals reach the event loop, whichever thread runs it. Does nothing but in the main thread.
 
         Args:
-            grace: Seconds that open calls get to end by themselves after SIGTERM; None: `drain_timeout`.
+            grace: Seconds that open calls get to end by themselves after SIGTERM or SIGHUP; None: `drain_timeout`.
         """
         self._grace = self.drain_timeout if grace is None else grace
         check_drain_timeout(self._grace, "grace")
@@ -96,7 +100,10 @@ class Shutdown:
         # By the wake-up descriptor the event loop hears of a signal also while this thread is in a call of an
         # environment: the deputy runs the loop then.
         self._loop.on_signal = self._on_signal
-        self._handlers = {number: signal.signal(number, ignore) for number in _SIGNALS}
+        # `nohup` has SIGHUP ignored, so that the program goes on without its terminal.
+        hung_up = getattr(signal, "SIGHUP", None)
+        handled = [each for each in _SIGNALS if each != hung_up or signal.getsignal(each) != signal.SIG_IGN]
+        self._handlers = {number: signal.signal(number, ignore) for number in handled}
         wakeup = signal.set_wakeup_fd(self._loop.wakeup_fd, warn_on_full_buffer=False)
         try:
             yield
@@ -117,11 +124,14 @@ class Shutdown:
     def _on_signal(self, number: int) -> None:
         if number not in _SIGNALS:
             return
-        # Whoever sends a second signal does not want to wait.
-        if self._signal is not None:
+        before, self._signal = self._signal, number
+        # Whoever sends a second signal does not want to wait for clients, and a third, or a second Ctrl-C, for nothing.
+        if before is not None and self._stopping:
             _end_process(number)
-        self._signal = number
-        if number == signal.SIGINT:
+        if number == signal.SIGINT or before is not None:
+            if before is not None:
+                _log.info("stopping: a second signal, %s, ended the drain", signal.Signals(number).name)
+            self._stopping = True
             self.begin(0.0, _INTERRUPT_TIMEOUT)
         else:
             self.begin(self._grace, CLOSE_TIMEOUT)

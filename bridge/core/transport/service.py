@@ -7,7 +7,7 @@ import re
 
 from bridge.errors import Code
 
-__all__ = ["HELLO", "METHOD", "ROOM", "SERVICE", "code_of_status", "is_absent", "remedy"]
+__all__ = ["HELLO", "METHOD", "ROOM", "SERVICE", "code_of_status", "is_absent", "is_stopping", "remedy"]
 
 SERVICE = "dm_env_rpc.v1.Environment"
 """The public service, whose one method is a bidirectional stream."""
@@ -85,6 +85,11 @@ def is_absent(details: str) -> bool:
     """Return whether an error text of gRPC says that nobody is there, rather than somebody who speaks otherwise."""
     said = details.lower()
     return not (_TLS.search(said) or _CLOSED.search(said) or any(sign in said for sign in _REMEDIES))
+
+
+def is_stopping(details: str) -> bool:
+    """Return whether an error text is of a server of ours that answers, and takes no further clients."""
+    return "server is stopping" in details
 
 
 def remedy(scheme: str, details: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from bridge.errors import SettingError
+from bridge.errors import ListenError, SettingError
 
 __all__ = [
     "AT_ONCE",
@@ -152,7 +152,8 @@ def listen_unix(path: str) -> tuple[socket.socket, Callable[[], None]]:
     except OSError as error:
         sock.close()
         hint = " (a server listens there, or the file is not ours)" if error.errno == errno.EADDRINUSE else ""
-        raise SettingError(
+        kind = ListenError if error.errno == errno.EADDRINUSE else SettingError
+        raise kind(
             f"cannot listen on unix_path={path!r}: {error.strerror or error}{hint}. Expected a path of "
             "at most about 100 bytes in a directory that exists and is yours"
         ) from error
@@ -193,7 +194,8 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
         port: The port; 0: any free one, the same for all addresses.
 
     Raises:
-        SettingError: It is in use, or the address is not of this machine.
+        ListenError: It is in use, or the address is not of this machine.
+        SettingError: This user may not listen there, or it is no address.
     """
     problem: OSError | UnicodeError | None = None
     for _ in range(8 if port == 0 else 1):  # a port that is free for one address may be taken for the next
@@ -202,7 +204,9 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
         except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host, such as "a..b"
             problem = error
     at = f"[{host}]" if ":" in host else host
-    raise SettingError(
+    # What an operator has to change, before another start can help: others may end, or an interface come up.
+    wrong = isinstance(problem, (UnicodeError, PermissionError))
+    raise (SettingError if wrong else ListenError)(
         f"cannot listen on port={port} of {at}: {getattr(problem, 'strerror', None) or problem}. Choose another port "
         f"(port=0: any free one), or an address of this machine"
     ) from None

@@ -17,7 +17,6 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from bridge.core.worlds.base import answer_to
-from bridge.core.worlds.environment import start_method
 from bridge.core.worlds.kinds import EnvWrapper, GymEnv, Lanes, recognise
 from bridge.core.worlds.settings import SentKwargs, Settings, read_choice, read_kwargs, read_scalar, read_string, wrong
 from bridge.errors import Code, RequestError, SettingError
@@ -184,8 +183,9 @@ class EnvRecipe:
         # What lanes return is sent before their next step.
         vector_kwargs: dict[str, Any] = {} if stepped_together else {"copy": False}
         if self.vectorization_mode == "async":
-            # The server has threads, so its processes must not be forked.
-            vector_kwargs["context"] = start_method()
+            from bridge.core.worlds.forkserver import async_options, ended_by_kill  # loaded where it is used
+
+            vector_kwargs.update(async_options())
         wrappers: list[Any] = [] if stepped_together else [adapter.wrap for adapter in self.adapters]
         with _closing_on_failure() as note:
             vector: Lanes = gymnasium.make_vec(
@@ -197,6 +197,8 @@ class EnvRecipe:
                 wrappers=[*wrappers, note] if self.vectorization_mode == "sync" else wrappers or None,
                 **kwargs,
             )
+        if self.vectorization_mode == "async" and isinstance(vector.unwrapped, AsyncVectorEnv):
+            ended_by_kill(vector.unwrapped)
         return self._adapted(vector) if stepped_together else vector
 
     def _adapted(self, made: object) -> GymEnv | Lanes:
@@ -226,7 +228,10 @@ class EnvRecipe:
                 "async, or a callable that returns a VectorEnv",
             )
         if self.vectorization_mode == "async":
-            return AsyncVectorEnv([lambda: self._one(factory)] * self.num_envs, copy=False, context=start_method())
+            from bridge.core.worlds.forkserver import async_options, ended_by_kill  # loaded where it is used
+
+            one = [lambda: self._one(factory)]
+            return ended_by_kill(AsyncVectorEnv(one * self.num_envs, copy=False, **async_options()))
         first = self._adapted(factory(**self.kwargs))
         if isinstance(first, VectorEnv):
             if not self.hands_over:

@@ -218,6 +218,8 @@ class Runtime(Protocol):
     """Calls environments in the serving thread, one after the other."""
     processes: set[object]
     """The processes of isolated worlds, each with a method `abandon`, which ends it at once."""
+    note_failure: Callable[[str, str], None]
+    """Logs and counts the end of an environment whose process is gone: its world's name, and what ended it."""
 
     def start_thread(self, name: str) -> Executor:
         """Return an executor with a thread of its own, for environments of a server with `thread_safe=True`."""

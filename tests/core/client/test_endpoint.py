@@ -31,7 +31,8 @@ def test_the_table_has_every_pair_of_state_and_event() -> None:
 def test_trouble_leads_out_of_every_state_that_is_well(state: EndpointState) -> None:
     for event in (EndpointEvent.NO_ROOM, EndpointEvent.RAISED, EndpointEvent.GONE, EndpointEvent.REFUSES):
         assert TRANSITIONS[state, event] not in WELL
-    assert TRANSITIONS[state, EndpointEvent.GONE] is EndpointState.DARK
+    restarts = state in (EndpointState.DRAINING, EndpointState.ENDED)
+    assert TRANSITIONS[state, EndpointEvent.GONE] is (EndpointState.ENDED if restarts else EndpointState.DARK)
     assert TRANSITIONS[state, EndpointEvent.DRAINS] is EndpointState.DRAINING
 
 
@@ -46,7 +47,9 @@ def test_each_change_of_state_reads_as_a_sentence_about_the_server() -> None:
         text = change_of(before, after)
         assert text.split()[0] in {"does", "no", "is", "answers", "answers,", "has", "accepts", "was", "shuts"}, text
         # The names of states are our own words.
-        assert not {"dark", "up", "untried", "failing", "refused", "draining"} & {*text.replace(",", "").split()}
+        assert not {"dark", "up", "untried", "failing", "refused", "draining", "ended"} & {
+            *text.replace(",", "").split()
+        }
     assert change_of(EndpointState.UP, EndpointState.DARK) == "no longer answers"
     assert change_of(EndpointState.UNTRIED, EndpointState.DARK) == "does not answer"
     assert change_of(EndpointState.DARK, EndpointState.UP) == "answers again"
@@ -70,15 +73,36 @@ def test_the_pauses_grow_and_those_who_fail_together_count_as_one() -> None:
     assert (record.failures, record.may_try(7.0)) == (0, True)
 
 
-def test_after_the_end_of_a_server_that_drained_the_next_one_is_asked_for_without_the_pause_of_draining() -> None:
+def test_a_server_that_drained_is_asked_for_its_next_one_after_pauses_of_a_few_seconds() -> None:
     record = EndpointRecord()
-    for now in (0.0, 0.5, 1.0):  # it is looked for again and again
+    for now in (0.0, 0.5, 0.9):  # it is looked for again and again
         record.handle(EndpointEvent.DRAINS, now, doubling)
-    record.handle(EndpointEvent.RAISED, 1.5, doubling)  # its worlds go on, and may fail
-    assert (record.may_try(29.9), record.may_try(30.0)) == (False, True), "nobody sees its end: then it is asked"
-    for now in (2.0, 2.5):  # two of its worlds are lost
+    record.handle(EndpointEvent.RAISED, 0.95, doubling)  # its worlds go on, and may fail
+    assert (record.may_try(0.9), record.may_try(1.0)) == (False, True), "nobody sees its end: then it is asked"
+    pauses = []
+    for _ in range(6):
+        asked = record.retry_at
+        record.handle(EndpointEvent.GONE, asked, doubling)
+        pauses.append(record.retry_at - asked)
+    assert pauses == [2.0, 4.0, 5.0, 5.0, 5.0, 5.0]
+
+
+def test_the_worlds_that_a_drained_server_takes_with_it_count_as_one_failure() -> None:
+    record = EndpointRecord()
+    record.handle(EndpointEvent.GONE, 0.0, doubling)
+    record.handle(EndpointEvent.JOINED, 3.0, doubling)
+    record.handle(EndpointEvent.DRAINS, 3.0, doubling)
+    for now in (3.5, 3.6):
         record.handle(EndpointEvent.GONE, now, doubling)
-    assert (record.failures, record.retry_at) == (1, 4.0)
+    assert (record.failures, record.retry_at) == (1, 5.5), "what failed before it drained was another server"
+
+
+def test_only_an_endpoint_whose_server_drained_may_be_hurried() -> None:
+    for event, hurried in ((EndpointEvent.DRAINS, True), (EndpointEvent.GONE, False), (EndpointEvent.NO_ROOM, False)):
+        record = EndpointRecord()
+        record.handle(event, 0.0, doubling)
+        record.hurry(0.5)
+        assert record.may_try(0.5) is hurried, event
 
 
 def test_who_is_well_comes_first_and_the_last_to_fail_last() -> None:

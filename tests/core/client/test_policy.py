@@ -655,7 +655,7 @@ def test_a_move_is_a_line_for_a_server_which_says_why_and_its_planned_end_is_no_
     said = [record.getMessage() for record in caplog.records if "shuts down" not in record.getMessage()]
     assert said[0] == f"{new} is to take over 6 slots of {old}: it drains"
     assert f"no slot is left at {old}" in said
-    assert f"{old} has ended, after it drained" in said
+    assert f"{old} was shut down" in said
     assert len(said) < 6, said
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING and "ended" in r.getMessage()]
     assert "no longer answers" not in caplog.text
@@ -670,6 +670,84 @@ def test_a_move_off_a_server_whose_resets_fail_says_so(caplog: pytest.LogCapture
     plans = [record.getMessage() for record in caplog.records if "is to take over" in record.getMessage()]
     assert plans
     assert all(plan.endswith(": every reset fails there") for plan in plans)
+
+
+def restart(fleet: Fleet, server: Server, away: float, period: float) -> None:
+    """Drain a server for at most `period` seconds, as SIGTERM does, and start it again `away` seconds after its end."""
+    server.draining = True
+    end = fleet.now + period
+    while server.worlds and fleet.now < end:
+        fleet.advance(TICK)
+    fleet.stop(server)
+    fleet.advance(away)
+    server.up = True
+
+
+@pytest.mark.parametrize("away", [0.4, 3.0, 20.0, 100.0])
+@pytest.mark.parametrize(("servers", "between"), [(2, 0.4), (2, 7.0), (3, 0.4), (5, 2.0)])
+def test_a_fleet_is_restarted_one_server_after_the_other_without_a_lost_episode(
+    servers: int, between: float, away: float
+) -> None:
+    fleet = Fleet(servers, 2 * servers, 12)
+    fleet.advance(2.0)
+    for server in fleet.servers:
+        before = received(fleet)
+        restart(fleet, server, away, period=15.0)
+        fleet.advance(between)
+        assert all(after > count for after, count in zip(received(fleet), before, strict=True))
+    assert sum(member.remote.record.losses for member in fleet.members) == 0
+    fleet.advance(20.0)
+    assert spread(fleet) == [2] * servers
+
+
+@pytest.mark.parametrize("away", [20.0, 60.0, 300.0])
+def test_a_restarted_server_is_used_within_seconds_however_long_its_restart_took(away: float) -> None:
+    fleet = Fleet(2, 4, 12)
+    fleet.advance(2.0)
+    restart(fleet, fleet.servers[0], away, period=15.0)
+    assert fleet.attempts[fleet.servers[0].url] <= 8 + away / 2.5
+    fleet.advance(8.0)
+    assert spread(fleet)[0] > 0
+
+
+def test_a_server_that_drained_is_asked_at_once_when_the_last_other_one_is_killed() -> None:
+    fleet = Fleet(2, 4, 12)
+    fleet.advance(2.0)
+    restart(fleet, fleet.servers[0], 30.0, period=15.0)
+    fleet.stop(fleet.servers[1])
+    fleet.advance(1.0)
+    assert spread(fleet) == [4, 0]
+    assert all(member.episode in (*STEPPED, EpisodeState.ENDED) for member in fleet.members)
+
+
+def test_a_slot_of_a_list_is_back_within_seconds_after_a_long_restart() -> None:
+    fleet = Fleet(2, 2, 12, directory=False, spares=1)
+    fleet.advance(2.0)
+    before = urls(fleet)
+    for away in (20.0, 90.0):
+        restart(fleet, fleet.servers[0], away, period=15.0)
+        fleet.advance(8.0)
+        assert fleet.servers[0].worlds, "a spare stands by there again"
+        fleet.servers[2].draining = True
+        fleet.advance(5.0)
+        assert urls(fleet) == before
+        fleet.stop(fleet.servers[2])
+        fleet.servers[2].up = True
+        fleet.advance(8.0)
+    assert sum(member.remote.record.losses for member in fleet.members) == 0
+
+
+def test_a_planned_restart_is_told_in_two_lines(caplog: pytest.LogCaptureFixture) -> None:
+    fleet = Fleet(2, 4, 12)
+    fleet.advance(2.0)
+    with caplog.at_level(logging.WARNING, "bridge.core.client.slots.endpoint"):
+        restart(fleet, fleet.servers[0], 60.0, period=15.0)
+        fleet.advance(8.0)
+    told = [record.getMessage() for record in caplog.records if record.name == "bridge.core.client.slots.endpoint"]
+    assert [text.partition(":1 ")[2].partition(":")[0] for text in told] == [
+        "shuts down, and takes no further environments",
+        "was started again, and answers",
+    ]
 
 
 def test_a_slot_leaves_a_server_that_only_fails_for_one_that_had_been_dark() -> None:

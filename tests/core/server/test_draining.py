@@ -52,6 +52,20 @@ def test_a_client_is_told_and_goes_on_and_the_server_ends_once_it_has_left(trans
         server.wait()
 
 
+def test_who_comes_while_it_drains_is_not_told_to_look_for_the_server() -> None:
+    with serve_gym(long, limits=Limits(drain_timeout=600.0)) as server:
+        env = make_remote(server.url, timeout=20)
+        env.reset()
+        server.drain()
+        until(lambda: is_told(env))
+        with pytest.raises(errors.RemoteError, match="is stopping") as caught:
+            make_remote(server.url, timeout=20)
+        assert "no connection" not in str(caught.value)
+        assert "Is the server running" not in str(caught.value)
+        assert caught.value.unavailable, "wait_for_server waits for the next one"
+        env.close()
+
+
 def test_who_comes_while_it_drains_is_refused_and_may_ask_for_health() -> None:
     with serve_gym(long, limits=Limits(drain_timeout=600.0)) as server:
         env = make_remote(server.url, timeout=20)

@@ -133,7 +133,7 @@ LEAVES = (0.0, 0.3, 4.0, 100.0)
 CLOSES = (0.0, 1.0, 3.0, NEVER)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_server_ends_with_its_last_client_or_its_grace_and_gives_its_worlds_time_to_close(
     house: Any, number: int
 ) -> None:
@@ -153,17 +153,32 @@ def test_a_server_ends_with_its_last_client_or_its_grace_and_gives_its_worlds_ti
         assert server.process.abandoned_at == ended, "processes of worlds that do not close are given up"
 
 
-@pytest.mark.parametrize(("first", "second"), list(itertools.product([signal.SIGTERM, signal.SIGINT], repeat=2)))
-def test_a_second_signal_ends_the_process_at_once_whatever_is_under_way(house: Any, first: int, second: int) -> None:
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_a_second_signal_ends_a_drain_as_ctrl_c_stops_a_server(house: Any, first: int, second: int) -> None:
+    for closes in CLOSES:
+        server = house(100.0, closes)
+        with server.shutdown.handle_signals(60.0):
+            server.loop.on_signal(first)
+            server.run(3.0)
+            server.loop.on_signal(second)
+            assert server.run() == pytest.approx(3.0 + min(closes, INTERRUPT_TIMEOUT)), closes
+        assert server.drains == [60.0]
+
+
+@pytest.mark.parametrize("signals", [(signal.SIGINT, signal.SIGTERM), (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)])
+def test_a_signal_to_a_server_that_stops_already_ends_the_process_at_once(house: Any, signals: Any) -> None:
     for grace, closes, after in itertools.product((0.5, 60.0), CLOSES, (0.0, 0.25, 1.2)):
         server = house(100.0, closes)
         with server.shutdown.handle_signals(grace):
-            server.loop.on_signal(first)
+            *others, last = signals
+            for number in others:
+                server.loop.on_signal(number)
             if server.run(after) is not None:
                 continue  # it had ended by then
             with pytest.raises(Ended) as caught:
-                server.loop.on_signal(second)
-        assert caught.value.args == (128 + second,)
+                server.loop.on_signal(last)
+        assert caught.value.args == (128 + last,)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

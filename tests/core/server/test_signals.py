@@ -247,15 +247,47 @@ def test_a_drained_server_ends_as_soon_as_its_last_client_leaves(served: Any, ho
 @pytest.mark.parametrize(
     ("how", "second"), sampled(itertools.product(["run", "wait"], [signal.SIGTERM, signal.SIGINT]), 3)
 )
-def test_a_second_signal_ends_a_drain_at_once(served: Any, how: str, second: int) -> None:
+def test_a_second_signal_stops_a_server_that_drains_in_order(served: Any, how: str, second: int) -> None:
     server = served(how, grace=60.0)
-    with client(server):
+    with client(server) as env:
         server.send(signal.SIGTERM)
         wait_until_refused(server)
+        env.step(0)
         assert server.process.poll() is None
         server.send(second)
-        _, seconds = server.ended()
+        code, seconds = server.ended()
         assert seconds < AT_ONCE
+        assert code == 0
+        assert server.did("close")
+        with pytest.raises(RemoteError, match="the server was stopped"):
+            env.step(0)
+
+
+@every_way
+def test_sighup_drains_the_server(served: Any, how: str) -> None:
+    server = served(how)
+    with client(server) as env:
+        server.send(signal.SIGHUP)
+        wait_until_refused(server)
+        env.step(0)
+    code, _ = server.ended()
+    assert code == 0
+    assert server.did("close")
+
+
+def test_a_server_that_nohup_started_ignores_sighup(tmp_path: Path) -> None:
+    ignoring = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + SCRIPT
+    log = str(tmp_path / "log")
+    with server_process(ignoring, "run", "tests.thread_envs:ThreadTests/Recording-v0", log, "2.0") as (process, url):
+        env = make_remote(url, timeout=AFTER_ALL)
+        env.reset(seed=0)
+        process.send_signal(signal.SIGHUP)
+        for _ in range(3):
+            env.step(0)
+        env.close()
+        make_remote(url, timeout=AFTER_ALL).close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(AFTER_ALL) == 0
 
 
 @pytest.mark.slow

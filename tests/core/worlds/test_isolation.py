@@ -125,6 +125,64 @@ def test_what_one_environment_does_ends_its_world_alone_and_is_told(
     until(lambda: server.worlds == [])
 
 
+def told_failures(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what the server's log has told at level ERROR."""
+    return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize(
+    ("trick", "said"),
+    [
+        ("exit", "the environment's process ended with exit code 7 in step"),
+        ("segfault", "the environment's process ended by SIGSEGV in step"),
+        ("loop", "did not return from step within call_timeout=3 s"),
+    ],
+)
+def test_a_process_that_ends_is_logged_and_counted_as_a_failure(
+    isolated: Any, caplog: pytest.LogCaptureFixture, trick: str, said: str
+) -> None:
+    server = isolated(TrickEnv, limits=Limits(call_timeout=3.0), env_kwargs={"trick": trick})
+    env = make_remote(server.url)
+    for count in (1, 2):
+        env.reset(seed=1)
+        env.step(1)
+        env.step(1)
+        with pytest.raises(errors.RefusedError):
+            env.step(1)
+        assert server.status()["failures"] == count
+    env.close()
+    (line,) = told_failures(caplog)  # further ones of its kind are counted a minute
+    assert line.startswith("world=world-")
+    assert said in line
+
+
+def test_a_process_that_ends_while_nobody_waits_for_it_is_logged_and_counted_once(
+    isolated: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = isolated(TrickEnv)
+    env = make_remote(server.url)
+    env.reset(seed=1)
+    os.kill(env.call("pid"), signal.SIGKILL)
+    until(lambda: server.status()["failures"] == 1)
+    with pytest.raises(errors.RefusedError, match="SIGKILL"):
+        env.step(1)
+    env.close()
+    assert server.status()["failures"] == 1
+    assert "ended by SIGKILL (perhaps out of memory)" in told_failures(caplog)[0]
+
+
+def test_a_process_that_its_server_ends_is_no_failure(isolated: Any, caplog: pytest.LogCaptureFixture) -> None:
+    server = isolated(TrickEnv, limits=Limits(drain_timeout=0.1))
+    env, left = make_remote(server.url), make_remote(server.url)
+    env.reset(seed=1)
+    env.close()
+    until(lambda: len(server.worlds) == 1)
+    assert server.status()["failures"] == 0
+    server.stop()
+    left.close()
+    assert told_failures(caplog) == []
+
+
 def test_a_leak_ends_at_the_worlds_limit(isolated: Any) -> None:
     server = isolated(TrickEnv, limits=Limits(max_world_bytes=1_500_000_000, call_timeout=30.0))
     env = make_remote(server.url, env_kwargs={"trick": "leak"})
@@ -147,6 +205,7 @@ def test_a_construction_that_fails_is_told_and_leaves_no_world(isolated: Any, tr
     with pytest.raises(errors.RefusedError, match=said):
         make_remote(server.url, env_kwargs={"trick": trick, "where": "init"})
     assert server.worlds == []
+    assert server.status()["failures"] == 1
 
 
 def test_wrong_kwargs_are_answered_as_without_isolation(isolated: Any) -> None:

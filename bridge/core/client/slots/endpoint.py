@@ -13,7 +13,9 @@ while its worlds answer. Four kinds of trouble are told apart, because each ends
 
 A *draining* server has said that it takes no further worlds. Its worlds go on until it is gone, and it does not take
 that back: the next server at its URL is another one. Whose worlds have all left sees no connection end, so after a
-while it is asked.
+second it is asked. Who drains leaves in order, most often to be started again: until a world is joined there the
+endpoint has *ended*, which is no failure, and is asked every few seconds, however long the restart takes. It is asked
+at once where another one fails or drains: one after the other is how a fleet is restarted.
 
 An endpoint in trouble is tried again after pauses that double, by one world at a time: were all that are lost to try
 it at once, a black hole would hold up each of them, and a full server would refuse each of them.
@@ -38,6 +40,7 @@ from bridge.core.logs import LimitedLog
 from bridge.errors import Code, EnvironmentFailedError, PeerError, RefusedError, RemoteError, SettingError, shown_url
 
 __all__ = [
+    "LONGEST_RESTART_PAUSE",
     "TRANSITIONS",
     "EndpointEvent",
     "EndpointRecord",
@@ -58,6 +61,7 @@ class EndpointState(enum.Enum):
     FAILING = "failing"
     DARK = "dark"
     DRAINING = "draining"
+    ENDED = "ended"
     REFUSED = "refused"
 
     __hash__ = object.__hash__  # Enum's own is a Python function; each attempt goes through all endpoints
@@ -77,6 +81,7 @@ _TROUBLE_TEXTS = {
     EndpointState.FULL: "is full",
     EndpointState.FAILING: "answers, but its environment fails when it is made or reset",
     EndpointState.DRAINING: "shuts down, and takes no further environments",
+    EndpointState.ENDED: "was shut down",
     EndpointState.REFUSED: "answers, but refuses this client",
 }
 _UP_AFTER = {
@@ -86,6 +91,7 @@ _UP_AFTER = {
     EndpointState.FAILING: "answers, and its environment works again",
     EndpointState.DARK: "answers again",
     EndpointState.DRAINING: "was started again, and answers",
+    EndpointState.ENDED: "was started again, and answers",
     EndpointState.REFUSED: "accepts this client again",
 }
 
@@ -151,9 +157,16 @@ TRANSITIONS: Mapping[tuple[EndpointState, EndpointEvent], EndpointState] = {
     (_S.DRAINING, _E.OBSERVED): _S.DRAINING,
     (_S.DRAINING, _E.NO_ROOM): _S.DRAINING,
     (_S.DRAINING, _E.RAISED): _S.DRAINING,
-    (_S.DRAINING, _E.GONE): _S.DARK,
+    (_S.DRAINING, _E.GONE): _S.ENDED,
     (_S.DRAINING, _E.REFUSES): _S.DRAINING,
     (_S.DRAINING, _E.DRAINS): _S.DRAINING,
+    (_S.ENDED, _E.JOINED): _S.UP,
+    (_S.ENDED, _E.OBSERVED): _S.ENDED,  # of a world of the old server, which is still ending
+    (_S.ENDED, _E.NO_ROOM): _S.FULL,
+    (_S.ENDED, _E.RAISED): _S.FAILING,
+    (_S.ENDED, _E.GONE): _S.ENDED,  # not started yet, or still ending: then it refuses worlds
+    (_S.ENDED, _E.REFUSES): _S.REFUSED,
+    (_S.ENDED, _E.DRAINS): _S.DRAINING,
     (_S.REFUSED, _E.JOINED): _S.UP,
     (_S.REFUSED, _E.OBSERVED): _S.REFUSED,  # of a world that was there before
     (_S.REFUSED, _E.NO_ROOM): _S.FULL,
@@ -163,12 +176,16 @@ TRANSITIONS: Mapping[tuple[EndpointState, EndpointEvent], EndpointState] = {
     (_S.REFUSED, _E.DRAINS): _S.DRAINING,
 }
 
-# Seconds until it is asked whether there is another server at the URL of one that drains.
-_DRAINING = 30.0
+# Seconds until it is asked whether there is another server at the URL of one that drains, and the longest pause from
+# then on. A restart may take a second or minutes, and the next server may drain as soon as it is over.
+_DRAINING = 1.0
+LONGEST_RESTART_PAUSE = 5.0
+"""The longest pause between two attempts at an endpoint whose server drained, seconds."""
 # Pauses that are skipped until slots of a list try the server again that they have left: meanwhile they have another
 # one, and a try may cost a slot some resets that fail.
 _PAUSES_SKIPPED = 5
 _WELL = frozenset({_S.UNTRIED, _S.UP})
+_RESTARTING = frozenset({_S.DRAINING, _S.ENDED})
 _TROUBLE = frozenset({_E.NO_ROOM, _E.RAISED, _E.GONE, _E.REFUSES, _E.DRAINS})
 
 
@@ -199,6 +216,11 @@ class EndpointRecord:
     """The time from which on a world may be tried again."""
     trial_until: float = -math.inf
     """The time by which the one attempt under way will have ended; until then there is no other."""
+
+    def hurry(self, now: float) -> None:
+        """Allow an attempt at once, if the server drained; its pauses begin anew."""
+        if self.state in _RESTARTING:
+            self.failures, self.retry_at = 0, now
 
     def may_try(self, now: float) -> bool:
         """Tell whether a world may be tried there now."""
@@ -231,12 +253,14 @@ class EndpointRecord:
         # raises in each reset, is tried in growing pauses too. OBSERVED shows that all of it works.
         if event in _TROUBLE:
             if event is EndpointEvent.DRAINS:
-                self.retry_at = now + _DRAINING
+                # To leave in order is no failure to back off from, and those before it were of another server.
+                self.failures, self.retry_at = 0, now + _DRAINING
             # Else what fails now was tried together with what has failed before. Not so the end of a server that
             # drained: the next one may be at its URL in a moment.
             elif now >= self.retry_at or (before is EndpointState.DRAINING and event is EndpointEvent.GONE):
                 self.failures += 1
-                self.retry_at = now + pause(self.failures)
+                wait = pause(self.failures)
+                self.retry_at = now + (min(wait, LONGEST_RESTART_PAUSE) if self.state is _S.ENDED else wait)
             self.failed_at, self.trial_until = now, -math.inf
         elif self.state in _WELL and event is EndpointEvent.OBSERVED:
             self.failures, self.retry_at = 0, -math.inf
@@ -277,6 +301,8 @@ class Placement:
     def __init__(self, watch: EndpointWatch | ListedEndpoints, request_for: Callable[[Endpoint], WorldRequest]) -> None:
         self.watch = watch
         self.request_for = request_for
+        self.ended: set[str] = set()
+        """The keys of the endpoints whose servers drained, and are gone."""
         self._records: defaultdict[str, EndpointRecord] = defaultdict(EndpointRecord)
         # Of thousands of dead addresses nobody reads a line each.
         self._log = LimitedLog(__name__, burst=10, rate=1 / 30)
@@ -422,7 +448,14 @@ class Placement:
         before = record.state
         # The first success is no change.
         changed = record.handle(event, now, self._pause) and (before, record.state) != (_S.UNTRIED, _S.UP)
+        if changed:
+            (self.ended.add if record.state is EndpointState.ENDED else self.ended.discard)(key)
         back = changed and record.state is EndpointState.UP
+        if changed and before in _WELL and not back:
+            # There is one server less: where one drained a moment ago, it may be back before its pause is over.
+            for other in self._records.values():
+                if other is not record:
+                    other.hurry(now)
         # Of a list, which never changes, each slot tells by itself what it lost, and where it goes.
         if self.watch.pinned:
             return back
@@ -433,8 +466,10 @@ class Placement:
         # it is our own word.
         if back:
             self._log.warning("%s %s", shown_url(key), change_of(before, record.state))
-        elif changed and before is EndpointState.DRAINING:  # as it said it would: no trouble
-            self._log.info("%s %s", shown_url(key), change_of(before, record.state))
+        elif record.state is EndpointState.ENDED:
+            # The drain was told, and its end is what was to come.
+            if changed:
+                self._log.info("%s %s", shown_url(key), change_of(before, record.state))
         elif changed:
             self._log.warning("%s %s: %s", shown_url(key), change_of(before, record.state), why)
         return back

@@ -23,7 +23,7 @@ from typing import NamedTuple, TypeAlias
 
 from bridge.core.back_off import pause
 from bridge.core.client.endpoints import Endpoint
-from bridge.core.client.slots.endpoint import EndpointEvent, Load, Placement, event_of
+from bridge.core.client.slots.endpoint import LONGEST_RESTART_PAUSE, EndpointEvent, Load, Placement, event_of
 from bridge.core.client.slots.slot import EpisodeState, LinkState, Member, Reason, StandBy
 from bridge.core.client.world.client_session import ENDED_CODES
 from bridge.core.client.world.world_request import WorldRequest
@@ -157,6 +157,8 @@ class SlotPolicy:
         why = str(error)
         self.saw(member, event_of(error), now, why.partition("\n")[0])
         wait = pause(member.failures)
+        if (ended := self.placement.ended) and member.endpoint.key in ended:
+            wait = min(wait, LONGEST_RESTART_PAUSE)
         remote = member.remote
         member.retry_at = remote.record.lost(now, wait, why, url=remote.url, established=established)
 

@@ -18,7 +18,7 @@ from bridge.core.transport.messages import (
     MessageReader,
     TooLarge,
 )
-from bridge.core.transport.service import HELLO, METHOD, SERVICE, code_of_status, is_absent, remedy
+from bridge.core.transport.service import HELLO, METHOD, SERVICE, code_of_status, is_absent, is_stopping, remedy
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
 from bridge.version import __version__
 
@@ -80,6 +80,8 @@ def call_error(url: str, address: Address, code: int, details: str, *, answered:
     # grpcio says so where nobody listens, and a proxy whose server is away: the remedies for a missing server apply.
     if code == Code.UNAVAILABLE and not answered:
         text = f"no connection: {details}. {remedy(scheme, details)}"
+        if is_stopping(details):
+            text = f"refused: {details}"  # nothing is to be looked for on the way there
         return ConnectError(url, text, unavailable=is_absent(details))
     # Proxies cut a stream by RST_STREAM of any number, or end it without a status. That is a lost connection, which is
     # made again; a refusal would stand.

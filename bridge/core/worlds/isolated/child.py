@@ -19,6 +19,7 @@ from typing import Any
 from bridge.core.encoding import values
 from bridge.core.encoding.names import NAMES
 from bridge.core.encoding.properties import Property, PropertyTree
+from bridge.core.signals import leave_signals
 from bridge.core.worlds.base import environment_failure, failures_in
 from bridge.core.worlds.environment import Result
 from bridge.core.worlds.hosts import Host
@@ -76,9 +77,8 @@ def main(sock: socket.socket, recipe: bytes, factory: bytes | None, max_bytes: i
     """
     if hasattr(os, "setsid"):
         with contextlib.suppress(PermissionError):
-            os.setsid()  # Ctrl-C goes to the server, which ends this process in order
-    else:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+            os.setsid()  # so that `_end_group` ends what the environment has started, and nothing else
+    leave_signals()  # the server gets them too, and ends this process in order
     # A thread, because this one may be in a call that never returns, and so never see the end of the pipe.
     threading.Thread(target=_end_with_parent, args=(held,), name="bridge-isolated-watch", daemon=True).start()
     sock.setblocking(True)

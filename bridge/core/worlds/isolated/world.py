@@ -9,7 +9,6 @@ sends is unpickled here. `bridge.core.worlds.isolated.env` is the interface for 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import socket
@@ -21,7 +20,8 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from bridge.core.encoding import values
-from bridge.core.worlds.environment import Isolation, start_method
+from bridge.core.worlds.environment import Isolation
+from bridge.core.worlds.forkserver import process_context
 from bridge.core.worlds.isolated.child import LENGTH, main
 from bridge.core.worlds.isolated.program import Program
 from bridge.core.worlds.scheduling import PendingResult, Runtime, Timer
@@ -131,10 +131,7 @@ class WorldProcess:
     def _make_process(self, theirs: socket.socket, recipe: bytes, factory: bytes | None) -> Any:
         if self._isolation.own_program:
             return Program(theirs, recipe)
-        context: Any = multiprocessing.get_context(start_method())
-        if context.get_start_method() == "forkserver":
-            # Imported once by the forkserver, and not again in each process that it forks.
-            context.set_forkserver_preload(["bridge.core.worlds.isolated.child", "bridge.core.worlds.sources.source"])
+        context = process_context("bridge.core.worlds.isolated.child", "bridge.core.worlds.sources.source")
         arguments = (theirs, recipe, factory, self._isolation.max_world_bytes)
         process = context.Process(target=main, args=arguments, name=f"bridge-{self.name or 'default'}")
         process.start()
@@ -274,7 +271,7 @@ class WorldProcess:
     def abandon(self) -> None:
         """End the process at once: the event loop has ended, so nobody would hear of its end."""
         self._kill()
-        self._on_exit()
+        self._on_exit(abandoned=True)
 
     def _look_for_end(self) -> None:
         """Reap the process as soon as it has ended. Its pipe, which nobody else holds there, has ended already."""
@@ -284,7 +281,7 @@ class WorldProcess:
             else:
                 self._on_exit()
 
-    def _on_exit(self) -> None:
+    def _on_exit(self, *, abandoned: bool = False) -> None:
         """Reap the process, and tell everybody who waits for it."""
         if self._end is not None:
             return
@@ -302,6 +299,10 @@ class WorldProcess:
         self._runtime.processes.discard(self)
         # Before anybody is answered: `_over` and whoever asks next read it.
         self._end = self._killed or (Code.UNAVAILABLE, f"ended{_cause(code)}" + (f" in {where}" if where else ""))
+        # Here, and not with the request that it fails: an idle environment may crash too, one in real time is asked by
+        # nobody, and where several requests wait each is refused.
+        if not (self._closing or abandoned):
+            self._runtime.note_failure(self.name, f"the environment's process {self._end[1]}")
         self._stop_timer()
         # After `remove_reader`: the event loop cannot stop watching a file that is closed.
         self._sock.close()
