@@ -240,7 +240,7 @@ class GameEnvironment(EnvironmentProxy):
             self.times.reset.add(time.perf_counter() - began)
         self.asked = False
         self._rewards.clear()
-        self._observations = dict(news.observations)
+        self._observations, self._alive = dict(news.observations), tuple(news.alive)
         if self._several:
             return dict(news.observations), {name: news.infos.get(name, {}) for name in news.alive}, list(news.alive)
         return news.observations[ONE], dict(news.infos.get(ONE, {}))
@@ -257,6 +257,7 @@ class GameEnvironment(EnvironmentProxy):
         finally:
             self.times.step.add(time.perf_counter() - began)
         self._observations.update(news.observations)
+        self._alive = tuple(news.alive)
         rewards, self._rewards, self.step_frames = self._rewards, {}, news.frames
         if self._several:
             flags = (dict(news.terminated), dict(news.truncated))
@@ -282,8 +283,8 @@ class GameEnvironment(EnvironmentProxy):
 
     def _cut(self) -> News:
         """Return news of a round that is broken off."""
-        seen = self._observations
-        return News(self.read_at, 0, observations=dict(seen), truncated=dict.fromkeys(seen, True))
+        seen = {name: self._observations[name] for name in self._alive}
+        return News(self.read_at, 0, observations=seen, truncated=dict.fromkeys(seen, True))
 
     async def _next_news(self) -> News:
         """Wait for the program's next call."""

@@ -563,6 +563,13 @@ def test_info_and_bench_listen_for_a_server(scheme: str, capsys: pytest.CaptureF
         assert main(["check", url, "--token", "a", "--only", "D-1,D-9"]) == (0 if scheme == "ws" else 2)
 
 
+def test_the_help_of_check_says_which_servers_that_dial_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "listen://HOST:PORT, which waits --timeout seconds for a server that dials by WebSocket, without TLS" in said
+    assert "gymnasium-bridge check listen://" in said
+
+
 def test_info_says_that_nobody_has_dialed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "listen://127.0.0.1:0", "--timeout", "0.1"]) == 1
     assert "no server has dialed in within 0.1 s" in capsys.readouterr().err

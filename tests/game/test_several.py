@@ -8,8 +8,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from bridge import make_remote, serve_game
-from bridge.errors import ClosedError, Code, RefusedError, SettingError
+from bridge import Recording, make_remote, serve_game
+from bridge.errors import ClosedError, Code, RefusedError, RemoteError, SettingError
+from bridge.recording.episodes import load_episode
+from bridge.recording.reader import read_folder
 from tests.game.loops import ACTION, OBSERVATION
 from tests.support import until
 
@@ -252,3 +254,35 @@ def test_an_agent_that_joins_before_the_first_frame_of_a_round_plays_it_from_the
             goes.set()
             game.close()
             thread.join(20)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_game_that_is_closed_breaks_off_the_episodes_of_those_alone_who_still_play(process, wait, tmp_path):
+    steps = {name: [] for name in SPACES}
+    with duel(wait, blue=4, process=process, record=Recording(tmp_path, observations=True)) as game:
+
+        def play(name):
+            env = make_remote(game.game.url, agent=name, timeout=20)
+            try:
+                env.reset(seed=5)
+                while not steps[name] or not any(steps[name][-1][2:4]):
+                    steps[name].append(env.step(1))
+            except RemoteError:  # it was closed while no step was under way
+                pass
+            env.close()
+
+        threads = [threading.Thread(target=play, args=(name,)) for name in SPACES]
+        for thread in threads:
+            thread.start()
+        until(lambda: steps["blue"] and steps["blue"][-1][2])
+        game.game.close()
+        for thread in threads:
+            thread.join(20)
+    episode = read_folder(tmp_path).episodes()[-1]
+    assert episode.end in ("truncated", "closed")
+    assert episode.rewards.shape == (episode.length, 2)
+    ends = [load_episode(episode, agent=name).terminations.tolist() for name in ("red", "blue")]
+    assert not any(ends[0])
+    assert ends[1] == [False] * (len(ends[1]) - 1) + [True], "blue had ended before"
+    rows_of_blue = episode.stream.column("lane")[episode.own] == 1
+    assert rows_of_blue.sum() == 5, "a beginning and four steps"

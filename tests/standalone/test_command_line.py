@@ -63,6 +63,21 @@ def test_an_older_python_is_told_what_is_needed(python):
     ast.parse(f"{before}    pass\n", feature_version=(3, 4))
 
 
+@pytest.mark.parametrize(
+    ("there", "missing"), [([], "grpc"), (["grpc"], "numpy"), (["grpc", "numpy"], "google")], ids=str
+)
+def test_a_python_without_the_three_packages_is_told_what_installs_them(tmp_path, there, missing):
+    for name in there:
+        (tmp_path / f"{name}.py").write_text("")
+    # With `-S` no installed package is found.
+    command = [sys.executable, "-S", str(FILE), "CartPole-v1"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environment, check=False)
+    install = f"{sys.executable} -m pip install grpcio protobuf numpy"
+    assert done.stderr == f"No module named '{missing}': {install}\n"
+    assert done.returncode == 1
+
+
 def test_a_package_that_an_environment_lacks_is_named():
     """Also where a library raises an error of its own, as Gymnasium does without pygame."""
     said = "The server's Python has no module 'no_such_game': install the package that has it there."
