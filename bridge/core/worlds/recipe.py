@@ -108,7 +108,7 @@ class EnvRecipe:
                 )
             return cls(None, None, tuple(env), **options)
         raise SettingError(
-            "expected a Gymnasium id, an EnvSpec, a callable that returns an environment, or a list of ids; got "
+            "expected a Gymnasium id, an EnvSpec, a callable that makes a new environment, or a list of ids; got "
             f"{env!r:.80} of type {type(env).__name__}"
         )
 

@@ -18,7 +18,7 @@ from bridge.core.client.slots.resets import reset_settings
 from bridge.core.client.world.joined_world import JoinedWorld
 from bridge.core.client.world.remote import Remote
 from bridge.core.client.world.session_states import ClientState, StepAnswered
-from bridge.core.client.world.step_reader import Transition
+from bridge.core.client.world.steps import Transition
 from bridge.core.client.world.world_request import WorldInfo
 from bridge.core.encoding.message_form import MessageForm
 from bridge.core.keywords import grouped
@@ -226,7 +226,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
                 self._refuse_step()
             if world.answers is not None:
                 return self._step_ahead(world, action)
-            remote.send_step(world.write_action(action))
+            remote.send_step(world.writer.write_action(action))
             message, reader, _ = self._pool.wait(remote, StepAnswered, "to a step")
             return reader.read(message, remote.now())
         except BaseException as error:
@@ -240,7 +240,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
     def _step_ahead(self, world: JoinedWorld, action: Any) -> Transition:
         """Apply an action, and return the newest that Steps in flight have brought."""
         with self._pool.turn:
-            self._remote.send_step(world.write_action(action))
+            self._remote.send_step(world.writer.write_action(action))
             return self._await_step("to a step")
 
     def rollout(self, actions: Iterable[Any], *, window: int = 32) -> Iterator[RolloutStep]:

@@ -334,7 +334,7 @@ class Member:
     # What each step does, as `handle` would, in fewer calls
 
     def step(self, request: bytes, deadline: float) -> None:
-        """Send a Step that `JoinedWorld` wrote."""
+        """Send a Step that `StepWriter` wrote."""
         self.episode = EPISODES[self.episode, EpisodeEvent.STEP]
         self.deadline = deadline
         self.remote.record.steps_asked += self.lanes

@@ -413,6 +413,12 @@ class VectorPool(Pool):
             member.away_since = now
         self.policy.lost(member, event.error, now, established=event.established)
 
+    def abandon_question(self) -> None:
+        """Drop the answers to the question that are still to come: they must not be taken for those to the next one."""
+        question, self.question = self.question, None
+        for member in () if question is None else question.missing:
+            member.remote.abandon_questions()
+
     def _extend_deadlines(self, now: float) -> float:
         """If we did not poll for a while, extend the deadlines by the gap; return it."""
         # A process that stood still finds all deadlines over, though the answers may be here already.
