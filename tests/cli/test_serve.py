@@ -222,3 +222,13 @@ def test_what_is_wrong_in_a_policys_url_is_no_option(query: str, text: str, caps
     told = capsys.readouterr().err
     assert text in told
     assert "--t" not in told
+
+
+@pytest.mark.parametrize(
+    ("flag", "default"), [("--port PORT", "(default: 0)"), ("--host HOST", "(default: 127.0.0.1)")]
+)
+def test_the_short_help_tells_defaults(flag: str, default: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    (told,) = re.findall(rf"{flag} (.*?) --", shown)
+    assert told.endswith(default)
