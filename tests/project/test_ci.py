@@ -258,3 +258,22 @@ def test_make_alone_lists_the_targets() -> None:
         done.stdout
         == subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "network"),
+    [
+        ("NewConnectionError: Failed to establish a new connection: Connection refused", True),
+        ("NameResolutionError: Failed to resolve 'pypi.org'", True),
+        ("ERROR: numpy requires a different Python", False),
+    ],
+)
+def test_a_step_tells_a_line_once_and_that_the_network_is_missing_last(line: str, network: bool) -> None:
+    program = f"import sys; print({line!r}); print('the end'); print({line!r}); sys.exit(3)"
+    command = [sys.executable, STEP, "Installing", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    said = done.stderr.splitlines()
+    assert said[:2] == [line, "the end"]
+    assert len(said) == 2 + network
+    assert not network or said[2].startswith("The network, or a server in it, could not be reached")
