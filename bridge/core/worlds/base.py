@@ -21,6 +21,7 @@ import numpy as np
 from bridge.core.encoding.names import GYMNASIUM
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array, Spec, fill_tensor
+from bridge.core.logs import ADVICE, RESET_ADVICE
 from bridge.core.worlds.environment import Environment
 from bridge.core.worlds.resets import ResetBook, ResetOrder
 from bridge.core.worlds.scheduling import Scheduler
@@ -65,7 +66,7 @@ _CALLERS = (
 _FORMS = {"reset": "(observation, info)", "step": "(observation, reward, terminated, truncated, info)"}
 """What an environment returns."""
 _REMEDIES = {
-    "reset": "Fix its reset(). The next reset() calls it again, and may give it another seed or other options.",
+    "reset": RESET_ADVICE,
     "its construction": "Fix the environment.",
 }
 """What a client does about a failure, by where it was; elsewhere it begins a new episode."""
@@ -480,7 +481,7 @@ def environment_failure(where: str, error: BaseException, kind: str = "the envir
         error: What was raised.
         kind: The class of the environment, for the message.
     """
-    remedy = _REMEDIES.get(where, "Fix the environment, or call reset() to begin a new episode.")
+    remedy = _REMEDIES.get(where, ADVICE)
     trace = _misshapen_at(error)
     if trace is not None and where in _FORMS and _is_ours(error):
         returned = _described(trace, error)
