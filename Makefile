@@ -80,9 +80,24 @@ STEP = @PYTHONWARNINGS=ignore $(PYTHON) .ci/step
 CACHED = @PYTHONWARNINGS=ignore $(PYTHON) .ci/cached
 FORCE:
 
+# Lists the targets: what `make` alone does.
+.DEFAULT_GOAL := help
+.PHONY: help
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' $(firstword $(MAKEFILE_LIST))
+
+# Written for any Python, also for those that cannot run this package.
+CHECK_VERSION = import sys; sys.exit(None if sys.version_info >= (3, 10) else \
+	"Gymnasium Bridge needs Python 3.10 or newer, and " + sys.executable + " is Python " + sys.version.split()[0] + \
+	". Name a newer one: make demo PYTHON=python3.12")
+# Not empty where an older Python made the environment: it is made anew.
+OUTDATED := $(shell test ! -x $(BIN)/python || $(BIN)/python -c '$(CHECK_VERSION)' 2> /dev/null || echo outdated)
+
 # The other environments have no pip of their own, which would take 6 s each: this one installs into them.
 PIP = $(BIN)/python -m pip
-$(BIN)/pip:
+$(BIN)/pip: $(if $(OUTDATED),FORCE)
+	@$(PYTHON) -c '$(CHECK_VERSION)'
+	$(if $(OUTDATED),rm -rf $(VENV))
 	$(STEP) "Making the Python environment $(VENV)" $(PYTHON) -m venv $(VENV)
 	$(STEP) "Updating pip" $(PIP) install --upgrade pip
 

@@ -3,7 +3,7 @@
     python examples/ray_training.py --servers 4 --slots 64
 
 Servers may be killed, machines lost, and the fleet scaled meanwhile: slots move, and the loop goes on. It needs
-`pip install 'gymnasium-bridge[ray]'`, and connects to the cluster that this machine belongs to, or starts Ray here.
+`pip install -e '.[ray]'`, and connects to the cluster that this machine belongs to, or starts Ray here.
 """
 
 from __future__ import annotations

@@ -36,5 +36,6 @@ with serve_gym("CartPole-v1", fps=30, default_action=0, realtime=RealTime(max_ac
             frames = 0.0
     envs.close()
     print(f"{sum(lengths) + frames:g} frames passed while the agent decided {len(ages)} times")
-    print(f"episodes ended after {lengths} frames; the running one has {frames:g}")
+    ended = f"episodes ended after {lengths} frames" if lengths else "no episode ended"
+    print(f"{ended}; the running one has {frames:g} frames")
     print(f"observations were {1000 * np.median(ages):.1f} ms old, in the median; a frame takes 33.3 ms")

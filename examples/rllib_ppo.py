@@ -5,7 +5,7 @@
 Env runners then need neither the simulator nor what it depends on. A runner whose server is lost makes its environments
 anew, at servers that are there. RLlib 2.60 pins Gymnasium 1.2.2, with which this package works too:
 
-    pip install 'ray[rllib]' torch 'gymnasium-bridge[ray]'
+    pip install 'ray[rllib]' torch -e '.[ray]'    # in a clone of the repository
 """
 
 from __future__ import annotations

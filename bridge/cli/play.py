@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +32,10 @@ examples:
   gymnasium-bridge play "grpc://localhost:50051?world=" --role spectator
 """
 
+_NO_DISPLAY = (
+    "gymnasium-bridge play opens a window, and there is no display here; run it where there is one, or serve with "
+    "--web and play in a browser"
+)
 # Pixels of a line of text, and around the text.
 _LINE, _MARGIN = 20, 6
 
@@ -150,6 +155,18 @@ def _connect(arguments: argparse.Namespace) -> RemoteEnv:
         return RemoteEnv(arguments.url, **keywords)
 
 
+def _check_display(pygame: Any) -> None:
+    """Raise SettingError where nobody would see the window; a driver that the user names is taken as it is."""
+    if "SDL_VIDEODRIVER" in os.environ:
+        return
+    try:
+        pygame.display.init()
+    except pygame.error as error:
+        raise SettingError(f"{_NO_DISPLAY}: {error}") from None
+    if pygame.display.get_driver() in ("dummy", "offscreen"):  # SDL's last resort
+        raise SettingError(_NO_DISPLAY)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Play until Escape, the window's end, or `--frames`."""
     with needed("gymnasium-bridge play needs pygame", "play"):
@@ -160,6 +177,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     env = _connect(arguments)
     try:
+        _check_display(pygame)
         pygame.init()
         space = env.action_space
         meanings = known_names(env.spec, space)

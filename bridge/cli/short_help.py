@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -53,7 +54,10 @@ def _short(parser: argparse.ArgumentParser, usual: Collection[str], options: Map
     for flag in usual:
         given = dict(options[flag])
         if flag.startswith("-"):  # a positional argument is told in full
-            given["help"] = str(given["help"]).partition(". ")[0].partition("; ")[0]
+            whole = str(given["help"])
+            first = whole.partition(". ")[0].partition("; ")[0]
+            default = re.search(r" \(default: [^)]*\)$", whole)
+            given["help"] = first + default[0] if default and not first.endswith(default[0]) else first
         short.add_argument(flag, **given)
     short.add_argument("--help-all", action="store_true", help="all options")
     return short.format_help()

@@ -36,8 +36,8 @@ _OURS = "gymnasium-bridge["
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra: from the package index, and from a clone of the repository."""
-    return f"pip install 'gymnasium-bridge[{extra}]' (in a clone of the repository: pip install -e '.[{extra}]')"
+    """Return the command that installs an extra, in a clone of the repository: no package index has the package yet."""
+    return f"pip install -e '.[{extra}]' (in the folder of your clone of the repository)"
 
 
 @contextlib.contextmanager

@@ -16,9 +16,21 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["ADVICE", "LOOK", "FailureLog", "LimitedLog", "Progress", "SafeLog", "reason_of", "tell", "warn"]
+__all__ = [
+    "ADVICE",
+    "LOOK",
+    "RESET_ADVICE",
+    "FailureLog",
+    "LimitedLog",
+    "Progress",
+    "SafeLog",
+    "reason_of",
+    "tell",
+    "warn",
+]
 
 ADVICE = "Fix the environment, or call reset() to begin a new episode."
+RESET_ADVICE = "Fix its reset(). The next reset() calls it again, and may give it another seed or other options."
 """How the text ends that a client gets of an environment that raised; the log of the server is for others."""
 
 
@@ -160,7 +172,7 @@ class FailureLog:
             if len(self._counts) < _MOST_KINDS:
                 self._counts[kind] = 0
                 # Further lines are indented: what a client has sent must not look like a line of the log.
-                text = message.removesuffix(ADVICE).rstrip()
+                text = message.removesuffix(ADVICE).removesuffix(RESET_ADVICE).rstrip()
                 _failures.error("world=%s %s", world, text.replace("\n", "\n  "))
                 return
             kind = _FURTHER

@@ -38,6 +38,7 @@ def add_check_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     named: dict[str, Any] = {"metavar": "NAME=VALUE", "action": "append", "default": [], "type": _named_value}
     parser.add_argument(
         "url",
+        metavar="URL",
         help="grpc://HOST:PORT or ws://HOST:PORT, with the environment id as its path and settings as its query; or "
         "listen://HOST:PORT, which waits --timeout seconds for a server that dials by WebSocket, without TLS",
     )

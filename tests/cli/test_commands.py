@@ -284,3 +284,14 @@ def test_what_needs_a_feature_that_an_installation_lacks_says_so_and_the_rest_wo
     done = run("-c", program, f"bridge.{feature}", *LACKED[feature], cwd=tmp_path, bare=True)
     told = [f"this installation lacks bridge.{feature}, {words}" for words in LACKED[feature].values()]
     assert (done.stdout.splitlines(), done.stderr) == (told, "")
+
+
+@pytest.mark.parametrize("command", ["check", "info", "bench", "play", "health"])
+def test_every_command_calls_what_it_connects_to_by_the_same_word(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--help"]) == 0
+    usage, _, rest = capsys.readouterr().out.partition("\n\n")
+    assert "URL" in usage
+    assert not re.search(r"\burl\b", usage)
+    assert not re.search(r"^  url\b", rest, re.MULTILINE)

@@ -118,7 +118,7 @@ def test_without_matplotlib_there_is_no_picture_and_the_remedy_is_said(
     out = io.StringIO()
     module.conclude(Outcome(history, np.array([20.0]), 1.0, None), module.Screen(out))
     module.tell_picture(None, module.Screen(out))
-    assert "gymnasium-bridge[demo]" in out.getvalue()
+    assert "pip install -e '.[demo]'" in out.getvalue()
     assert "Not learned: below the 475" in out.getvalue()
 
 

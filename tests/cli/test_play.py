@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from bridge import serve_gym
 from bridge.cli import main, play
 from bridge.cli.play import Keyboard, describe, read_keys
 from bridge.testing import CountingEnv
+from tests.preloaded import run
 
 pygame = pytest.importorskip("pygame")
 
@@ -129,3 +133,16 @@ def test_the_diagnostics_are_shown() -> None:
         "action delay 5.0 ms   skipped 3   overruns 1",
         "ended: 9",
     ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is a display")
+def test_without_a_display_it_says_so_and_ends(tmp_path: Path) -> None:
+    hidden = {"DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"}
+    environment = {name: value for name, value in os.environ.items() if name not in hidden}
+    environment["XDG_RUNTIME_DIR"] = str(tmp_path)  # no socket of a compositor is there
+    with serve_gym(lambda: CountingEnv(7)) as server:
+        program = "import sys; from bridge.cli import main; sys.exit(main(sys.argv[1:]))"
+        done = run("-c", program, "play", server.url, "--frames", "5", env=environment, bare=True)
+    assert done.returncode == 2
+    assert "there is no display here" in done.stderr
+    assert "--web" in done.stderr

@@ -224,6 +224,16 @@ def test_what_is_wrong_in_a_policys_url_is_no_option(query: str, text: str, caps
     assert "--t" not in told
 
 
+@pytest.mark.parametrize(
+    ("flag", "default"), [("--port PORT", "(default: 0)"), ("--host HOST", "(default: 127.0.0.1)")]
+)
+def test_the_short_help_tells_defaults(flag: str, default: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    (told,) = re.findall(rf"{flag} (.*?) --", shown)
+    assert told.endswith(default)
+
+
 def test_bytes_and_seconds_take_units_and_an_error_names_them(capsys: pytest.CaptureFixture[str]) -> None:
     options = dict(serve_options())
     for flag, arguments in options.items():

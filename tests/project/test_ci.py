@@ -228,3 +228,52 @@ def test_the_checks_in_python_come_first_and_a_failure_hides_no_other_check(tmp_
     assert places[0] > 0
     assert "--keep-going check-python check-web check-calls" in done.stdout
     assert "npm install --silent" not in done.stdout
+
+
+@pytest.mark.parametrize("version", ["3.9.18", "3.6.9"])
+def test_make_says_which_python_it_needs_before_it_makes_anything(version: str, tmp_path: Path) -> None:
+    old = tmp_path / "python-old"
+    numbers = tuple(map(int, version.split(".")))
+    # Runs what it is given as this Python would, were it an older one.
+    old.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.version_info, sys.version = {numbers}, '{version} (old)'\n"
+        f"sys.executable = {str(old)!r}\n"
+        "assert sys.argv[1] == '-c', sys.argv\nexec(sys.argv[2])\n"
+    )
+    old.chmod(0o755)
+    made = tmp_path / "made"
+    command = ["make", "-s", "demo", f"PYTHON={old}", f"VENV={made}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    assert f"needs Python 3.10 or newer, and {old} is Python {version}" in done.stderr
+    assert "make demo PYTHON=" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not made.exists()
+
+
+def test_make_alone_lists_the_targets() -> None:
+    done = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert "make demo " in done.stdout
+    assert (
+        done.stdout
+        == subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "network"),
+    [
+        ("NewConnectionError: Failed to establish a new connection: Connection refused", True),
+        ("NameResolutionError: Failed to resolve 'pypi.org'", True),
+        ("ERROR: numpy requires a different Python", False),
+    ],
+)
+def test_a_step_tells_a_line_once_and_that_the_network_is_missing_last(line: str, network: bool) -> None:
+    program = f"import sys; print({line!r}); print('the end'); print({line!r}); sys.exit(3)"
+    command = [sys.executable, STEP, "Installing", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    said = done.stderr.splitlines()
+    assert said[:2] == [line, "the end"]
+    assert len(said) == 2 + network
+    assert not network or said[2].startswith("The network, or a server in it, could not be reached")

@@ -314,11 +314,11 @@ def test_what_needs_stable_baselines3_names_the_extra_without_it(name):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith(f"{name} needs Stable-Baselines3")
-    assert "pip install 'gymnasium-bridge[sb3]'" in done.stdout
+    assert "pip install -e '.[sb3]'" in done.stdout
 
 
 def test_what_to_install_is_worded_in_one_place():
-    worded = "pip install 'gymnasium-bridge["
+    worded = "pip install -e '.["
     assert [name for name in OURS if worded in source_of(name).read_text("utf-8")] == ["bridge.core.extras"]
 
 

@@ -288,7 +288,7 @@ class GrpcProtocol(ConnectionProtocol):
         # may use.
         if encoding not in _ENCODINGS.split(", "):
             text = f"the compression {encoding!r:.40} is none of {_ENCODINGS}"
-            remedy = "; zstd needs the extra gymnasium-bridge[zstd] on the server" if encoding == "zstd" else ""
+            remedy = "; zstd needs the extra `zstd` on the server" if encoding == "zstd" else ""
             raise RequestError(Code.UNIMPLEMENTED, text + remedy)
         if path != _PATH:
             self._open_side_call(stream, path)

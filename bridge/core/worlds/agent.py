@@ -331,7 +331,7 @@ class EnvAgent(Agent):
                 self.take_reward(reward)
                 self.terminated[...], self.truncated[...] = flags
         except Exception as error:
-            raise answer_to("step", error) from error
+            raise answer_to("step", error, self._facts.kind) from error
         if ended:
             self.world.episodes += 1
         return pb.TERMINATED if terminated else pb.INTERRUPTED if truncated else pb.RUNNING
@@ -367,7 +367,7 @@ class EnvAgent(Agent):
         except RequestError:
             raise
         except BaseException as error:
-            raise answer_to("reset", error) from error
+            raise answer_to("reset", error, self._facts.kind) from error
         self._scalars = None
         for array in (self.reward, self.terminated, self.truncated):
             array.fill(0)
@@ -384,7 +384,7 @@ class EnvAgent(Agent):
         except RequestError:
             raise
         except BaseException as error:
-            raise answer_to("step", error) from error
+            raise answer_to("step", error, self._facts.kind) from error
 
     def take_failures(self) -> Sequence[int]:
         """Tell which lanes failed in the last call of the environment, and have the server log why; return them."""

@@ -9,17 +9,19 @@ import abc
 import dataclasses
 import re
 import traceback
+import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import gymnasium
+import numpy as np
 
 from bridge.core.encoding.names import GYMNASIUM
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array, Spec, fill_tensor
-from bridge.core.logs import ADVICE
+from bridge.core.logs import ADVICE, RESET_ADVICE
 from bridge.core.worlds.environment import Environment
 from bridge.core.worlds.resets import ResetBook, ResetOrder
 from bridge.core.worlds.scheduling import Scheduler
@@ -55,11 +57,19 @@ OTHER_WORLD = "create another world, if the server has room for one (its limit i
 # Modules that call `reset` and `step` of environments and unpack what they return.
 _CALLERS = (
     "bridge.",
+    "gymnasium.core",
     "gymnasium.wrappers.",
     "gymnasium.vector.sync_vector_env",
     "gymnasium.utils.",
     "pettingzoo.utils.",
 )
+_FORMS = {"reset": "(observation, info)", "step": "(observation, reward, terminated, truncated, info)"}
+"""What an environment returns."""
+_REMEDIES = {
+    "reset": RESET_ADVICE,
+    "its construction": "Fix the environment.",
+}
+"""What a client does about a failure, by where it was; elsewhere it begins a new episode."""
 _FLAGS = ("discount", "terminated", "truncated")
 _PLAYER = re.compile(r"(agent|person)(:[^\x00-\x1f\x7f]{1,64})?")
 _EXPECTED_PLAYER = "agent or person, or one of them with a name of at most 64 characters as in person:Ann"
@@ -445,10 +455,11 @@ class failures_in:  # noqa: N801 - reads as `suppress` does
 
     Args:
         where: What the environment does, for the message.
+        kind: The class of the environment, for the message.
     """
 
-    def __init__(self, where: str) -> None:
-        self._where = where
+    def __init__(self, where: str, kind: str = "the environment") -> None:
+        self._where, self._kind = where, kind
 
     def __enter__(self) -> None:
         """Begin."""
@@ -456,30 +467,72 @@ class failures_in:  # noqa: N801 - reads as `suppress` does
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # A refusal of ours that passes through here has its code and words already.
         if error is not None and not isinstance(error, RequestError):
-            raise answer_to(self._where, error) from error
+            raise answer_to(self._where, error, self._kind) from error
 
 
-def environment_failure(where: str, error: BaseException) -> RequestError:
-    """Convert an exception of an environment to INTERNAL, with its traceback as text (D-2)."""
+def environment_failure(where: str, error: BaseException, kind: str = "the environment") -> RequestError:
+    """Convert an exception of an environment to INTERNAL, with its traceback as text (D-2).
+
+    What `reset` or `step` returned in another form than Gymnasium's is described, without a traceback: the failure is
+    that of whoever unpacked it.
+
+    Args:
+        where: What the environment did, for the message.
+        error: What was raised.
+        kind: The class of the environment, for the message.
+    """
+    remedy = _REMEDIES.get(where, ADVICE)
+    trace = _misshapen_at(error)
+    if trace is not None and where in _FORMS and _is_ours(error):
+        returned = _described(trace, error)
+        text = f"{where}() of {kind} returned {returned}, expected {_FORMS[where]}"
+        return RequestError(Code.INTERNAL, f"{text}\n{remedy}")
+    if isinstance(error, gymnasium.error.DependencyNotInstalled):  # its text says what to install
+        return RequestError(Code.INTERNAL, f"a package that {kind} needs is not installed where it runs: {error}")
     frames = traceback.format_exception(type(error), error, error.__traceback__)
-    form = "reset() gives (observation, info), step() (observation, reward, terminated, truncated, info). "
-    return RequestError(
-        Code.INTERNAL,
-        f"the environment raised {type(error).__name__} in {where}: {error}\n{''.join(frames)}"
-        f"{form if _is_misshapen(error) else ''}{ADVICE}",
-    )
+    # With its traceback, where an environment steps others: whose result it was is seen there.
+    form = "" if trace is None else f"reset() gives {_FORMS['reset']}, step() {_FORMS['step']}. "
+    text = f"the environment raised {type(error).__name__} in {where}: {error}\n{''.join(frames)}{form}{remedy}"
+    return RequestError(Code.INTERNAL, text)
 
 
-def _is_misshapen(error: BaseException) -> bool:
-    """True if whoever called an environment could not unpack what it returned."""
+def _misshapen_at(error: BaseException) -> types.TracebackType | None:
+    """Return where whoever called an environment could not unpack what it returned; None: the error is another one."""
     trace = error.__traceback__
     if trace is None or not isinstance(error, (TypeError, ValueError)) or "unpack" not in str(error):
-        return False
+        return None
     while trace.tb_next is not None:
         trace = trace.tb_next
     # By the code that raised it, and not by its text alone: environments unpack archives and tuples of their own. An
     # AsyncVectorEnv raises again what a lane raised in its process, so nothing is known there.
+    return trace if _is_caller(trace) else None
+
+
+def _is_caller(trace: types.TracebackType) -> bool:
     return str(trace.tb_frame.f_globals.get("__name__")).startswith(_CALLERS)
+
+
+def _is_ours(error: BaseException) -> bool:
+    """True if an error passed through nothing but code that calls environments, and through no environment's own."""
+    trace = error.__traceback__
+    while trace is not None and _is_caller(trace):
+        trace = trace.tb_next
+    return trace is None
+
+
+def _described(trace: types.TracebackType, error: BaseException) -> str:
+    """Return what could not be unpacked, for the message."""
+    names = trace.tb_frame.f_locals
+    if "result" not in names:  # in code of Gymnasium, or in the loop over lanes, which keeps no such name
+        counted = re.search(r"got (\d+)", str(error))
+        return f"{counted[1]} values" if counted else f"what cannot be unpacked ({error})"
+    result = names["result"]
+    if isinstance(result, np.ndarray):
+        return f"an ndarray of shape {result.shape}"
+    if isinstance(result, (tuple, list)):
+        kinds = ", ".join(type(part).__name__ for part in result[:8])
+        return f"a {type(result).__name__} of {len(result)} values ({kinds}{', …' if len(result) > 8 else ''})"
+    return "None" if result is None else f"one value of type {type(result).__name__}"
 
 
 def start_error(title: str, error: RequestError) -> SettingError | StartError:
@@ -497,8 +550,11 @@ def start_error(title: str, error: RequestError) -> SettingError | StartError:
     return StartError(text, (mark + rest).strip().rpartition("\n")[0])
 
 
-def answer_to(where: str, error: BaseException) -> RequestError:
-    """Convert an exception of an environment: FAILED_PRECONDITION for wrong use, else INTERNAL."""
+def answer_to(where: str, error: BaseException, kind: str = "the environment") -> RequestError:
+    """Convert an exception of an environment: FAILED_PRECONDITION for wrong use, else INTERNAL.
+
+    Its arguments are those of `environment_failure`.
+    """
     if isinstance(error, RequestError):
         return error
     if isinstance(error, (SettingError, UnsupportedSpaceError)):
@@ -509,7 +565,7 @@ def answer_to(where: str, error: BaseException) -> RequestError:
     # An environment without frames has not failed: `gymnasium.Env.render` raises this where a class has no other.
     if isinstance(error, NotImplementedError) and where == "render":
         return RequestError(Code.FAILED_PRECONDITION, "this environment has no frames to render")
-    return environment_failure(where, error)
+    return environment_failure(where, error, kind)
 
 
 def fill_observations(response: pb.StepResponse, observations: Mapping[int, Array]) -> None:

@@ -187,10 +187,12 @@ class Group:
         if not self.several:
             names, lane = self.ids, job.lane if self._by_lane else None
             if job.kind == "reset":
-                observation, info = await env.reset(seed=job.seed, options=job.options, lane=lane)
+                result = await env.reset(seed=job.seed, options=job.options, lane=lane)
+                observation, info = result
                 return dict.fromkeys(names, Transition(keep(observation), info=keep(info))), [*names]
             action = await default_action(next(iter(names))) if job.action is DEFAULT else job.action
-            observation, reward, terminated, truncated, info = await env.step(action, lane)
+            result = await env.step(action, lane)
+            observation, reward, terminated, truncated, info = result
             reward = reward if read_reward is as_typed else read_reward(reward)
             told = Transition(keep(observation), reward, bool(terminated), bool(truncated), keep(info))
             return dict.fromkeys(names, told), [] if terminated or truncated else [*names]

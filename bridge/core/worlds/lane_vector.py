@@ -337,7 +337,8 @@ class LaneVectorEnv(SyncLanes):
                 # A copy of the options: an environment may take out what it has read.
                 if options is not None:
                     given["options"] = kept(options) if options else {}
-                observation, info = self._callees[lane].reset(**given)
+                result = self._callees[lane].reset(**given)
+                observation, info = result
                 if checks:
                     observation = self._checked(observation, notes=self.notes)
                 # In the mode SAME_STEP the lane's info has the end of the episode before, too.

@@ -1,5 +1,6 @@
 """Values outside of an environment's declared spaces arrive as they are locally, or the client is warned once."""
 
+import contextlib
 import dataclasses
 import enum
 import os
@@ -348,8 +349,9 @@ def test_a_step_of_four_values_is_told_what_a_step_gives(lanes):
         envs = BlockingReset(make_vec_remote(server.url))
         envs.reset()
         error = envs.step(np.zeros(lanes, np.int64))[4]["error"][0]
-        assert "not enough values to unpack (expected 5, got 4)" in error
-        assert "step() (observation, reward, terminated, truncated, info)" in error
+        assert "step() of " in error
+        assert FORM in error
+        assert "Traceback" not in error
         assert "LinearReward" not in error
         envs.close()
 
@@ -361,7 +363,7 @@ class OldInnerInterface(gymnasium.Wrapper):
         super().__init__(gymnasium.wrappers.TimeLimit(OldInterface(), 5))
 
 
-FORM = "step() (observation, reward, terminated, truncated, info)"
+FORM = "expected (observation, reward, terminated, truncated, info)"
 
 
 @ISOLATION
@@ -369,23 +371,53 @@ FORM = "step() (observation, reward, terminated, truncated, info)"
 def test_a_single_environment_whose_step_gives_four_values_is_told_what_a_step_gives(make, isolation):
     with serve_gym(make, isolation=isolation) as server, make_remote(server.url) as remote:
         remote.reset()
-        with pytest.raises(EnvironmentFailedError, match="ValueError in step: not enough values to unpack") as caught:
+        with pytest.raises(EnvironmentFailedError, match=r"step\(\) of \w.* returned .*4 values") as caught:
             remote.step(0)
         assert FORM in str(caught.value)
+        assert "Traceback" not in str(caught.value)
 
 
 @ISOLATION
-def test_a_reset_that_gives_no_info_is_told_what_a_reset_gives(isolation):
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0, "one value of type int"),
+        (None, "None"),
+        (np.zeros(3, np.float32), "an ndarray of shape (3,)"),
+        ((0, 0.0, {}), "a tuple of 3 values (int, float, dict)"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("fps", [None, 1000.0])
+def test_a_reset_of_another_form_is_told_what_it_returned_and_what_a_reset_gives(value, said, isolation, fps):
     class OldReset(Scripted):
         def reset(self, *, seed=None, options=None):
-            return 0
+            return value
 
     with (
-        serve_gym(OldReset, isolation=isolation) as server,
+        serve_gym(OldReset, isolation=isolation, fps=fps) as server,
         make_remote(server.url) as remote,
-        pytest.raises(EnvironmentFailedError, match=r"reset\(\) gives \(observation, info\)"),
+        pytest.raises(EnvironmentFailedError) as caught,
     ):
         remote.reset()
+    assert f"returned {said}, expected (observation, info)" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_after_a_reset_that_raised_nobody_is_advised_just_to_reset(lanes):
+    class Locked(Scripted):
+        def reset(self, *, seed=None, options=None):
+            raise RuntimeError("the door is locked")
+
+    with (
+        serve_gym(Locked, num_envs=lanes) as server,
+        contextlib.closing(make_vec_remote(server.url, blocking=True)) as envs,
+        pytest.raises(EnvironmentFailedError, match="the door is locked") as caught,
+    ):
+        envs.reset()
+    assert "Fix its reset()." in str(caught.value)
+    assert "or call reset()" not in str(caught.value)
 
 
 class OwnErrors(Scripted):
@@ -433,10 +465,11 @@ def test_an_error_of_a_single_environments_own_code_names_neither_rewards_nor_a_
             remote.call("fail", failure)
     for caught, where in ((in_step, "step"), (in_call, "call of fail")):
         assert f"Error in {where}: " in str(caught.value)
+        assert "Traceback" in str(caught.value)
         assert "expected a number as" not in str(caught.value)
         assert "LinearReward" not in str(caught.value)
         # An environment that steps others of four values is told the form of these.
-        assert (FORM in str(caught.value)) is (failure == 4)
+        assert ("reset() gives (observation, info), step() (obs" in str(caught.value)) is (failure == 4)
 
 
 @pytest.mark.slow

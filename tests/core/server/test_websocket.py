@@ -699,7 +699,7 @@ def test_without_the_package_the_extra_is_named():
         "    except bridge.errors.SettingError as error:\n        print(error)\n"
     )
     done = run("-c", code, bare=True)
-    assert done.stdout.count("pip install 'gymnasium-bridge[web]'") == 2
+    assert done.stdout.count("pip install -e '.[web]'") == 2
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_what_is_no_compression_is_refused_with_words() -> None:
 def test_an_end_without_zstd_says_what_to_install() -> None:
     without = f"import sys; sys.modules[{ZSTD!r}] = None\n"  # as where it is not installed
     with server_process(without + SERVE, "CartPole-v1", fresh=True) as (_, url):
-        with pytest.raises(errors.RemoteError, match=r"gymnasium-bridge\[zstd\] on the server"):
+        with pytest.raises(errors.RemoteError, match=r"extra `zstd` on the server"):
             make_remote(url, compression="zstd", timeout=20)
         client = without + (
             "import bridge\nfrom bridge.core.transport.messages import encodings\nprint(encodings())\n"
@@ -142,7 +142,7 @@ def test_an_end_without_zstd_says_what_to_install() -> None:
         command = [sys.executable, "-c", client, url]
         said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert said.startswith("('deflate', 'gzip')\n")
-    assert "pip install 'gymnasium-bridge[zstd]'" in said
+    assert "pip install -e '.[zstd]'" in said
 
 
 @pytest.mark.parametrize("kind", KINDS)

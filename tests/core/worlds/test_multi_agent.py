@@ -275,7 +275,7 @@ def test_bridge_imports_without_pettingzoo():
         try:
             bridge.make_parallel_remote
         except ImportError as error:
-            assert "gymnasium-bridge[pettingzoo]" in str(error), error
+            assert "pip install -e '.[pettingzoo]'" in str(error), error
         else:
             raise SystemExit("it imported")
     """

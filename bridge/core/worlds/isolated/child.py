@@ -165,8 +165,8 @@ class _Child:
 
     def _reset(self, payload: bytes) -> bytes:
         lane, seed, options = values.decode(payload)
-        with failures_in("reset"):
-            host = self._hosted(lane)
+        host = self._hosted(lane)
+        with failures_in("reset", host.facts.kind):
             host.result = None
             host.result = result = host.reset(seed, options)
             # The one property that a reset may change, though it is known without the environment.
@@ -176,8 +176,8 @@ class _Child:
     def _step(self, payload: bytes) -> bytes:
         lane, packed = values.decode(payload)
         action = self._codecs[lane is not None].unpack_action(packed)
-        with failures_in("step"):
-            host = self._hosted(lane)
+        host = self._hosted(lane)
+        with failures_in("step", host.facts.kind):
             host.result = None
             host.result = result = host.step(action)
             return self._packed(lane, result)
