@@ -458,14 +458,16 @@ class failures_in:  # noqa: N801 - reads as `suppress` does
             raise answer_to(self._where, error) from error
 
 
-def environment_failure(where: str, error: BaseException) -> RequestError:
-    """Convert an exception of an environment to INTERNAL, with its traceback as text (D-2)."""
+def environment_failure(
+    where: str, error: BaseException, remedy: str = "Fix the environment, or call reset() to begin a new episode."
+) -> RequestError:
+    """Convert an exception of an environment to INTERNAL, with its traceback as text (D-2), and what to do next."""
     frames = traceback.format_exception(type(error), error, error.__traceback__)
     form = "reset() gives (observation, info), step() (observation, reward, terminated, truncated, info). "
     return RequestError(
         Code.INTERNAL,
         f"the environment raised {type(error).__name__} in {where}: {error}\n{''.join(frames)}"
-        f"{form if _is_misshapen(error) else ''}Fix the environment, or call reset() to begin a new episode.",
+        f"{form if _is_misshapen(error) else ''}{remedy}",
     )
 
 
