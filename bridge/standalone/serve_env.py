@@ -1446,7 +1446,11 @@ def main(arguments=None):
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     local = options.host in ("localhost", "::1") or options.host.startswith("127.")
     read = lambda path: path and pathlib.Path(path).read_bytes()  # noqa: E731
-    token = read(options.token_file).decode().strip() if options.token_file else options.token
+    try:
+        token = read(options.token_file).decode().strip() if options.token_file else options.token
+    except (OSError, ValueError) as error:  # whoever gives the token itself must not find it in a log
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise SystemExit(f"cannot read --token-file: {reason}. Expected the path of a file with the token") from None
     if options.token_file and not token:
         raise SystemExit(f"expected a token in {options.token_file}, which is empty")
     asks_for_one = not (token or local or options.insecure or options.tls_client_ca)

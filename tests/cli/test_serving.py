@@ -225,7 +225,7 @@ def test_the_printed_lines_connect_when_they_are_pasted() -> None:
     assert code == 0
     begins, ends = err.splitlines()
     assert " INFO draining: 1 client is left, until " in begins
-    assert " INFO drained: 1 client is still there, and cut off after " in ends
+    assert " WARNING drain timed out: 1 client is still there, and cut off after " in ends
 
 
 def test_the_printed_lines_connect_to_lanes_when_they_are_pasted() -> None:

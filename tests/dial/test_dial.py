@@ -364,6 +364,24 @@ def test_a_server_stops_soon_while_its_trainer_says_nothing() -> None:
 
 
 @pytest.mark.slow
+def test_a_name_that_two_servers_have_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> bool:
+        return any("the name twin is in use already" in message for message in caplog.messages)
+
+    with listening() as listener, dialing(listener, "twin"), dialing(listener, "other"):
+        until(lambda: names(listener) == ["other", "twin"])
+        envs = make_vec_remote(listener, num_envs=2, blocking=True)
+        envs.reset(seed=1)
+        assert not told()
+        with dialing(listener, "twin"):
+            until(told)
+        envs.close()
+    # Also where no trainer has taken either of them.
+    caplog.clear()
+    with listening() as listener, dialing(listener, "twin"), dialing(listener, "twin"):
+        until(told)
+
+
 def test_a_server_that_is_killed_loses_its_episodes_and_comes_back_under_its_name() -> None:
     with listening() as listener, dialing(listener, "stays"):
         with server_process(SERVE, f"grpc://127.0.0.1:{listener.port}", "goes") as (process, _):

@@ -33,6 +33,10 @@ from tests.standalone_server import DEADLINE, FILE, Output, standalone
         (["CartPole-v1", "--tls-key", "k.pem"], "both --tls-certificate and --tls-key"),
         (["CartPole-v1", "--env-kwargs", "gravity"], "KEY=VALUE"),
         (["CartPole-v1", "--token-file", os.devnull], "expected a token in"),
+        (
+            ["CartPole-v1", "--token-file", "f8c69f0d" * 8],
+            "cannot read --token-file: No such file or directory. Expected",
+        ),
         ([f"{OLD}:WalkOverGraphs"], "observation is a Graph, which this server does not serve"),
     ],
 )
@@ -41,6 +45,7 @@ def test_the_command_line_says_what_is_wrong(arguments, reason):
     assert done.returncode != 0
     assert reason in done.stderr, done.stderr
     assert "Traceback" not in done.stderr or "Graph" in done.stderr
+    assert "f8c69f0d" not in done.stderr
 
 
 @pytest.mark.parametrize("python", ["2.7", "3.5", "3.6"])

@@ -19,6 +19,7 @@ import gymnasium
 from bridge.core.encoding.names import GYMNASIUM
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array, Spec, fill_tensor
+from bridge.core.logs import ADVICE
 from bridge.core.worlds.environment import Environment
 from bridge.core.worlds.resets import ResetBook, ResetOrder
 from bridge.core.worlds.scheduling import Scheduler
@@ -458,9 +459,7 @@ class failures_in:  # noqa: N801 - reads as `suppress` does
             raise answer_to(self._where, error) from error
 
 
-def environment_failure(
-    where: str, error: BaseException, remedy: str = "Fix the environment, or call reset() to begin a new episode."
-) -> RequestError:
+def environment_failure(where: str, error: BaseException, remedy: str = ADVICE) -> RequestError:
     """Convert an exception of an environment to INTERNAL, with its traceback as text (D-2), and what to do next."""
     frames = traceback.format_exception(type(error), error, error.__traceback__)
     form = "reset() gives (observation, info), step() (observation, reward, terminated, truncated, info). "

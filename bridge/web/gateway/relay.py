@@ -44,6 +44,7 @@ class Relay:
         self._error: RequestError | None = None
         self.last_step: tuple[World, Agent, int] | None = None
         self.last_error = 0
+        self.last_reason = ""
         self.last_failure: str | None = None
 
     @property

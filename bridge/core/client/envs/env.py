@@ -21,7 +21,7 @@ from bridge.core.client.world.session_states import ClientState, StepAnswered
 from bridge.core.client.world.steps import Transition
 from bridge.core.client.world.world_request import WorldInfo
 from bridge.core.encoding.message_form import MessageForm
-from bridge.core.keywords import grouped
+from bridge.core.keywords import grouped, shown_number
 from bridge.core.logs import warn
 from bridge.core.transport.address import secret_url
 from bridge.core.transport.credentials import TLS
@@ -260,7 +260,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             AlreadyPendingError: Another rollout is under way, or `reset` ended this one.
         """
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-            raise SettingError(f"expected window to be a positive integer, got {window!r}")
+            raise SettingError(f"expected window to be a positive integer, got {shown_number(window)}")
         with self._conflicts:
             self._asked()
         # A generator's body begins with the first `next`: what is wrong is reported here, where the user made it.

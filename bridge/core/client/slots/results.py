@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv
 
 from bridge.core.client.slots.members import SlotMembers
 from bridge.core.client.slots.slot import EpisodeEvent, EpisodeState, Member, SlotState
-from bridge.core.client.slots.vector_pool import VectorPool
+from bridge.core.client.slots.vector_pool import TRUNCATED, VectorPool
 from bridge.core.client.world.remote import COUNTS, RemoteReport
 from bridge.core.client.world.session_states import StepAnswered
 from bridge.core.client.world.steps import Batch, BegunAnswer, StepReader
@@ -136,6 +136,8 @@ class Results:
             for member, _ in self._places:
                 member.handed()
             valid[:] = self.complete = self.plain = True
+            if pool.notes:
+                pool.tell_notes()
             return
         for member, rows in self._places:
             answer, start = member.answer, rows.start
@@ -180,6 +182,8 @@ class Results:
                 self._note_failures(member, start, info, answer.reader.failed)
             if stepped and not member.single and pool.lanes_leave:
                 self._leave(member, rows)
+        if pool.notes:
+            pool.tell_notes()
         self.complete = complete
 
     def _stack_answers(self) -> dict[int, StepAnswer]:
@@ -247,7 +251,7 @@ class Results:
             if self._tells:
                 member.lose_episodes(1)
                 first = reason.partition("\n")[0]
-                self._pool.log.warning("slot %d: episode truncated: %s", member.start + lane, first)
+                self._pool.note(f"{TRUNCATED}{first}", member.start + lane)
 
     def begin(self, begun: Results) -> None:
         """Take what episodes began with that were asked for in this very step."""
@@ -303,8 +307,9 @@ class Results:
             member.handle(EpisodeEvent.TOLD)
             member.lose_episodes(member.lanes)
             self.batch.truncations[rows] = True
-            what = "episode" if member.lanes == 1 else "episodes"
-            self._pool.log.warning("%s: %s truncated: %s", member.title, what, str(error).partition("\n")[0])
+            # Written here: a call for each slot that a server took along would be hundreds.
+            what = f"{TRUNCATED}{str(error).partition(chr(10))[0]}"
+            self._pool.notes.setdefault(what, []).extend(range(member.start, member.start + member.lanes))
 
     # Forms
 

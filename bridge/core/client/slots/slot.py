@@ -233,7 +233,7 @@ class Reason(enum.Enum):
     """Why a spare stands by."""
 
     NAMED = "the user named it, in case a slot loses its server"
-    LEAVE = "the server drains, or every reset fails there"
+    LEAVE = "slots have to leave the server"
     EVEN_OUT = "the server has more slots than others"
     GO_BACK = "slots of it are elsewhere, and it may be well again"
 

@@ -37,7 +37,7 @@ class FrameLoop(abc.ABC):
         catch_up: Seconds.
         autoreset: True if a lane begins its next episode by itself (U-4); else `ask_reset` begins each.
         rest_when_empty: True if the clock stands while no agent is in: a page that nobody looks at would play on for
-            nobody.
+            nobody. The last frame before it stands applies the default action.
 
     Raises:
         SettingError: A number is out of its range.
@@ -132,11 +132,20 @@ class FrameLoop(abc.ABC):
                 lane.asked, lane.busy = False, True
                 jobs.append(Job(index, lane.episode, "reset", seed=lane.seed, options=lane.options))
         if self._begin_frame(now):
+            late = False
             for index, lane in enumerate(self.lanes):
-                if lane.phase is Phase.RUNNING and not lane.busy:
-                    lane.busy = True
-                    jobs.append(Job(index, lane.episode, "step", action=self._choose(lane, now)))
+                if lane.phase is Phase.RUNNING:
+                    if lane.busy:
+                        late = True
+                    else:
+                        lane.busy = True
+                        jobs.append(Job(index, lane.episode, "step", action=self._choose(lane, now)))
+            if self._rests and not self.loop_agents and not late:
+                self._rest()
         return jobs
+
+    def _rest(self) -> None:
+        self._start = None  # `start` sets it anew, so that the frames of the rest are not made up for
 
     def _begin_frame(self, now: float) -> bool:
         """Count a frame, and those that are dropped, if one is due; return whether one is."""
@@ -249,8 +258,9 @@ class FrameLoop(abc.ABC):
                 if loop_agent.player:
                     # A robot must not go on with the last action of a client that died.
                     self.drop_action(lane)
-            if self._rests and not self.loop_agents:
-                self._start = None  # `start` sets it anew, so that the frames of the rest are not made up for
+            # Where episodes run, not before a frame has applied the default action: what a robot does last goes on.
+            if self._rests and not self.loop_agents and all(lane.phase is not Phase.RUNNING for lane in self.lanes):
+                self._rest()
 
     def ask_reset(self, index: int, seed: int | None = None, options: object = None) -> None:
         """Begin an episode of a lane; one that runs is cut off (U-9)."""
