@@ -6,6 +6,7 @@ newest action without waiting. What it took begins a frame of the world, as `bri
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -94,9 +95,18 @@ class _FramePacer(ProgramPacer, FramePacer):
         self.choose_again()
 
     def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
-        """Carry out an agent's Reset."""
+        """Carry out an agent's Reset. After an end it enters the round that has begun by itself, if that is new."""
+        if self._enters_new(loop_agent, asked):
+            asked = dataclasses.replace(asked, restart=False)
         self._env.asked = self._env.asked or (loop_agent.player and asked.restart)
         super().ask_reset(loop_agent, asked)  # type: ignore[safe-super]  # the clock beside it has it
+
+    def _enters_new(self, loop_agent: LoopAgent, asked: ResetRequest) -> bool:
+        """True if a Reset is the answer to the end of a round, after which the next one runs for a second at most."""
+        lane, (buffer,) = self.loop.lanes[0], loop_agent.buffers
+        plain = asked.seed is None and not asked.options
+        follows = 0 < buffer.entered == lane.episode - 1 and not buffer.closing
+        return plain and follows and (lane.phase is Phase.RESETTING or buffer.lane.length <= self.rate())
 
     def carry_out_reset(self) -> None:
         """Cut off what runs, as a ResetWorld ordered."""

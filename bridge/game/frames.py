@@ -112,3 +112,7 @@ class JointGameFrames(GameFrames, JointLoop):
     def _choose(self, lane: LoopLane, now: float) -> Any:
         actions = super()._choose(lane, now)
         return {name: actions[name] for name in self.alive}
+
+    def end_deserted(self) -> bool:
+        """Ask for a round once all players have left the one that runs; where none has asked for one, that goes on."""
+        return self.env.asked and super().end_deserted()

@@ -117,7 +117,7 @@ class Game:
 
         Args:
             observation: An element of the observation space, which is copied. Values of a Box may be of another dtype
-                that can be cast, such as float64 for float32.
+                that can be cast, such as float64 for float32; its bounds are not looked at.
             reward: What was earned since the last call, a number.
             terminated: Whether the round ended by itself, as where the player is dead.
             truncated: Whether it was broken off, as by a limit of time.
@@ -174,7 +174,8 @@ class Game:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception) and os.getpid() == self._process:
-            self._handover.close(environment_failure("its loop", error))
+            remedy = "The game has ended: fix its program, run it again, and connect again."
+            self._handover.close(environment_failure("its loop", error, remedy=remedy))
             self.server.stop(_GRACE)  # so that the Steps that come next are answered with its text
         else:
             self.close()

@@ -72,7 +72,8 @@ class GameSource:
 
     def made_by(self, settings: Settings) -> dict[str, object]:
         """Return what a recording says of the program."""
-        return {"env_id": "", "title": self.title, "entry_point": self.title, "num_envs": 1, "kwargs": {}}
+        made = {"env_id": "", "title": self.title, "entry_point": self.title, "num_envs": 1, "kwargs": {}}
+        return {**made, "own_loop": True}
 
     def describe(self) -> tuple[GameScreen, Any]:
         """Return what the program shows, and as an environment with its spaces; raises SettingError by the names."""

@@ -364,6 +364,11 @@ def _parallel(stream: RecordedStream, env: Any) -> ParallelRecipe:
 
 def _unknown(stream: RecordedStream) -> SettingError:
     entry_point, env_id = str(stream.header.get("entry_point") or ""), stream.header.get("env_id")
+    if stream.header.get("own_loop"):
+        return SettingError(
+            f"{stream.title!r} is a program with a loop of its own, which cannot be made again to be replayed; to see "
+            "its episodes, record frames: record=Recording(FOLDER, frames=True)"
+        )
     # Nobody can name a lambda, or a function inside another.
     module, _, name = (entry_point if entry_point and "<" not in entry_point else "MODULE:NAME").partition(":")
     of_script = module == "__main__"  # here that is this program

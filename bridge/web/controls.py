@@ -87,23 +87,42 @@ def default_keys(
     signs = "0123456789" if meanings is not None else "0123456789bcefghijklmnopqrtuvxyz"  # w, a, s, d are arrows
     keys = {frozenset({sign}): first + index for index, sign in enumerate(signs[:count])}
     if meanings is not None:
+        # Of names with the same arrows the plainest has them: LEFT, and not DASH LEFT.
+        plainest = sorted(range(count), key=lambda action: len(_words(meanings[action].upper())))
         others = list[int]()
-        for action, meaning in enumerate(meanings):
-            held = frozenset(_MEANINGS[word] for word in _words(meaning.upper()) if word in _MEANINGS)
-            if held:
+        for action in plainest:
+            held = _directions(meanings[action])
+            if held and held not in keys:
                 keys[held] = first + action
             elif not does_nothing(meanings, action):
                 others.append(action)
-        for action in others:
-            letters = (letter for letter in meanings[action].lower() if "a" <= letter <= "z")
+        own = dict[str, str]()
+        for action in sorted(others, key=lambda action: (bool(_directions(meanings[action])), action)):
+            # As FIRE is combined: where JUMP is an action, too, JUMP LEFT is its key and the arrow together.
+            held, rest = _directions(meanings[action]), _without_directions(meanings[action])
+            if held and rest in own and (both := held | {own[rest]}) not in keys:
+                keys[both] = first + action
+                continue
+            taken = "wasd" if held else ""  # which are arrows to many people
+            letters = (letter for letter in meanings[action].lower() if "a" <= letter <= "z" and letter not in taken)
             if (letter := next((letter for letter in letters if frozenset({letter}) not in keys), None)) is not None:
                 keys[frozenset({letter})] = first + action
+                own.setdefault(meanings[action].upper(), letter)
     elif count <= 4:
         order = ["left", "right"] if count <= 3 else ["left", "down", "right", "up"]
         if count == 3:
             order.insert(1 if default is None else int(default) - first, "")
         keys |= {frozenset({key}): first + action for action, key in enumerate(order[:count]) if key}
     return keys
+
+
+def _directions(meaning: str) -> frozenset[str]:
+    """Return the keys of the words of a meaning that are directions, or FIRE."""
+    return frozenset(_MEANINGS[word] for word in _words(meaning.upper()) if word in _MEANINGS)
+
+
+def _without_directions(meaning: str) -> str:
+    return " ".join(word for word in _words(meaning.upper()) if word not in _MEANINGS)
 
 
 def _words(meaning: str) -> list[str]:

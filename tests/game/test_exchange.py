@@ -323,3 +323,22 @@ def test_the_old_round_goes_on_truly_until_the_program_reads_that_another_begins
             until(lambda: (game.exchange(AT_START), game.begins, not thread.is_alive())[2])
         np.testing.assert_array_equal(told, [AT_START], "nothing of the old round")
         env.close()
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+def test_a_reset_after_an_end_enters_the_round_that_has_begun_by_itself_but_with_a_seed_begins_one(process, seed):
+    with walking(False, length=60, process=process) as walk:
+        env = make_remote(walk.game.url)
+        env.reset(seed=1)
+        until(lambda: (1, None) in walk.begun)
+        before = len(walk.begun)
+        for _ in range(3):
+            while not env.step(1)[2]:
+                pass
+            env.reset(seed=seed)
+        # After each end one begins by itself.
+        assert len(walk.begun) - before == (3 if seed is None else 6)
+        assert sum(begun == (seed, None) for begun in walk.begun[before:]) == 3
+        env.reset()  # in the midst of a round it asks for another one
+        until(lambda: len(walk.begun) > before + (3 if seed is None else 6))
+        env.close()

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from bridge import make_remote, serve_game
+from bridge.errors import SettingError
 from bridge.recording.episodes import load_episode
 from bridge.recording.reader import read_folder
+from bridge.recording.replay import verify
 from tests.game.loops import ACTION, OBSERVATION, check_recorded, walking
 from tests.support import until
 
@@ -95,3 +97,12 @@ def test_the_episode_of_a_closed_game_is_truncated_and_that_of_one_that_raised_h
     data = load_episode(episode)
     assert set(np.asarray(data.actions).tolist()) <= {0, 1}
     assert found, "the agent hears of it"
+    if errors:
+        said = str(found[0])
+        assert "the dragon has escaped" in said
+        assert "The game has ended" in said
+        assert "reset() to begin a new episode" not in said, "there is none"
+    with pytest.raises(SettingError, match="a program with a loop of its own") as refused:
+        verify(episode)
+    assert "record frames" in str(refused.value)
+    assert "--env" not in str(refused.value), "nothing can be named that makes it"

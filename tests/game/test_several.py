@@ -11,9 +11,11 @@ from gymnasium import spaces
 
 from bridge import Recording, make_parallel_remote, make_remote, serve_game
 from bridge.errors import ClosedError, Code, RefusedError, RemoteError, SettingError
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.recording.episodes import load_episode
 from bridge.recording.reader import read_folder
 from tests.game.loops import ACTION, OBSERVATION, in_thread
+from tests.peers import Stream
 from tests.support import until
 
 SPACES = {"red": (OBSERVATION, ACTION), "blue": (OBSERVATION, ACTION)}
@@ -415,3 +417,17 @@ def test_one_client_may_play_all_agents(process):
             assert frames == 6
         env.close()
         assert begun == [3, 4]
+
+
+@pytest.mark.parametrize("red", [1, 5])
+def test_who_has_ended_first_waits_for_the_next_round_while_the_one_at_hand_goes_on_without_players(process, red):
+    with duel(False, red=red, blue=40, process=process) as made:
+        stream = Stream(made.game.server).join(agent="red")
+        stream.ask(reset=pb.ResetRequest())
+        answers = [stream.ask(step=pb.StepRequest())]
+        until(lambda: len(made.begun) >= 2)  # at first, and for the Reset
+        began = len(made.begun)
+        while len(made.begun) < began + 2:  # two rounds, of which it asks for none
+            answers.append(stream.ask(step=pb.StepRequest()))
+        stream.close()
+        assert [answer.WhichOneof("payload") for answer in answers] == ["step"] * len(answers)

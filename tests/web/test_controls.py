@@ -170,6 +170,22 @@ def test_keys_by_digits_arrows_and_meanings():
     }
 
 
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [
+        ("NOOP,LEFT,RIGHT,DASH LEFT,DASH RIGHT", {"left": 1, "right": 2, "h": 3, "r": 4}),
+        ("DASH RIGHT,DASH LEFT,RIGHT,LEFT", {"left": 3, "right": 2}),
+        ("NOOP,LEFT,RIGHT,JUMP,JUMP LEFT,JUMP RIGHT", {"left": 1, "right": 2, "j": 3, "j left": 4, "j right": 5}),
+        ("KICK UP,UP,KICK", {"up": 1, "k": 2, "k up": 0}),
+        ("LEFT ENGINE,RIGHT ENGINE", {"left": 0, "right": 1}),
+    ],
+)
+def test_of_names_with_the_same_arrow_the_plainest_has_it_and_others_are_combined_or_have_a_letter(names, keys):
+    found = default_keys(spaces.Discrete(len(names.split(","))), names.split(","))
+    by_name = {" ".join(sorted(held)): action for held, action in found.items()}
+    assert {name: by_name.get(name) for name in keys} == keys
+
+
 def test_actions_of_minigrid_are_named_by_its_enum():
     pytest.importorskip("minigrid", reason="minigrid is not installed: pip install minigrid")
     found = json.loads(controls_of(gymnasium.make("MiniGrid-Empty-5x5-v0")))

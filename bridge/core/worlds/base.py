@@ -470,7 +470,9 @@ class failures_in:  # noqa: N801 - reads as `suppress` does
             raise answer_to(self._where, error, self._kind) from error
 
 
-def environment_failure(where: str, error: BaseException, kind: str = "the environment") -> RequestError:
+def environment_failure(
+    where: str, error: BaseException, kind: str = "the environment", remedy: str = ""
+) -> RequestError:
     """Convert an exception of an environment to INTERNAL, with its traceback as text (D-2).
 
     What `reset` or `step` returned in another form than Gymnasium's is described, without a traceback: the failure is
@@ -480,8 +482,9 @@ def environment_failure(where: str, error: BaseException, kind: str = "the envir
         where: What the environment did, for the message.
         error: What was raised.
         kind: The class of the environment, for the message.
+        remedy: What to do next; empty: as for an environment that goes on.
     """
-    remedy = _REMEDIES.get(where, ADVICE)
+    remedy = remedy or _REMEDIES.get(where, ADVICE)
     trace = _misshapen_at(error)
     if trace is not None and where in _FORMS and _is_ours(error):
         returned = _described(trace, error)
