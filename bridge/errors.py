@@ -32,8 +32,10 @@ Exceptions carry their fields, say themselves in `__str__`, and can be pickled.
 from __future__ import annotations
 
 import copy
+import difflib
 import enum
 import re
+from urllib.parse import unquote
 
 import gymnasium.error
 
@@ -107,8 +109,30 @@ class UsageError(BridgeError):
     """The caller misused something; the message says what was expected, what came and the remedy."""
 
 
+_PARAMETER = re.compile(r"(?<=[?&#])([^?&#=]+)=[^&#]+")
+_BARE = re.compile(r"(?<=[?&#])[^&#=]{16,}(?=[&#]|$)")
+"""A parameter without a name, as long as a token."""
+_SECRETS = ("token", "secret", "password", "bearer", "authorization")
+
+
+def _masked(parameter: re.Match[str]) -> str:
+    """Return a parameter of a URL, without its value where that is a secret, such as a token with a misspelled name."""
+    name = unquote(parameter[1]).lower()
+    if parameter[1].lower() == "token":  # left out with its name
+        return parameter[0]
+    held = any(secret in name for secret in _SECRETS) or difflib.get_close_matches(name, _SECRETS, 1, 0.75)
+    return f"{parameter[1]}=…" if held else parameter[0]
+
+
 def shown_url(url: str) -> str:
-    """Return a URL as messages show it: without its token, also that of a page's link, behind `#`."""
+    """Return a URL as messages show it: without its token, also that of a page's link, behind `#`.
+
+    Also left out is the value of a parameter whose name is nearly that of the token, and text that has no name and is
+    as long as a token: the URL may be shown because of just that mistake.
+    """
+    if "?" not in url and "#" not in url:
+        return url
+    url = _BARE.sub("…", _PARAMETER.sub(_masked, url))
     if "token=" not in url.lower():
         return url
     return re.sub(r"(?i)[?]token=[^&#]*(?:&|(?=#)|$)", "?", re.sub(r"(?i)[&#]token=[^&#]*", "", url)).rstrip("?")

@@ -3,6 +3,7 @@
     python deploy/grafana.py
 
 Every metric of `bridge.core.server.metrics.METRICS` has a panel: counters as rates, limits beside what they limit.
+Its title is short, and what exactly it shows is its description.
 """
 
 from __future__ import annotations
@@ -22,6 +23,15 @@ _LIMITED = {
 }
 """The gauges that have a limit, which is drawn in the same panel."""
 _UNITS = {"bridge_queued_bytes": "bytes", "bridge_charged_seconds_total": "percentunit", "bridge_step_seconds": "s"}
+_ROWS = {"Rates": ("counter", "histogram"), "State": ("gauge",)}
+_TITLES = {
+    "bridge_step_seconds": "Step latency",
+    "bridge_charged_seconds_total": "Charged processor time",
+    "bridge_build_info": "Servers by version",
+    "bridge_slots": "Slots in use",
+    "bridge_queued_bytes": "Queued memory",
+}
+"""The titles that a metric's name would not do for."""
 _QUANTILES = (0.5, 0.9, 0.99)
 _CHOSEN = '{job=~"$job",instance=~"$instance"}'
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -40,8 +50,32 @@ def dashboard() -> dict[str, Any]:
         "refresh": "10s",
         "time": {"from": "now-1h", "to": "now"},
         "templating": {"list": _variables()},
-        "panels": [_panel(number, metric) for number, metric in enumerate(shown)],
+        "panels": _panels(shown),
     }
+
+
+def _panels(shown: list[Metric]) -> list[dict[str, Any]]:
+    """Return the panels of metrics, in rows of panels of one kind."""
+    found: list[dict[str, Any]] = []
+    top = 0
+    for title, kinds in _ROWS.items():
+        found.append(
+            {
+                "id": len(found) + 1,
+                "type": "row",
+                "title": title,
+                "collapsed": False,
+                "gridPos": {"h": 1, "w": 24, "x": 0, "y": top},
+                "panels": [],
+                "targets": [],
+            }
+        )
+        metrics = [metric for metric in shown if metric.kind in kinds]
+        for at, metric in enumerate(metrics):
+            place = {"x": at % 3 * _WIDTH, "y": top + 1 + at // 3 * _HEIGHT}
+            found.append(_panel(len(found) + 1, metric, place))
+        top += 1 + -(-len(metrics) // 3) * _HEIGHT
+    return found
 
 
 def _variables() -> list[dict[str, Any]]:
@@ -63,15 +97,17 @@ def _variables() -> list[dict[str, Any]]:
     return found
 
 
-def _panel(number: int, metric: Metric) -> dict[str, Any]:
+def _panel(number: int, metric: Metric, place: dict[str, int]) -> dict[str, Any]:
     """Return the panel of a metric."""
+    name = metric.name.removeprefix("bridge_").removesuffix("_total").replace("_", " ").capitalize()
     per_second = " per second" if metric.kind == "counter" and metric.name not in _UNITS else ""
     return {
-        "id": number + 1,
+        "id": number,
         "type": "timeseries",
-        "title": f"{metric.text}{per_second}",
+        "title": f"{_TITLES.get(metric.name, name)}{per_second}",
+        "description": metric.text,
         "datasource": _DATASOURCE,
-        "gridPos": {"h": _HEIGHT, "w": _WIDTH, "x": number % 3 * _WIDTH, "y": number // 3 * _HEIGHT},
+        "gridPos": {"h": _HEIGHT, "w": _WIDTH, **place},
         "fieldConfig": {"defaults": {"unit": _UNITS.get(metric.name, "short"), "min": 0}, "overrides": []},
         "targets": [
             {"refId": "ABC"[at], "datasource": _DATASOURCE, "expr": expression, "legendFormat": legend}

@@ -125,12 +125,13 @@ def match(browser: Browser) -> None:
         for page in (ann, ben):
             page.keyboard.press("Enter")
         says(ann, "#announcement", "has begun")
-        play(ann, 5, "2", "1", "4", "3")
-        ann.keyboard.down("2")
+        play(ann, 5, "ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown")
+        ann.keyboard.down("ArrowRight")
         ann.wait_for_timeout(200)
         ann.screenshot(path=DOCS / "play-round.png")
-        ann.keyboard.up("2")
-        says(ben, "#match-over", "is over")
+        ann.keyboard.up("ArrowRight")
+        for page in (ann, ben):
+            says(page, "#match-over", "is over")
         ann.keyboard.press("Enter")
         says(ben, "#seats", "✓ ready")
         ben.wait_for_timeout(500)
@@ -250,6 +251,7 @@ def takeover(browser: Browser) -> None:
                 27: lambda: page.keyboard.up("ArrowLeft"),
                 28: lambda: page.keyboard.down("ArrowRight"),
                 38: lambda: page.keyboard.up("ArrowRight"),
+                46: lambda: page.click("#play"),
             }
             frames = []
             for number in range(64):

@@ -17,7 +17,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import gymnasium
 import numpy as np
@@ -322,6 +322,19 @@ class WeakNamed(Walk):
         self.x = self.x + len(self.named)
 
 
+class DropsWeak(Walk):
+    """Counts objects that are gone once it has dropped them."""
+
+    def make(self) -> None:
+        self.bodies = [WeakPart.Body() for _ in range(3)]
+        self.known = weakref.WeakSet(self.bodies)
+
+    def act(self, action: int) -> None:
+        if self.t == LATE and self.bodies:
+            self.bodies.pop()
+        self.x = self.x + len(self.known)
+
+
 class Waits(Walk):
     """Holds locks and what threads wait for."""
 
@@ -583,6 +596,35 @@ class LateByReset(LateByAlias):
         return self.resets % 3 == 2 and self.t == 5
 
 
+MOVES = [(0, 1), (1, 0), (1, 2)]
+
+
+class Kind(enum.Enum):
+    WALL = "wall"
+    FREE = "free"
+
+
+class ReadsTables(Walk):
+    """Looks into tables of its module and of its class for what it changes in its own."""
+
+    Number = TypeVar("Number")
+    ORDER: ClassVar[list[int]] = [2, 0, 1]
+    LINES: ClassVar[dict[str, list[int]]] = {"first": [0, 1], "other": [1, 2]}
+
+    def first(self, numbers: list[Number]) -> Number:
+        return numbers[0]
+
+    def begin(self) -> None:
+        self.grid, self.position, self.counts = np.zeros((3, 3)), [0, 0], dict.fromkeys(Kind, 0)
+
+    def act(self, action: int) -> None:
+        self.grid[self.ORDER[action], MOVES[action][0]] += MOVES[action][1]
+        self.grid[self.LINES["first" if action else "other"]] = self.ORDER[action]
+        self.position[MOVES[action][0]] += MOVES[action][1]
+        self.counts[Kind.WALL if action else Kind.FREE] += self.first(self.ORDER)
+        self.x = self.x + self.grid.sum() + self.position[0] + self.counts[Kind.WALL]
+
+
 # NumPy
 
 
@@ -756,15 +798,27 @@ class Errors(Walk):
 
 CURIOUS = [
     *(last_three, remembers, scaled, counted_in_closure, gained, shifted, numbers, yields, steps_replaced, of_buffer),
-    *(of_space, of_generator, of_list, DataSlots, WeakPart, WeakNamed, Waits, Gates, CountsReads, CountsLooks),
+    *(
+        of_space,
+        of_generator,
+        of_list,
+        DataSlots,
+        WeakPart,
+        WeakNamed,
+        DropsWeak,
+        Waits,
+        Gates,
+        CountsReads,
+        CountsLooks,
+    ),
     *(CountsWrites, Chained, OwnContainers, HoldsView, HoldsProxy, Queued, OfFlags, Distributed, StoresError, Within),
     *(Swaps, MovesBounds, Registers, NumbersItself, LateByAlias, LateByReset, Strided, Broadcast, Orders),
     *(NestedRecords, HalfDrawn, Families, ListedSeeds, OwnSeeds, OldSeeds, NamedGenerator, Polynomials, Errors),
-    *(Tallies, GlobalBits),
+    *(Tallies, GlobalBits, ReadsTables),
 ]
 RIGHT = [
     *(last_three, gained, shifted, DataSlots, CountsReads, CountsWrites, Chained, OwnContainers, OfFlags, Distributed),
     *(Swaps, MovesBounds, Broadcast, Orders, HalfDrawn, Families, ListedSeeds, OldSeeds, NamedGenerator, Polynomials),
-    Tallies,
+    *(Tallies, ReadsTables),
 ]
 """Those of them that are copied."""

@@ -65,7 +65,7 @@ HELPERS = {
     "tests/realtime_tools.py": (
         "remotes and sessions joined by a link in virtual time",
         """core.client.wire.connection core.client.world.session_states core.client.wire.poller core.client.world.remote
-        core.client.world.step_reader
+        core.client.world.steps
         core.client.world.world_request
         core.worlds.world""",
     ),

@@ -12,7 +12,7 @@ from bridge import RealTime
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.remote import Delivery, Remote
 from bridge.core.client.world.session_states import Event, Joined
-from bridge.core.client.world.step_reader import Batch
+from bridge.core.client.world.steps import Batch
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.worlds.world import EnvWorld
 from bridge.errors import Code

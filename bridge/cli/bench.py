@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from bridge.cli.program import OK, add_wait_option, positive
 from bridge.core.transport.credentials import add_credential_options, credential_keywords
@@ -74,12 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
     envs = make_vec_remote(urls, blocking=True, **held)
     try:
         worlds = [len(remote.slots) for remote in cast("BlockingReset", envs).remotes() if remote.slots]
-        latencies, episodes = _measure(envs, arguments.seconds, arguments.seed)
+        latencies, steps, episodes = _measure(envs, arguments.seconds, arguments.seed)
     finally:
         envs.close()
     total = latencies.sum()
     print(f"{' '.join(map(shown_url, arguments.urls))}: {_form(worlds)}")
-    print(f"  env steps/s  {len(latencies) * envs.num_envs / total:,.0f}")
+    print(f"  env steps/s  {steps / total:,.0f}  (without the {len(latencies) * envs.num_envs - steps:,} resets)")
     print(f"  steps/s      {len(latencies) / total:,.0f}  ({len(latencies):,} in {total:.2f} s)")
     shares = (50, 90, 99, 100)
     points = np.percentile(latencies, shares) * 1000
@@ -100,19 +100,22 @@ def _form(worlds: Sequence[int]) -> str:
     return f"{count} environments, {len(worlds)} worlds{lanes}"
 
 
-def _measure(envs: VectorEnv[Any, Any, Any], seconds: float, seed: int) -> tuple[np.ndarray[Any, Any], int]:
-    """Return the seconds that each step took, and how many episodes ended."""
+def _measure(envs: VectorEnv[Any, Any, Any], seconds: float, seed: int) -> tuple[np.ndarray[Any, Any], int, int]:
+    """Return the seconds that each step took, how many steps environments made, and how many episodes ended."""
     envs.reset(seed=seed)
     envs.action_space.seed(seed)
     actions = [envs.action_space.sample() for _ in range(_ACTIONS)]
     for action in actions[:3]:  # the first steps of anything are slow
-        envs.step(action)
+        _, _, terminations, truncations, _ = envs.step(action)
+    # A lane whose episode has ended is reset by its next step, which steps nothing.
+    resets_next = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
     latencies: list[float] = []
-    episodes = 0
+    steps = episodes = 0
     now = shown = time.perf_counter()
     end = now + seconds
     while now < end:
         before = now
+        steps += envs.num_envs - (int((terminations | truncations).sum()) if resets_next else 0)
         _, _, terminations, truncations, _ = envs.step(actions[len(latencies) % _ACTIONS])
         now = time.perf_counter()
         latencies.append(now - before)
@@ -122,4 +125,4 @@ def _measure(envs: VectorEnv[Any, Any, Any], seconds: float, seed: int) -> tuple
             print(f"\r\x1b[K{end - now:.0f} s to go, {len(latencies):,} steps", end="", file=sys.stderr, flush=True)
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-    return np.array(latencies), episodes
+    return np.array(latencies), steps, episodes

@@ -29,7 +29,7 @@ from typing import TextIO
 from bridge.core.extras import has_feature, says_what_to_install
 
 __all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "PROGRAM", "USAGE", "clean", "main", "make_parser"]
-__all__ += ["add_wait_option", "positive", "positive_int", "say", "table"]
+__all__ += ["add_wait_option", "bytes_count", "positive", "positive_int", "say", "seconds", "table"]
 
 PROGRAM = "gymnasium-bridge"
 """The program's name in what it prints; `bridge` is installed too, and is also a command of iproute2."""
@@ -179,7 +179,10 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         spelled = list(arguments.spelled.values())
         close = [near for word in unknown for near in difflib.get_close_matches(word.partition("=")[0], spelled, 1)]
         hint = f"; did you mean {' and '.join(close)}?" if close else ""
-        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        secret = any(word in option for option in close for word in ("token", "key"))
+        # The value of a misspelled --token would be in the logs of whoever started this.
+        shown = [word.partition("=")[0] for word in unknown if word.startswith("-")] if secret else unknown
+        arguments.parser.error(f"unrecognized arguments: {' '.join(shown)}{hint}")
     return arguments
 
 
@@ -280,9 +283,16 @@ def explain(error: Exception, debug: bool, spelled: Mapping[str, str] = MappingP
     """
     from bridge.errors import BridgeError, EnvironmentFailedError
 
-    text = " ".join(str(error).split()) if not isinstance(error, EnvironmentFailedError) else str(error).split("\n")[0]
-    if isinstance(error, (BridgeError, OSError)):
+    said = str(error)
+    if not debug:  # of a server that failed: it would be a line of a thousand characters
+        said = said.partition("\nTraceback (most recent call last)")[0]
+    text = " ".join(said.split()) if not isinstance(error, EnvironmentFailedError) else str(error).split("\n")[0]
+    if isinstance(error, BridgeError):
         return in_options(text, spelled)
+    if isinstance(error, OSError):
+        from bridge.core.logs import reason_of
+
+        return in_options(" ".join(reason_of(error).split()), spelled)
     hint = "" if debug else " (--debug shows where)"
     return f"unexpected {type(error).__name__}: {text}{hint}"
 
@@ -333,6 +343,37 @@ def positive(text: str) -> float:
     if not 0.0 < value <= 1e6:
         raise argparse.ArgumentTypeError(f"expected a positive number, at most a million, got {text!r}")
     return value
+
+
+class _NoQuantityError(argparse.ArgumentTypeError, ValueError):
+    """A text that is no number of seconds or bytes."""
+
+
+_QUANTITY = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "k": 2**10, "m": 2**20, "g": 2**30}
+_BYTES.update(kib=2**10, mib=2**20, gib=2**30)
+
+
+def seconds(text: str) -> float:
+    """Read seconds, such as `90`, `1.5` or `10m`, for `add_argument(type=…)`."""
+    with contextlib.suppress(ValueError):
+        return float(text)  # also what is out of range, of which the keyword's own error says more
+    found = _QUANTITY.fullmatch(text)
+    if found is None or found[2].lower() not in _SECONDS:
+        raise _NoQuantityError(f"expected seconds, such as 90, 1.5, 500ms, 10m or 2h, got {text!r}")
+    return float(found[1]) * _SECONDS[found[2].lower()]
+
+
+def bytes_count(text: str) -> int:
+    """Read a number of bytes, such as `1000000`, `64MiB` (also `64M`) or `600MB`, for `add_argument(type=…)`."""
+    with contextlib.suppress(ValueError):
+        return int(text)
+    found = _QUANTITY.fullmatch(text)
+    size = None if found is None or found[2].lower() not in _BYTES else float(found[1]) * _BYTES[found[2].lower()]
+    if size is None or size != int(size):
+        raise _NoQuantityError(f"expected bytes, such as 1000000, 512KiB, 64MiB (or 64M) or 2GB, got {text!r}")
+    return int(size)
 
 
 def add_wait_option(parser: argparse.ArgumentParser) -> None:

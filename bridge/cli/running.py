@@ -15,7 +15,7 @@ from typing import TypeVar
 from bridge.cli.program import OK
 from bridge.core.server.core_server import SWITCH_INTERVAL, CoreServer
 from bridge.core.signals import sigterm_as_interrupt
-from bridge.errors import SettingError
+from bridge.core.transport.credentials import file_error, shown_file
 
 __all__ = ["add_running_options", "read_key", "run_server", "server_logging", "stop_on_eof"]
 
@@ -98,8 +98,8 @@ def read_key(path: Path | None) -> bytes | None:
         return None
     try:
         return path.read_bytes().strip()
-    except OSError as error:
-        raise SettingError(f"cannot read the key file {path}: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:
+        raise file_error(f"the key file {shown_file(path)}", error) from None
 
 
 def stop_on_eof(stop: Callable[[float], None]) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bridge.cli.hints import connecting_lines, joining_url
-from bridge.cli.program import OK, say
+from bridge.cli.program import OK, bytes_count, say, seconds
 from bridge.cli.running import add_running_options, read_key, run_server, server_logging, stop_on_eof
 from bridge.cli.short_help import add_short_help
 from bridge.cli.target import ENV_HELP, Target, find_policies, find_target
@@ -50,7 +50,7 @@ SERVED_AT = " served at "
 """In the first line of output: what stands between the environment and its URLs, which are separated by spaces."""
 _OTHER_WAYS = {"perlert": "bridge.perlert.serve_command"}
 """The features that serve in another way than by gRPC, each with the `OtherWay` that it has."""
-_READ = {"int": int, "float": float, "str": str}
+_READ: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
 _PATH = "str | None"
 """How a command line gives a PEM file."""
 _SECTIONS = {
@@ -265,8 +265,12 @@ def _option(name: str, keyword: _Keyword, known: Mapping[str, _Keyword]) -> dict
     if kind == "bool":
         return {**options, "action": argparse.BooleanOptionalAction if default else "store_true"}
     if kind in _READ:
-        metavar = _METAVARS.get(name, {"int": "N", "float": "X"}.get(kind, "FILE"))
-        return {**options, "type": _or_none(_READ[kind]) if "None" in annotation else _READ[kind], "metavar": metavar}
+        read, metavar = _READ[kind], _METAVARS.get(name, {"int": "N", "float": "X"}.get(kind, "FILE"))
+        if kind == "int" and name.endswith("_bytes"):
+            read, metavar = bytes_count, "BYTES"
+        elif kind == "float" and re.search(r"\bseconds\b", keyword.text, re.IGNORECASE):
+            read, metavar = seconds, "SECONDS"
+        return {**options, "type": _or_none(read) if "None" in annotation else read, "metavar": metavar}
     if kind == "Mapping":
         return {**options, "nargs": "+", "metavar": "KEY=VALUE", "action": "extend"}
     return None

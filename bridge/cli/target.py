@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import importlib
 import inspect
 import os
@@ -140,8 +141,12 @@ def _find(item: str) -> str | Target:
     if not colon:
         return name
     module = _import(module_name, item)
-    if name in gymnasium.registry or not all(part.isidentifier() for part in name.split(".")):
+    if not name:
+        raise SettingError(f"expected MODULE:NAME, got {item!r} without a name; {_EXPECTED}")
+    if name in gymnasium.registry or fnmatch.filter(gymnasium.registry, name):
         return name
+    if not all(part.isidentifier() for part in name.split(".")):
+        return item  # no id either: the error names it as it was written
     found = _look_up(module, name, item)
     if inspect.ismodule(found):
         if not any(callable(getattr(found, maker, None)) for maker in ("parallel_env", "env")):
@@ -166,7 +171,7 @@ def _look_up(module: types.ModuleType, name: str, item: str) -> Any:
         return importlib.import_module(submodule)
     except ImportError as error:
         if error.name is not None and submodule.startswith(error.name):
-            close = " or ".join(f"{module.__name__}:{each}" for each in similar_ids(name))
+            close = " or ".join(similar_ids(f"{module.__name__}:{name}"))
             hint = f". Did you mean {close}? Expected: " if close else "; "
             raise SettingError(f"the module {module.__name__} has no {name!r}{hint}{_EXPECTED}") from error
         raise _missing(item, error) from error

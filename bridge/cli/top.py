@@ -155,7 +155,8 @@ class _TableOutput:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave the last table on the screen."""
-        self._live.stop()
+        if sys.stdout.isatty():
+            self._live.stop()
 
     def show(self, snapshot: Snapshot) -> None:
         """Draw what there is now."""
@@ -164,7 +165,11 @@ class _TableOutput:
             lines = sum(-(-len(problem) // width) for problem in _problems(snapshot, snapshot.servers))
             self._live.update(render(snapshot, max(1, height - _FRAME - lines), width), refresh=True)
         else:
-            self._console.print(render(snapshot), "")
+            with self._console.capture() as printed:
+                self._console.print(render(snapshot))
+            # A table fills its lines with blanks, which in a file are only bytes.
+            for line in [*printed.get().splitlines(), ""]:
+                say(line.rstrip())
 
 
 def render(snapshot: Snapshot, rows: int | None = None, width: int | None = None) -> Any:
@@ -253,13 +258,15 @@ def _summary(snapshot: Snapshot) -> list[str]:
     servers = f"{total['serving']} of {total['servers']} servers serve"
     for state, count in Counter(row.state for row in snapshot.servers if row.state != "serving").items():
         servers += f", {count} {state}"
-    slots = f"{total['slots_used']:,}" if total["slots"] is None else f"{total['slots_used']:,} of {total['slots']:,}"
+    # Of servers none of which says how much it can carry there is no number, nor where none serves.
+    known = total["slots"] is not None and total["serving"]
+    slots = f"{total['slots_used']:,} of {total['slots']:,}" if known else f"{total['slots_used']:,}"
     failures = f", {total['failures']:,} failures" if total["failures"] else ""
     rate = total["steps_per_second"]
     return [
         servers,
         f"{total['worlds']:,} worlds, {slots} slots used, {total['episodes']:,} episodes{failures}",
-        "" if rate is None else f"{rate:,.0f} steps/s  {_bars(snapshot.history)}",
+        *([] if rate is None else [f"{rate:,.0f} steps/s  {_bars(snapshot.history)}".rstrip()]),
     ]
 
 

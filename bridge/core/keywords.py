@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from bridge.errors import ConnectError, RefusedError, RemoteTimeoutError, SettingError, UsageError
 
 __all__ = ["by_name", "check_counts", "flat_names", "group_classes", "grouped", "grouped_class", "unknown_keyword"]
-__all__ += ["with_texts"]
+__all__ += ["shown_number", "with_texts"]
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -164,7 +164,14 @@ def check_counts(**numbers: Any) -> None:
     """Raise SettingError where the value of a keyword is no positive integer."""
     for name, value in numbers.items():
         if type(value) is not int or value < 1:
-            raise SettingError(f"expected {name} to be a positive integer, got {value!r}")
+            raise SettingError(f"expected {name} to be a positive integer, got {shown_number(value)}")
+
+
+def shown_number(value: Any) -> str:
+    """Return a value that is no int as messages show it: one of NumPy is not to look like the int that was expected."""
+    made = f"; give int({value})" if hasattr(value, "__index__") and not isinstance(value, (int, bool)) else ""
+    kind = type(value)
+    return f"{value} of the type {kind.__module__}.{kind.__qualname__}{made}" if made else repr(value)
 
 
 def by_name(what: str, given: object, names: Sequence[str], of: str) -> dict[str, object]:

@@ -16,7 +16,17 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["LOOK", "FailureLog", "LimitedLog", "Progress", "SafeLog", "tell", "warn"]
+__all__ = ["ADVICE", "LOOK", "FailureLog", "LimitedLog", "Progress", "SafeLog", "reason_of", "tell", "warn"]
+
+ADVICE = "Fix the environment, or call reset() to begin a new episode."
+"""How the text ends that a client gets of an environment that raised; the log of the server is for others."""
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what an exception says, of the system's without their number: `/urls.txt: No such file or directory`."""
+    if not isinstance(error, OSError) or not isinstance(error.errno, int) or not error.strerror:
+        return str(error)
+    return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
 
 
 class SafeLog(logging.LoggerAdapter):  # type: ignore[type-arg]
@@ -150,7 +160,8 @@ class FailureLog:
             if len(self._counts) < _MOST_KINDS:
                 self._counts[kind] = 0
                 # Further lines are indented: what a client has sent must not look like a line of the log.
-                _failures.error("world=%s %s", world, message.replace("\n", "\n  "))
+                text = message.removesuffix(ADVICE).rstrip()
+                _failures.error("world=%s %s", world, text.replace("\n", "\n  "))
                 return
             kind = _FURTHER
         self._counts[kind] = self._counts.get(kind, 0) + 1

@@ -218,11 +218,20 @@ class _DialPort:
             kept = [*before, dialed][-most:]
             # Chosen before a trainer's thread can take one of those that are kept, which then waits no more either.
             displaced = [one for one in server.waiting if one not in kept]
+            # A page has many connections, any other server one. What is left of one that has hung up is gone by now.
+            used_twice = scheme == "dialed" and bool(server.taken or displaced)
             server.waiting, server.scheme = kept, scheme
             self._changed.notify_all()
         for one in displaced:
             one.sock.close()
         _log.info("%s dialed in from %s", asked.name, connection.peer)
+        if used_twice:
+            _log.warning(
+                "the name %s is in use already, and a server from %s has dialed in by it too, which gets no slot while "
+                "the other one is there: give each server a --dial-name of its own",
+                asked.name,
+                connection.peer,
+            )
 
 
 @grouped_class(ServerAccess, tls=TLS)

@@ -176,7 +176,7 @@ def _serve(handover: Handover, served: _Served) -> Server:
         realtime=realtime,
         timeout=served.timeout,
         standstill=served.standstill,
-        traits={"play_fps": options.play_fps()},
+        traits={"play_fps": options.play_fps(), "one_world": True},
         names=names,
     )
     source.describe()  # it raises where these are no names of the actions

@@ -15,6 +15,7 @@ from bridge.core.client.endpoints import Directory, DnsDirectory, Endpoint, as_d
 from bridge.core.client.world.inspector import Inspector
 from bridge.core.encoding.properties import read_encoded
 from bridge.core.extras import needed
+from bridge.core.logs import reason_of
 from bridge.core.transport.address import parse_address
 from bridge.core.transport.credentials import ClientCredentials
 from bridge.errors import (
@@ -203,7 +204,7 @@ class Top:
         except (BridgeError, OSError, ValueError) as error:
             if not self._endpoints:
                 raise
-            problem = str(error)
+            problem = reason_of(error)
         known = {endpoint.url for endpoint in self._endpoints}
         # Servers that have left the directory: their connections would keep them from ending.
         for url in set(self._inspectors) - known:

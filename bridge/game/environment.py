@@ -16,7 +16,7 @@ from bridge.game.handover import Choice, Handover, News
 __all__ = ["GameEnvironment", "GameScreen"]
 
 _LOOKS = 4
-"""How often, in the time after which a program stands still, that is looked at."""
+"""How often its calls are looked for in the time after which a program stands still."""
 
 
 class GameScreen:
@@ -91,6 +91,10 @@ class GameEnvironment(EnvironmentProxy):
         self._pending: PendingResult[None] | None = None
         self._look_timer: Timer | None = None
         self._wait_timer: Timer | None = None
+        self._last_call = 0.0
+        """When the program had called last at the last look."""
+        self._idle_looks = 0
+        """Looks in a row that found no call since the one before."""
         self._gone: RequestError | None = None
         self._observations: dict[str, Any] = {}
         """What each agent of the round was told last."""
@@ -133,8 +137,10 @@ class GameEnvironment(EnvironmentProxy):
 
     def standstill(self) -> RequestError | None:
         """Return the error of requests while the program stands still; None: it does not."""
-        since = time.monotonic() - self.handover.last
-        if self.handover.waiting or since < self._patience:
+        since = self._scheduler.now() - self.handover.last
+        # A server that got no processor time itself has not read the calls of that time yet: then it has not looked,
+        # either.
+        if self.handover.waiting or since < self._patience or self._idle_looks < _LOOKS:
             return None
         text = f"the game stands still: the last call of exchange() was {since:.1f} s ago; send the request again"
         if self.chosen.actions is None:
@@ -147,6 +153,8 @@ class GameEnvironment(EnvironmentProxy):
     def _look(self) -> None:
         """Look again and again whether the program goes on."""
         self._look_timer = self._scheduler.call_later(self._patience / _LOOKS, self._look)
+        self._idle_looks = self._idle_looks + 1 if self.handover.last == self._last_call else 0
+        self._last_call = self.handover.last
         self._wake()
         if self.standstill() is not None:
             self.noticed()
@@ -240,7 +248,7 @@ class GameEnvironment(EnvironmentProxy):
             self.times.reset.add(time.perf_counter() - began)
         self.asked = False
         self._rewards.clear()
-        self._observations = dict(news.observations)
+        self._observations, self._alive = dict(news.observations), tuple(news.alive)
         if self._several:
             return dict(news.observations), {name: news.infos.get(name, {}) for name in news.alive}, list(news.alive)
         return news.observations[ONE], dict(news.infos.get(ONE, {}))
@@ -257,6 +265,7 @@ class GameEnvironment(EnvironmentProxy):
         finally:
             self.times.step.add(time.perf_counter() - began)
         self._observations.update(news.observations)
+        self._alive = tuple(news.alive)
         rewards, self._rewards, self.step_frames = self._rewards, {}, news.frames
         if self._several:
             flags = (dict(news.terminated), dict(news.truncated))
@@ -282,8 +291,8 @@ class GameEnvironment(EnvironmentProxy):
 
     def _cut(self) -> News:
         """Return news of a round that is broken off."""
-        seen = self._observations
-        return News(self.read_at, 0, observations=dict(seen), truncated=dict.fromkeys(seen, True))
+        seen = {name: self._observations[name] for name in self._alive}
+        return News(self.read_at, 0, observations=seen, truncated=dict.fromkeys(seen, True))
 
     async def _next_news(self) -> News:
         """Wait for the program's next call."""

@@ -261,9 +261,11 @@ def _ended(news: News) -> set[str]:
 
 def _number(name: str, reward: Any) -> float:
     try:
-        return as_number(reward)
+        if not isinstance(reward, (str, bytes)):  # `float` would read them
+            return as_number(reward)
     except RequestError:
-        raise SettingError(f"expected reward to be a number, got {reward!r:.80}") from None
+        pass
+    raise SettingError(f"expected reward to be a number, got {reward!r:.80}")
 
 
 def _flag(name: str, flag: Any) -> bool:

@@ -56,11 +56,11 @@ class GameProcess:
     """
 
     def __init__(self, serve: Callable[..., Any], defaults: Mapping[str, Any], *arguments: Any) -> None:
-        if getattr(sys, "frozen", False):
-            # Its executable is the program, which would begin once more.
+        if getattr(sys, "frozen", False) or not sys.executable:
+            # Its executable, if it is known at all, is the program, which would begin once more.
             raise SettingError(
                 "process=True: expected a program that Python runs, got an executable that contains Python "
-                "(sys.frozen); leave process out"
+                "(sys.frozen, or no sys.executable); leave process out"
             )
         try:
             order = cloudpickle.dumps((serve, defaults, arguments))
@@ -261,10 +261,11 @@ def run_child(numbers: Sequence[int]) -> NoReturn:
     sys.setswitchinterval(SWITCH_INTERVAL)
     if sys.platform == "linux":
         # It does not interrupt the program, which wakes it in each frame, where they share a processor.
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with contextlib.suppress(OSError):  # some sandboxes refuse it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if os.name == "posix":
+        numbers = [_moved(number) for number in numbers]
     link, questions = (Connection(number) for number in numbers)
-    for number in numbers if os.name == "posix" else ():
-        os.set_inheritable(number, False)  # what a policy starts must not hold them open
     server: Any = None
     try:
         serve, defaults, arguments = pickle.loads(questions.recv_bytes())
@@ -292,6 +293,16 @@ def run_child(numbers: Sequence[int]) -> NoReturn:
         if sys.stderr is not None:
             sys.stderr.flush()
         os._exit(0)
+
+
+def _moved(number: int) -> int:
+    """Return another number of a file, which what this process starts does not inherit, and free its own one.
+
+    It is the lowest that is free: `select` takes none beyond 1,023, and the program may have that many files open.
+    """
+    moved = os.dup(number)
+    os.close(number)
+    return moved
 
 
 def _answer(server: Any, name: str, given: Any, named: Any) -> tuple[Any, Exception | None]:

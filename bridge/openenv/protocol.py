@@ -136,7 +136,7 @@ class _Session:
             raise RequestError(Code.FAILED_PRECONDITION, text)
         with expecting('{"action": …} with an action as the schema says', payload):
             action = from_json(world.info.action_space, payload["action"])
-        self._client.step(world.write_action(action), _NOW)
+        self._client.step(world.writer.write_action(action), _NOW)
         found = await self._observe()
         self._state["step_count"] += 1
         return found

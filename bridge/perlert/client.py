@@ -15,7 +15,8 @@ import gymnasium
 from gymnasium.utils import EzPickle
 
 from bridge.core.back_off import checked_wait, until_up
-from bridge.core.ownership import ConflictDetector, forget_in_child
+from bridge.core.client.turns import ConflictDetector
+from bridge.core.ownership import forget_in_child
 from bridge.core.worlds.group import neutral_action
 from bridge.errors import (
     ClosedError,

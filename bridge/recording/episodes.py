@@ -178,7 +178,7 @@ def load_episode(
     terminated, truncated = stream.column("terminated")[steps], stream.column("truncated")[steps]
     if acted and not terminated[-1]:  # it may have been cut off
         truncated[-1] = True
-    infos = stream.infos(np.concatenate([rows[:1], steps])) if stream.header.get("infos") else None
+    infos = stream.infos(np.concatenate([rows[first : first + 1], steps])) if stream.header.get("infos") else None
     rewards = stream.column("reward")[steps]
     return EpisodeData(
         episode, agent, *stream.spaces[lane], observations, [actions[at] for at in acted], rewards,

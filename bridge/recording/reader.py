@@ -89,8 +89,9 @@ class RecordedEpisode:
 
     @property
     def length(self) -> int:
-        """Its steps."""
-        return int(self.stream.column("t")[self.own[-1]])
+        """Its steps; with several agents, those of the environment."""
+        # Of several agents, older recordings have each one's own number, and some leave before others.
+        return int(self.stream.column("t")[self.own].max())
 
     def step_of(self, call: int) -> int:
         """Return the step of a call, or of the newest before it: 0 for the first observation; negative: before it."""

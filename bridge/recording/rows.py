@@ -399,7 +399,7 @@ class Encoder:
 
         Args:
             kinds: Of the calls.
-            masks: Which lanes each call concerns, bool `(calls, lanes)`.
+            masks: The lanes whose episodes each call is a part of, bool `(calls, lanes)`: several agents share one.
             ended: Which lanes' episodes ended in it.
             failed: Which lanes failed in it, each alone.
 
@@ -461,10 +461,11 @@ class _Batch:
             masks[~masks.any(axis=1), 0] = True  # a call that concerned nobody is a row all the same
             # Agents may be terminated one by one: the episode of all goes on until nobody is alive.
             ended = np.broadcast_to(~alive.any(axis=1, keepdims=True) & (kinds == Kind.STEP)[:, None], self.shape)
+            counted = np.ones(self.shape, np.bool_)  # also of those who enter later, or come back
         else:
-            masks = self._masks()
+            masks = counted = self._masks()
         failed = self._failed_lanes()
-        begins, idle, episodes, t = encoder.count(kinds, masks, ended, failed)
+        begins, idle, episodes, t = encoder.count(kinds, counted, ended, failed)
         kind = np.where(begins, np.int8(Kind.RESET), kinds[:, None])
         # A lane that failed ends its episode alone, as a single environment does; one whose reset failed is in none.
         kind[failed] = Kind.FAILED_STEP

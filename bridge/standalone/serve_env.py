@@ -59,14 +59,15 @@ import signal
 import string
 import time
 import traceback
-import types
 from collections.abc import Mapping
 from concurrent import futures
 
-import grpc
-import numpy as np
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
+try:
+    import grpc
+    import numpy as np
+    from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
+except ImportError as error:
+    raise SystemExit(f"{error}: {sys.executable} -m pip install grpcio protobuf numpy") from None
 
 VERSION = "0.1.0"
 log = logging.getLogger("serve_env")
@@ -158,7 +159,7 @@ def make_messages(schema):
     # Protobuf 4.22 brought `GetMessageClass`; newer versions have no `MessageFactory`.
     make = getattr(message_factory, "GetMessageClass", None) or message_factory.MessageFactory(pool).GetPrototype
     names = [message.name for message in file.message_type]
-    return types.SimpleNamespace(**{name: make(pool.FindMessageTypeByName("serve_env." + name)) for name in names})
+    return type("Messages", (), {name: make(pool.FindMessageTypeByName("serve_env." + name)) for name in names})
 
 
 pb = make_messages(SCHEMA)
@@ -454,7 +455,7 @@ def read_dict(tensor, name):
         raise Refusal(f"{name}: expected uint8 bytes that hold a value")
     try:
         found = decode(pb.Value.FromString(tensor.uint8s.array))
-    except (DecodeError, TypeError, ValueError) as error:
+    except (message.DecodeError, TypeError, ValueError) as error:
         raise Refusal(f"{name}: the bytes hold no value: {error}") from error
     if not isinstance(found, (dict, type(None))):
         raise Refusal(f"expected {name} to be a dict, got {type(found).__name__}")
@@ -1019,7 +1020,7 @@ class StandaloneSession:
             getattr(response, kind).SetInParent()  # an empty answer has a kind, too
             order = getattr(self, "on_" + kind)(getattr(request, kind), getattr(response, kind))
             return response.SerializeToString() if order is None else order
-        except (DecodeError, Refusal) as error:  # bytes that are no request have no code of their own
+        except (message.DecodeError, Refusal) as error:  # bytes that are no request have no code of their own
             return refusal(error)
         except Exception as error:  # whatever went wrong, the request is answered, and with the cause
             log.exception("the server failed")
@@ -1445,7 +1446,11 @@ def main(arguments=None):
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     local = options.host in ("localhost", "::1") or options.host.startswith("127.")
     read = lambda path: path and pathlib.Path(path).read_bytes()  # noqa: E731
-    token = read(options.token_file).decode().strip() if options.token_file else options.token
+    try:
+        token = read(options.token_file).decode().strip() if options.token_file else options.token
+    except (OSError, ValueError) as error:  # whoever gives the token itself must not find it in a log
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise SystemExit(f"cannot read --token-file: {reason}. Expected the path of a file with the token") from None
     if options.token_file and not token:
         raise SystemExit(f"expected a token in {options.token_file}, which is empty")
     asks_for_one = not (token or local or options.insecure or options.tls_client_ca)
@@ -1456,15 +1461,14 @@ def main(arguments=None):
     elif not local:
         log.warning("without TLS, whoever is on the way can read along, and act in the client's place")
     limits = StandaloneLimits(options.max_connections, options.max_worlds)
-    kwargs = read_pairs(options.env_kwargs)
 
     def started(address):
         url = f"{'grpcs' if credentials else 'grpc'}://{address}" + (f"?token={made}" if made else "")
         print(f'{options.env} is served at {url}\nConnect: bridge.make_remote("{url}"). Ctrl-C stops.', flush=True)
 
     try:
-        server = StandaloneServer(*find_maker(options.env), options.num_envs, kwargs, token or made, limits)
-        server.run(options.host, options.port, credentials, started)
+        made_of = (*find_maker(options.env), options.num_envs, read_pairs(options.env_kwargs))
+        StandaloneServer(*made_of, token or made, limits).run(options.host, options.port, credentials, started)
     except (ImportError, Refusal, RuntimeError) as error:
         raise SystemExit(f"{options.env} cannot be served: {error}") from None
 

@@ -7,6 +7,7 @@ it does is read from the state; which action it is, is found by comparing what e
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from typing import Any
@@ -35,20 +36,19 @@ class AtariState:
     def __init__(self, ale: Any) -> None:
         self._whole, self._bare = ale.cloneState(include_rng=True), ale.cloneState(include_rng=False)
         data = self._whole.serialize()
-        self.size = 2 * len(data)
+        self.size = 3 * len(data)
         """About how many bytes it takes."""
         self._repeated: Any = None
         self._after: Any = None
-        repeats = self._repeats(data, ale.getFloat("repeat_action_probability"))
+        repeats = self._repeats(ale.getFloat("repeat_action_probability"))
         if repeats:
             self._find_repeated(ale, repeats)
 
-    def _repeats(self, data: bytes, probability: float) -> int:
+    def _repeats(self, probability: float) -> int:
         """Return how many of the next frames repeat an action."""
         if probability <= 0.0:
             return 0
-        *_, text = self._generators(data)
-        words = np.array(text.group().split(), np.uint64)
+        words = np.array(self._generator.group().split(), np.uint64)
         bits = np.random.MT19937()
         state: Any = bits.state
         state["state"] = {"key": words[:624].astype(np.uint32), "pos": int(words[624])}
@@ -60,12 +60,14 @@ class AtariState:
             raise ValueError(f"it repeats actions for more than {_MOST_REPEATS} frames")
         return int(over[0])
 
-    def _generators(self, data: bytes) -> list[re.Match[bytes]]:
-        found = list(_GENERATOR.finditer(data))
+    @functools.cached_property
+    def _generator(self) -> re.Match[bytes]:
+        """The generator of sticky actions, in the bytes of the state."""
+        found = list(_GENERATOR.finditer(self._whole.serialize()))
         # That of the console is in both, that of sticky actions in this one alone.
         if len(found) != len(_GENERATOR.findall(self._bare.serialize())) + 1:
             raise ValueError("its generator is not where it is expected")
-        return found
+        return found[-1]
 
     def _find_repeated(self, ale: Any, repeats: int) -> None:
         """Find the action that the next frames repeat, and leave the emulator as it was."""
@@ -101,9 +103,9 @@ class AtariState:
     def _seeded(self, seed: int) -> Any:
         """Return the state with another generator."""
         data = self._whole.serialize()
-        *_, text = self._generators(data)
-        words: Any = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, 2]))).get_state(legacy=True)
-        made = b" ".join(b"%d" % word for word in words[1].tolist()) + b" %d" % int(words[2])
+        text = self._generator
+        seeded: Any = np.random.MT19937(np.random.SeedSequence([seed, 2])).state["state"]
+        made = " ".join(map(str, (*seeded["key"].tolist(), seeded["pos"]))).encode()
         start, more = text.start(), len(made) - len(text.group())
         part = struct.unpack_from("<i", data, _HEADER)[0] + more
         data = b"".join(

@@ -1,4 +1,4 @@
-"""A kind of environment tried out, in a process of its own: whether a state of one is a state of another.
+"""A kind of environment tried out, in processes of their own: whether a state of one is a state of another.
 
 What is served is never touched by it. The environment is made anew there, saved and restored at several moments, and
 what it gives afterwards is compared bit for bit with what the original has given; so is whether the two move each
@@ -38,7 +38,7 @@ from bridge.states.refusal import CannotCopyError
 from bridge.states.replay import StateReplay, replayed
 from bridge.states.scan import Shared
 
-__all__ = ["CHECK_SECONDS", "Verdict", "examine", "examine_replay", "judge", "run_check", "run_child", "single"]
+__all__ = ["CHECK_SECONDS", "Verdict", "examine", "examine_replay", "run_check", "run_child", "single"]
 
 CHECK_SECONDS = 120.0
 """Seconds that a check has."""
@@ -57,8 +57,8 @@ _DRAWS_NUMPY = "it draws from the generator of numpy.random, which all share"
 _CHANGES_SHARED = "it changes what its class or its module holds, which all environments share"
 _CHANGES_COMMON = "it changes an object that other environments of its kind have too"
 _OF_ALL = (_DRAWS_RANDOM, _DRAWS_NUMPY, _CHANGES_SHARED, _CHANGES_COMMON)
-"""Reasons that hold for a replay too. It is not tried: what changes only once in a process has changed by then."""
-_CHILD = "import sys; from bridge.states.check import run_child; run_child(sys.argv[1])"
+"""Reasons that hold for a replay too, which is not tried then."""
+_CHILD = "import sys; from bridge.states.check import run_child; run_child(*sys.argv[1:])"
 
 
 class _DiffersError(Exception):
@@ -80,20 +80,34 @@ class Verdict:
 def run_check(
     made: bytes, started: Callable[[subprocess.Popen[bytes]], None], timeout: float = CHECK_SECONDS
 ) -> Verdict:
-    """Try out what a pickled function makes, in a process of its own.
+    """Try out what a pickled function makes, by a copy and, where that is none, by replay.
 
-    Takes seconds: to be called in a thread of its own.
+    Each is tried in a process of its own: what changes but once in a process, such as a cache that fills, has not
+    changed there yet. Takes seconds: to be called in a thread of its own.
 
     Args:
         made: The pickle of a function that makes an environment, as `cloudpickle` writes it.
-        started: Gets the process, which may be killed.
+        started: Gets each process, which may be killed.
         timeout: Seconds after which it is given up.
     """
+    until = time.monotonic() + timeout
+    copied = _checked("copy", made, started, timeout)
+    if copied.way or copied.reason in _OF_ALL or time.monotonic() >= until:
+        return copied
+    again = _checked("replay", made, started, until - time.monotonic())
+    seconds = copied.seconds + again.seconds
+    if again.way or again.reason == copied.reason:
+        return dataclasses.replace(again, seconds=seconds)
+    return Verdict("", f"{copied.reason}; and by replay: {again.reason}", seconds)
+
+
+def _checked(way: str, made: bytes, started: Callable[[subprocess.Popen[bytes]], None], timeout: float) -> Verdict:
+    """Try out one way in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="bridge-states-") as folder:
         Path(folder, "make").write_bytes(made)
         path = os.pathsep.join(entry for entry in sys.path if entry)
         environment = {**os.environ, "PYTHONPATH": path, "SDL_VIDEODRIVER": os.environ.get("SDL_VIDEODRIVER", "dummy")}
-        command = [sys.executable, "-c", _CHILD, folder]
+        command = [sys.executable, "-c", _CHILD, folder, way]
         try:
             process = subprocess.Popen(
                 command,
@@ -111,7 +125,7 @@ def run_check(
                 _, said = process.communicate(timeout=timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
-                return Verdict("", f"the check of its kind did not end within {timeout:g} s", timeout)
+                return Verdict("", f"the check of its kind did not end within {timeout:.3g} s", timeout)
         result = Path(folder, "result")
         if not result.exists():
             last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
@@ -119,13 +133,14 @@ def run_check(
         return Verdict(*json.loads(result.read_text(encoding="utf-8")))
 
 
-def run_child(folder: str) -> None:
-    """Check what is in a folder, and write what was found; called in the new process."""
+def run_child(folder: str, way: str) -> None:
+    """Check what is in a folder by one way, and write what was found; called in the new process."""
     try:
-        verdict = judge(pickle.loads(Path(folder, "make").read_bytes()))
+        make = pickle.loads(Path(folder, "make").read_bytes())
+        why = examine(make) if way == "copy" else examine_replay(make)
     except Exception as error:  # whatever an environment of somebody raises
-        verdict = Verdict("", f"it raised {type(error).__name__} in the check of its kind: {error}")
-    found = verdict.way, verdict.reason, time.process_time()
+        why = f"it raised {type(error).__name__} in the check of its kind: {error}"
+    found = "" if why else way, why, time.process_time()
     Path(folder, "written").write_text(json.dumps(found), encoding="utf-8")
     os.replace(Path(folder, "written"), Path(folder, "result"))
     # An environment may have threads that do not end.
@@ -150,19 +165,6 @@ def _one(made: Any) -> Any:
     if not isinstance(made, gymnasium.Env) and not is_parallel(made):
         raise CannotCopyError(f"a {type(made).__name__} is no environment of Gymnasium or PettingZoo")
     return made
-
-
-def judge(make: Callable[[], Any]) -> Verdict:
-    """Try out what a function makes, by a copy and, where that is none, by replay."""
-    why = examine(make)
-    if not why:
-        return Verdict("copy")
-    if why in _OF_ALL:
-        return Verdict("", why)
-    again = examine_replay(make)
-    if not again:
-        return Verdict("replay")
-    return Verdict("", why if again == why else f"{why}; and by replay: {again}")
 
 
 def examine_replay(make: Callable[[], Any]) -> str:

@@ -186,7 +186,8 @@ class Copier:
             made: Any = self._keep(value, _new(kind))
             self.size += sys.getsizeof(value)
             for index, item in enumerate(list.__iter__(value)):
-                list.append(made, self.copy(item, (*path, str(index))))
+                own = item if type(item) in IMMUTABLE else self.copy(item, (*path, str(index)))
+                list.append(made, own)
             return self._with_fields(value, made, path)
         if kind is OrderedDict or kind is defaultdict or kind is dict or (isinstance(value, dict) and is_pure(kind)):
             made = self._keep(value, _new(kind))
@@ -194,11 +195,14 @@ class Copier:
             if isinstance(value, defaultdict):
                 made.default_factory = self.copy(value.default_factory, (*path, "default_factory"))
             # An OrderedDict has an order of its own, which `dict.items` does not know.
-            pairs = OrderedDict.items(value) if isinstance(value, OrderedDict) else dict.items(value)
+            ordered = isinstance(value, OrderedDict)
+            pairs = OrderedDict.items(value) if ordered else dict.items(value)
+            setitem = OrderedDict.__setitem__ if ordered else dict.__setitem__
             for key, item in list(pairs):
-                own = self.copy(key, (*path, repr(key)[:40]))
-                setitem = OrderedDict.__setitem__ if isinstance(value, OrderedDict) else dict.__setitem__
-                setitem(made, own, self.copy(item, (*path, repr(key)[:40])))
+                if type(key) not in IMMUTABLE or type(item) not in IMMUTABLE:
+                    place = *path, repr(key)[:40]
+                    key, item = self.copy(key, place), self.copy(item, place)
+                setitem(made, key, item)
             return self._with_fields(value, made, path)
         if kind is tuple or (isinstance(value, tuple) and is_pure(kind)):
             items = [self.copy(item, (*path, str(index))) for index, item in enumerate(tuple.__iter__(value))]
@@ -248,7 +252,11 @@ class Copier:
     def _with_fields(self, value: Any, made: Any, path: tuple[str, ...]) -> Any:
         fields = fields_of(value)
         if fields:
-            set_fields(made, {name: self.copy(item, (*path, name)) for name, item in fields})
+            # Most are numbers and names.
+            copies = {
+                name: item if type(item) in IMMUTABLE else self.copy(item, (*path, name)) for name, item in fields
+            }
+            set_fields(made, copies)
         return made
 
     def _set(self, value: Any, path: tuple[str, ...]) -> Any:

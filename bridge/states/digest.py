@@ -15,6 +15,7 @@ import pickle
 import random
 import threading
 import types
+import typing
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -28,7 +29,10 @@ from bridge.states.fields import fields_of, held_by, is_pure, is_trusted, module
 __all__ = ["digest_of", "objects_in"]
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
-_INERT = (type(threading.Lock()), type(threading.RLock()), logging.Handler, logging.Logger)
+_INERT = (
+    *(type(threading.Lock()), type(threading.RLock()), logging.Handler, logging.Logger),
+    *(typing.TypeVar, typing.ParamSpec),
+)
 _MOST_DEEP = 100
 
 
@@ -151,6 +155,8 @@ def digest_of(
 
     for value in values:
         add(value, 0)
+    # `add` refers to itself: until garbage is collected, it would keep alive what an environment has dropped.
+    alive.clear()
     return made.hexdigest()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv, VectorWrapper
 
+from bridge.states.constants import IMMUTABLE
 from bridge.states.fields import fields_of, is_env
 
 __all__ = ["layers_of", "make_generators", "titles"]
@@ -31,6 +32,8 @@ def _within(layer: Any) -> Iterator[Any]:
     """Give the environments that one holds as attributes; one of lanes also those in a list."""
     of_lanes = isinstance(layer, VectorEnv)
     for name, value in fields_of(layer):
+        if type(value) in IMMUTABLE:  # most are
+            continue
         # What one of ours stands for may be of any class.
         if is_env(value) or (name == "env" and of_lanes):
             yield value

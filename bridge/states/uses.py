@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium.utils import seeding
 
 from bridge.states.fields import is_trusted
+from bridge.states.stack import changed_by
 
 __all__ = ["CodeUses", "is_data", "is_fixed"]
 
@@ -26,21 +27,6 @@ _NOTHING = frozenset(("PRECALL", "CACHE", "PUSH_NULL", "EXTENDED_ARG", "NOP", "R
 _CALLS = frozenset(("CALL", "CALL_FUNCTION", "CALL_METHOD", "CALL_KW", "CALL_FUNCTION_KW", "PRECALL"))
 _STORES = frozenset(("STORE_GLOBAL", "DELETE_GLOBAL"))
 _IMPORTS = (("IMPORT_NAME", "random"), ("IMPORT_NAME", "numpy.random"), ("IMPORT_FROM", "random"))
-_READS = frozenset(
-    (
-        *("BINARY_SUBSCR", "BINARY_SLICE", "BINARY_OP", "COPY", "SWAP", "DUP_TOP", "DUP_TOP_TWO", "ROT_TWO"),
-        *("ROT_THREE", "LOAD_CONST", "LOAD_SMALL_INT", "LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW"),
-        *("LOAD_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW", "LOAD_DEREF", "INPLACE_ADD", "INPLACE_SUBTRACT"),
-        *("INPLACE_MULTIPLY", "INPLACE_OR", "INPLACE_AND", "INPLACE_TRUE_DIVIDE"),
-    )
-)
-"""Steps between a value and the change of what it holds."""
-_CHANGES = (
-    *("append", "appendleft", "extend", "extendleft", "insert", "remove", "pop", "popleft", "popitem", "clear"),
-    *("update", "setdefault", "add", "discard", "sort", "reverse", "fill", "put", "itemset", "resize", "rotate"),
-    *("difference_update", "intersection_update"),
-)
-"""Methods that change what they are called of."""
 _SEEDED = (
     seeding.np_random,
     np.random.default_rng,
@@ -94,16 +80,13 @@ class CodeUses:
         of_class: frozenset[str],
         modules: dict[str, Any],
     ) -> None:
+        self._code = code
         self._steps = [step for step in dis.get_instructions(code) if step.opname not in _NOTHING]
         self._names, self._closure, self._of_class, self._modules = names, closure, of_class, modules
         self._module: Any = None
         """The module that was loaded by the instruction before, or what was read of it; None: something else was."""
         self._called: Any = None
         """What was loaded last, where it is a function or a class."""
-        self._after = ""
-        """The instruction before."""
-        self._held = ""
-        """The name of a shared value that was loaded, until something else is done."""
         self._source: Any = None
         """The module that is imported from."""
         self._bound: Any = None
@@ -121,6 +104,8 @@ class CodeUses:
             changes in a class or in its module; `module` and one of which it uses what cannot be followed; `missing`
             and the name of one that is not loaded; `hash`; `refused` and what no environment with states may use.
         """
+        for name in changed_by(self._code, self._may_change, self._of_class):
+            yield "changes", name
         for number, step in enumerate(self._steps):
             if step.opname in _ATTRIBUTES:
                 yield from self._read_attribute(step.argval, number)
@@ -134,11 +119,14 @@ class CodeUses:
                 if not _is_none(step):
                     self._called = None
                 yield from self._load(step, number)
-            self._after = step.opname
+
+    def _may_change(self, opname: str, name: str) -> bool:
+        """True if an instruction loads by a name what is shared and may change."""
+        known = self._names if opname in _GLOBALS else self._closure
+        value = known.get(name)
+        return is_data(value) and not is_fixed(value)
 
     def _read_attribute(self, name: str, number: int) -> Iterator[tuple[str, Any]]:
-        if self._held and name in _CHANGES:
-            yield "changes", self._held
         if isinstance(self._module, types.ModuleType):
             owner, self._module = self._module, getattr(self._module, name, None)
             self._called = self._module
@@ -151,11 +139,6 @@ class CodeUses:
                 yield "chain", (self._steps[number - 1].argval, name)
             if name == "__dict__":
                 yield "by name", None
-        if name in self._of_class:
-            self._held = name
-        elif self._after.startswith("LOAD_FAST"):
-            # An attribute of a variable is another value: what was held before lies below it.
-            self._held = ""
 
     def _import(self, step: dis.Instruction, number: int) -> Iterator[tuple[str, Any]]:
         if (step.opname, step.argval) in _IMPORTS:
@@ -189,10 +172,6 @@ class CodeUses:
         if isinstance(self._module, types.ModuleType):
             is_shared = self._module is random or self._module is np.random
             yield ("value", random) if is_shared else ("module", self._module)
-        if step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR", "STORE_SLICE") and self._held:
-            yield "changes", self._held
-        if step.opname not in _READS and step.opname not in _GLOBALS and step.opname not in _CELLS:
-            self._held = ""
 
     def _load(self, step: dis.Instruction, number: int) -> Iterator[tuple[str, Any]]:
         """Give what an instruction loads by a name, or writes by one that others know too."""
@@ -207,7 +186,6 @@ class CodeUses:
             if step.argval not in known:
                 yield from self._builtin(step.argval, number)
             elif not isinstance(module, types.ModuleType):
-                self._held = step.argval if is_data(module) and not is_fixed(module) else ""
                 yield ("data", step.argval) if is_data(module) and known is names else ("value", module)
         elif step.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and local in self._modules:
             self._module = self._called = self._modules[local]

@@ -41,6 +41,15 @@ def test_an_unknown_option_is_a_usage_error_of_its_command_that_names_a_close_on
     assert capsys.readouterr().err.endswith("gymnasium-bridge bench: error: unrecognized arguments: --zzz\n")
 
 
+@pytest.mark.parametrize("words", [["--tokn", "hidden"], ["--tokn=hidden"], ["--tls-kye", "hidden", "--zzz"]])
+def test_the_value_of_a_misspelled_secret_is_not_told(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "CartPole-v1", *words]) == 2
+    err = capsys.readouterr().err
+    assert words[0].partition("=")[0] in err
+    assert "did you mean --t" in err
+    assert "hidden" not in err
+
+
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"gymnasium-bridge {bridge.__version__}\n"

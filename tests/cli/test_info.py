@@ -17,7 +17,7 @@ import bridge
 from bridge import TLS, Limits, serve_gym, serve_parallel
 from bridge.cli import main
 from bridge.core.transport.credentials import TOKEN_VARIABLE
-from bridge.testing import make_certificates
+from bridge.testing import CountingEnv, make_certificates
 from tests.cli.printed import DEADLINE, paste
 from tests.parallel_envs import Relay
 from tests.public_server import PublicServer
@@ -111,6 +111,20 @@ def test_info_and_bench_look_over_a_unix_socket(tmp_path: Path, capsys: pytest.C
         assert "CartPole-v1, a single environment" in capsys.readouterr().out
         assert main(["bench", command[1], "--seconds", "0.1"]) == 0
         assert "env steps/s" in capsys.readouterr().out
+
+
+def test_bench_counts_steps_and_no_resets(capsys: pytest.CaptureFixture[str]) -> None:
+    for lanes in (1, 3):
+        with serve_gym(lambda: CountingEnv(4), num_envs=lanes) as server:
+            assert main(["bench", server.url, "--seconds", "0.3"]) == 0
+            status = server.status()
+        out = capsys.readouterr().out
+        calls, resets = (int(found.replace(",", "")) for found in re.findall(r"([\d,]+) (?:in|resets)", out)[::-1])
+        assert resets > 0
+        # Each episode has four steps; the first and the last one are only in part within the measured time.
+        assert abs((calls * lanes - resets) - 4 * resets) <= 8 * lanes, out
+        if lanes == 1:  # three steps come before the measuring
+            assert abs((calls - resets) - status["steps"]) <= 4, out
         assert settled(server)
 
 

@@ -222,3 +222,32 @@ def test_what_is_wrong_in_a_policys_url_is_no_option(query: str, text: str, caps
     told = capsys.readouterr().err
     assert text in told
     assert "--t" not in told
+
+
+def test_bytes_and_seconds_take_units_and_an_error_names_them(capsys: pytest.CaptureFixture[str]) -> None:
+    options = dict(serve_options())
+    for flag, arguments in options.items():
+        read = arguments.get("type")
+        if arguments.get("metavar") == "BYTES":
+            given = [read(text) for text in ("600", "64MiB", "64m", "600MB", "1.5 GiB", "2_000")]
+            assert given == [600, 2**26, 2**26, 600_000_000, 3 * 2**29, 2000], flag
+            wrong, unit = ("64 miles", "1.0001k", "MB", "0.5"), "expected bytes, such as "
+        elif arguments.get("metavar") == "SECONDS":
+            given = [read(text) for text in ("60", "60s", "1.5", "500ms", "10m", "2H", "1e3")]
+            assert given == [60.0, 60.0, 1.5, 0.5, 600.0, 7200.0, 1000.0], flag
+            wrong, unit = ("60MB", "soon", "1m 5s"), "expected seconds, such as "
+        else:
+            assert not flag.endswith(("-bytes", "-timeout")), flag
+            continue
+        for text in wrong:
+            assert main(["serve", "CartPole-v1", flag, text]) == 2
+            assert f"argument {flag}: {unit}" in capsys.readouterr().err
+    assert {"--max-world-bytes", "--drain-timeout", "--idle-timeout", "--max-queued-bytes"} <= set(options)
+    # What counts something else has no unit.
+    assert main(["serve", "CartPole-v1", "--fps", "30s"]) == 2
+
+
+def test_a_limit_in_which_no_process_starts_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for given in ("600", "600k"):
+        assert main(["serve", "CartPole-v1", "--isolation", "process", "--max-world-bytes", given]) == 2
+        assert "expected --max-world-bytes to be bytes, 33554432 (32 MiB) or more" in capsys.readouterr().err

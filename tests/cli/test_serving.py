@@ -138,12 +138,18 @@ def test_a_close_environment_is_suggested_by_an_id_that_can_be_served(
         ("mountaincar", "MountainCar-v0"),
         ("phys2d/Cartpole", "phys2d/CartPole-v1"),
         ("gymnasium:Taxi", "gymnasium:Taxi-v4"),
-        ("gymnasium:Taxy-v4", "Taxi-v4"),
+        # What is written before the colon registers the id: without it the suggestion might not be found.
+        ("gymnasium:Taxy-v4", "gymnasium:Taxi-v4"),
+        ("gymnasium.envs:phys2d/Cartpole", "gymnasium.envs:phys2d/CartPole-v1"),
     ]:
         assert main(["serve", written, "--port", "0"]) == 2
         assert f"id you mean {meant}?" in capsys.readouterr().err
     assert main(["serve", "CartPole", "Taxi-v4"]) == 2
     assert "no registered environment matches 'CartPole'; did you mean CartPole-v1?" in capsys.readouterr().err
+    assert main(["serve", "gymnasium:Taxi-v9", "Taxi-v4"]) == 2
+    assert "matches 'gymnasium:Taxi-v9'; did you mean gymnasium:Taxi-v4?" in capsys.readouterr().err
+    assert main(["serve", "gymnasium:"]) == 2
+    assert "expected MODULE:NAME, got 'gymnasium:' without a name; MODULE:NAME names" in capsys.readouterr().err
     assert main(["serve", "NothingLikeThis-v0"]) == 2
     assert "you mean" not in capsys.readouterr().err
 
@@ -219,7 +225,7 @@ def test_the_printed_lines_connect_when_they_are_pasted() -> None:
     assert code == 0
     begins, ends = err.splitlines()
     assert " INFO draining: 1 client is left, until " in begins
-    assert " INFO drained: 1 client is still there, and cut off after " in ends
+    assert " WARNING drain timed out: 1 client is still there, and cut off after " in ends
 
 
 def test_the_printed_lines_connect_to_lanes_when_they_are_pasted() -> None:

@@ -98,6 +98,33 @@ def test_a_token_that_is_none_is_an_error_which_does_not_show_it(
 
 
 @pytest.mark.parametrize("call", EACH)
+def test_a_secret_in_the_place_of_its_file_is_in_no_error(call: Callable[..., Any]) -> None:
+    # Base64 has slashes, also as the first character.
+    for secret in ("f8c69f0d" * 8, "ab/cd+ef" * 5, "/ab+cdef" * 5, "x" * 5000, "with\0nul"):
+        with pytest.raises(SettingError, match=r"^cannot read token_file=…: .*it may be the secret itself$") as caught:
+            call(token_file=secret)
+        assert secret not in str(caught.value)
+
+
+def test_a_key_in_the_place_of_its_file_is_in_no_error(tmp_path: Path) -> None:
+    pem = "-----BEGIN PRIVATE KEY-----\nc2VjcmV0/c2VjcmV0\n-----END PRIVATE KEY-----\n"
+    with pytest.raises(SettingError, match=r"^expected tls=TLS\(key=…\) to be a path or the bytes of") as caught:
+        serve_gym("CartPole-v1", tls=TLS(certificate=pem.encode(), key=pem))
+    assert "c2VjcmV0" not in str(caught.value)
+    named = str(tmp_path / "missing.pem")
+    with pytest.raises(SettingError, match=rf"^cannot read tls=TLS\(key='{re.escape(named)}'\): No such file"):
+        serve_gym("CartPole-v1", tls=TLS(certificate=pem.encode(), key=named))
+
+
+def test_what_is_wrong_with_a_token_is_counted() -> None:
+    for token, got in (("", "got nothing: it is empty"), ("two words", "got 9 characters, 1 of them others")):
+        with pytest.raises(SettingError, match=got):
+            make_remote(f"grpc://{NOWHERE}", token=token)
+    with pytest.raises(SettingError, match="got 5000 characters;"):
+        make_remote(f"grpc://{NOWHERE}", token="x" * 5000)
+
+
+@pytest.mark.parametrize("call", EACH)
 def test_tls_is_a_group_whose_fields_are_no_keywords(call: Callable[..., Any]) -> None:
     with pytest.raises(SettingError, match=r"^expected tls to be bridge\.TLS\(…\), got a str$"):
         call(tls="ca.pem")

@@ -33,7 +33,7 @@ ONE_SLOT, FURTHER_SLOT = 60, 15
 # What lanes that end in a step add to it, where they begin anew in the same step (SAME_STEP), however many they are.
 LANES_THAT_END = 25
 # What a step of one slot may take that sees that its server was killed.
-LOST_SERVER = (114, 27)
+LOST_SERVER = (107, 23)
 _SERVER = """
 from bridge import serve_gym
 with serve_gym("CartPole-v1") as server:

@@ -99,3 +99,17 @@ def test_a_bad_request_is_not_logged_as_a_failure(caplog):
         with pytest.raises(Exception, match="_private"):
             env.call("_private")
     assert lines(caplog) == []
+
+
+def test_the_log_of_a_server_gives_no_advice_that_is_for_its_clients(caplog):
+    class Broken(CountingEnv):
+        def step(self, action):
+            raise RuntimeError("the arm is stuck")
+
+    with serve_gym(Broken) as server, make_remote(server.url) as env:
+        env.reset()
+        with pytest.raises(EnvironmentFailedError, match=r"call reset\(\)"):
+            env.step(0)
+    (line,) = lines(caplog)
+    assert line.endswith("RuntimeError: the arm is stuck")
+    assert "reset()" not in line

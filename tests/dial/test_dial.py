@@ -364,6 +364,24 @@ def test_a_server_stops_soon_while_its_trainer_says_nothing() -> None:
 
 
 @pytest.mark.slow
+def test_a_name_that_two_servers_have_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> bool:
+        return any("the name twin is in use already" in message for message in caplog.messages)
+
+    with listening() as listener, dialing(listener, "twin"), dialing(listener, "other"):
+        until(lambda: names(listener) == ["other", "twin"])
+        envs = make_vec_remote(listener, num_envs=2, blocking=True)
+        envs.reset(seed=1)
+        assert not told()
+        with dialing(listener, "twin"):
+            until(told)
+        envs.close()
+    # Also where no trainer has taken either of them.
+    caplog.clear()
+    with listening() as listener, dialing(listener, "twin"), dialing(listener, "twin"):
+        until(told)
+
+
 def test_a_server_that_is_killed_loses_its_episodes_and_comes_back_under_its_name() -> None:
     with listening() as listener, dialing(listener, "stays"):
         with server_process(SERVE, f"grpc://127.0.0.1:{listener.port}", "goes") as (process, _):
@@ -561,6 +579,13 @@ def test_info_and_bench_listen_for_a_server(scheme: str, capsys: pytest.CaptureF
         assert main(["bench", url, "--token", "a", "--num-envs", "2", "--seconds", "0.1"]) == 0
         assert f"{url}: 2 environments" in capsys.readouterr().out
         assert main(["check", url, "--token", "a", "--only", "D-1,D-9"]) == (0 if scheme == "ws" else 2)
+
+
+def test_the_help_of_check_says_which_servers_that_dial_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "listen://HOST:PORT, which waits --timeout seconds for a server that dials by WebSocket, without TLS" in said
+    assert "gymnasium-bridge check listen://" in said
 
 
 def test_info_says_that_nobody_has_dialed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,17 +192,6 @@ def test_a_world_whose_last_action_raised_is_reset_before_it_rests(serve: Any, r
     robot.rests_after(["3", "reset"])
 
 
-def test_a_world_whose_action_is_too_old_already_rests_at_once(serve: Any, robot: Robot) -> None:
-    server = serve(robot.make, web=True, default_action=0, max_action_age=0.15)
-    env = make_remote(f"{server.url}?world=")
-    env.reset()
-    env.step(2)
-    robot.clock.advance(0.5)
-    assert robot.done()[-1] == "0"
-    env.close()
-    robot.rests_after(["0"])
-
-
 def test_what_a_person_did_last_is_not_left_in_force(serve: Any, robot: Robot) -> None:
     """The trainer's action is too old, so the loop has chosen the default one; the person's stood in its place."""
     server = serve(robot.make, web=True, default_action=0, max_action_age=0.15)

@@ -97,6 +97,26 @@ def drawn(snapshot: Snapshot, rows: int | None = None, width: int = 110) -> str:
     return console.export_text()
 
 
+def test_a_table_in_a_file_begins_with_its_title_and_no_line_ends_with_blanks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with serve_gym("CartPole-v1") as server:
+        assert main(["top", server.url, "--count", "3", "--interval", "0.01"]) == 0
+    lines = capsys.readouterr().out.split("\n")
+    assert lines[0].startswith(server.url)
+    assert [line for line in lines if line != line.rstrip()] == []
+    assert any(line.endswith(" steps/s") for line in lines)
+    assert main(["top", "grpc://127.0.0.1:1", "--count", "1"]) == 1
+    assert "0 worlds, 0 slots used," in capsys.readouterr().out
+
+
+def test_a_file_that_is_not_there_is_told_without_a_number_of_the_system(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["top", f"file://{tmp_path}/none", "--count", "1"]) == 1
+    assert capsys.readouterr().err.endswith(f": {tmp_path}/none: No such file or directory\n")
+
+
 @everywhere
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_the_status_of_a_server_counts_what_was_done_also_in_worlds_that_are_gone(

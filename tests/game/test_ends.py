@@ -155,6 +155,7 @@ def test_a_wait_that_ctrl_c_has_broken_off_goes_on_with_the_next_call(process):
             os.kill(os.getpid(), signal.SIGINT)
             broken_off.wait(20)
             told.append(env.step(2)[:3])
+            game.close()  # else the program would wait for the next round
             env.close()
 
         with in_thread(play):
@@ -162,7 +163,8 @@ def test_a_wait_that_ctrl_c_has_broken_off_goes_on_with_the_next_call(process):
                 until(lambda: (game.exchange(AT_START, wait=True), game.begins, False)[2])
             broken_off.set()
             assert game.exchange(AT_START + 1, 5.0, wait=True) == 2
-            assert game.exchange(AT_START + 2, 1.0, terminated=True, wait=True) is None
+            with pytest.raises(ClosedError):
+                game.exchange(AT_START + 2, 1.0, terminated=True, wait=True)
     (seen, reward, terminated) = told[0]
     np.testing.assert_array_equal(seen, AT_START + 2)
     assert (reward, terminated) == (1.0, True)
@@ -198,3 +200,50 @@ def test_ctrl_c_in_a_wait_ends_the_episode_and_leaves_no_process(place, block, t
         finally:
             game.kill()
     assert [episode.end for episode in read_folder(folder).episodes()] == ["closed"], "no step was under way"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_ctrl_c_between_two_calls_is_the_programs_and_so_is_the_end(process):
+    def program():
+        with game:
+            while True:
+                game.exchange(AT_START)
+                if not game.begins:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+    game = serve_game(OBSERVATION, ACTION, process=process)
+    with pytest.raises(KeyboardInterrupt):
+        program()
+    with pytest.raises(ClosedError, match="this game was closed"):
+        game.exchange(AT_START)
+
+
+def test_a_program_that_exits_in_the_block_has_ended_in_order(process, tmp_path):
+    found = []
+
+    def program():
+        with game:
+            with in_thread(lambda: found.append(make_remote(game.url))):
+                until(lambda: found or (game.exchange(AT_START), game.begins, False)[2])
+            with in_thread(lambda: found.append(found[0].reset())):
+                until(lambda: len(found) == 2 or (game.exchange(AT_START), game.begins, False)[2])
+            sys.exit(3)
+
+    game = serve_game(OBSERVATION, ACTION, process=process, record=tmp_path)
+    with pytest.raises(SystemExit):
+        program()
+    found[0].close()
+    assert "failed" not in {episode.end for episode in read_folder(tmp_path).episodes()}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_a_signal_handler_may_close_a_game_that_waits(process):
+    with serve_game(OBSERVATION, ACTION, process=process) as game:
+        handler = signal.signal(signal.SIGALRM, lambda *given: game.close())
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(ClosedError, match="this game was closed"):
+                game.exchange(AT_START, wait=True)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)

@@ -9,8 +9,10 @@ import pytest
 
 from bridge import RealTime, make_remote, make_vec_remote, serve_game
 from bridge.errors import Code, RefusedError
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.testing import check_server
 from tests.game.loops import ACTION, OBSERVATION, in_thread, walking
+from tests.peers import Stream
 from tests.support import until
 
 AT_START = np.zeros(2, np.float32)
@@ -22,10 +24,13 @@ def game(process):
         yield made
 
 
-def joined(game, **keywords):
-    """Join a game whose loop the test runs: frame by frame, in this thread."""
+def joined(game):
+    """Join a game whose loop the test runs: frame by frame, in this thread.
+
+    Each Step has its own answer: where the game is far away for its measured rate, others would be sent ahead.
+    """
     found = []
-    with in_thread(lambda: found.append(make_remote(game.url, **keywords))):
+    with in_thread(lambda: found.append(make_remote(game.url, wait="now"))):
         until(lambda: found or (game.exchange(AT_START), game.begins, False)[2])
     return found[0]
 
@@ -213,3 +218,108 @@ def test_a_game_has_no_lock_of_the_process(game):
         assert game.begins
         assert game.exchange(AT_START) == 0
         free.set()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_no_other_world_can_be_made_joined_or_destroyed(process, wait):
+    with walking(wait, process=process) as walk:
+        stream = Stream(walk.game.server)
+        made = stream.ask(create_world=pb.CreateWorldRequest())
+        assert made.error.code == Code.RESOURCE_EXHAUSTED
+        assert "join its default world" in made.error.message
+        with pytest.raises(RefusedError, match="there is no world 'other'"):
+            make_remote(walk.game.url + "?world=other")
+        destroyed = stream.ask(destroy_world=pb.DestroyWorldRequest(world_name=""))
+        assert destroyed.error.code == Code.NOT_FOUND
+        stream.close()
+        env = make_remote(walk.game.url)  # it is there still
+        env.reset(seed=1)
+        env.step(1)
+        env.close()
+
+
+def test_clients_that_come_at_once_before_the_first_call_all_get_in(game):
+    found = []
+    url = game.url + "?world="
+    with (
+        in_thread(lambda: found.append(make_remote(url))),
+        in_thread(lambda: found.append(make_remote(url, role="spectator"))),
+        in_thread(lambda: found.append(make_remote(url, role="spectator"))),
+    ):
+        until(lambda: game.server.connections == 3)
+        until(lambda: len(found) == 3 or (game.exchange(AT_START), game.begins, False)[2])
+    for env in found:
+        env.close()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_of_two_clients_at_once_one_plays_and_the_other_is_refused(process, wait):
+    with walking(wait, process=process, timeout=0.5) as walk:
+        for turn in range(3):
+            together, played, refused = threading.Barrier(2), [], []
+
+            def play(seed, together=together, played=played, refused=refused):
+                together.wait(10)
+                try:
+                    env = make_remote(walk.game.url)
+                except RefusedError as error:
+                    refused.append(error.code)
+                    return
+                played.append(env)
+                env.reset(seed=seed)
+                env.step(1)
+
+            with in_thread(lambda play=play, turn=turn: play(turn)), in_thread(lambda play=play, turn=turn: play(turn)):
+                pass
+            assert refused == [Code.RESOURCE_EXHAUSTED]
+            played[0].close()  # in the midst of its round
+        assert [seed for seed, _ in walk.begun if seed is not None] == [0, 1, 2]
+
+
+def test_a_reward_beside_the_first_observation_is_left_out(process):
+    totals, frame = [], 0
+
+    def play():
+        env = make_remote(game.url)
+        for _ in range(2):
+            env.reset()
+            total, ended = 0.0, False
+            while not ended:
+                _, reward, ended, *_ = env.step(1)
+                total += reward
+            totals.append(total)
+        env.close()
+
+    with serve_game(OBSERVATION, ACTION, process=process) as game, in_thread(play) as thread:
+
+        def turn():
+            nonlocal frame
+            game.exchange(np.array([frame, 0]), 1000.0 if frame == 0 else 1.0, terminated=frame == 20)
+            frame = 0 if game.begins else frame + 1
+
+        until(lambda: (turn(), not thread.is_alive())[1])
+    assert len(totals) == 2
+    assert max(totals) <= 20
+
+
+def test_the_old_round_goes_on_truly_until_the_program_reads_that_another_begins(process):
+    with serve_game(OBSERVATION, ACTION, process=process, standstill=0.2) as game:
+        env = joined(game)
+        begin(game, env, seed=1)
+        errors, told = [], []
+
+        def reset(seed):
+            try:
+                told.append(env.reset(seed=seed)[0])
+            except RefusedError as error:
+                errors.append(str(error))
+            return told
+
+        with in_thread(lambda: reset(2)) as thread:
+            until(lambda: (game.exchange(np.array([9, 9])), not thread.is_alive())[1])
+        assert "has not read game.begins" in errors[0]
+        # Until it has called, who asks is still told so.
+        with in_thread(lambda: until(lambda: reset(3))) as thread:
+            until(lambda: (game.exchange(AT_START), game.begins, not thread.is_alive())[2])
+        np.testing.assert_array_equal(told, [AT_START], "nothing of the old round")
+        env.close()

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 
 import pytest
 
 from bridge import make_remote
 from bridge.errors import ConnectionLostError, RefusedError, RemoteTimeoutError
+from tests.game.loops import in_thread, walking
 from tests.support import until
 
 PROGRAM = """
@@ -103,3 +105,38 @@ def test_a_server_in_a_process_of_its_own_tells_that_its_program_was_stopped(wai
             assert "the game stands still" in str(error)
         finally:
             os.kill(game.pid, signal.SIGCONT)
+
+
+def step_while_stopped(env, pid):
+    """Step while a process is stopped for longer than its `standstill`; return what the Step has told once it runs."""
+    told = []
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with in_thread(lambda: told.append(env.step(0))):
+        try:
+            until(lambda: time.monotonic() - began > 0.5)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    return told
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
+@pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.slow
+def test_a_program_that_was_stopped_with_its_server_answers_what_came_meanwhile(wait):
+    with playing(False, wait) as (env, program):
+        for _ in range(5):
+            assert step_while_stopped(env, program.pid), "the Step was refused"
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
+@pytest.mark.slow
+def test_a_server_that_was_stopped_while_its_program_went_on_answers_what_came_meanwhile():
+    with walking(False, process=True, standstill=0.3) as walk:
+        env = make_remote(walk.game.url)
+        env.reset(seed=1)
+        for _ in range(5):
+            calls = len(walk.taken)
+            assert step_while_stopped(env, walk.game.server.pid), "the Step was refused"
+            assert len(walk.taken) > calls
+        env.close()

@@ -41,9 +41,12 @@ def game():
         ({"observation": None}, "expected observation"),
         ({"observation": np.zeros(2, np.complex64)}, "got an array of complex64"),
         ({"reward": "much"}, "reward to be a number"),
+        ({"reward": "1"}, "reward to be a number, got '1'"),
+        ({"reward": b"1"}, "reward to be a number"),
         ({"reward": np.zeros(2)}, "reward to be a number"),
         ({"reward": None}, "reward to be a number"),
         ({"reward": 1j}, "reward to be a number"),
+        ({"terminated": None}, "terminated and truncated to be True or False, got None"),
         ({"terminated": "no"}, "terminated and truncated to be True or False, got 'no'"),
         ({"truncated": np.array([True])}, "terminated and truncated to be True or False"),
         ({"info": [1]}, "info to be a dict"),
@@ -105,11 +108,16 @@ def test_a_scalar_is_no_vector_of_one_element():
         {"observation": np.zeros(2, np.float64)},
         {"observation": np.arange(4, dtype=np.float32)[::-2]},
         {"observation": (0, 1)},
-        {"reward": np.float32(1)},
+        {"reward": np.float16(1)},
+        {"reward": np.int8(1)},
+        {"reward": np.array(2.0)},
         {"reward": np.ones(1)},
+        {"reward": float("inf")},
         {"reward": True},
         {"terminated": np.bool_(False), "truncated": 0},
         {"frame": np.zeros((4, 6, 3), np.uint8)[::-1, ::-2]},
+        {"frame": np.broadcast_to(np.uint8(7), (4, 6, 3))},  # read-only
+        {"frame": memoryview(np.zeros((4, 6, 3), np.uint8))},
         {"info": {1: 2, "when": np.datetime64("2026-01-01"), "lock": threading.Lock()}},
     ],
 )
@@ -267,14 +275,14 @@ def refusal(env):
     return ""
 
 
-def test_after_close_a_call_says_so_and_so_does_one_that_waits():
-    game = serve_game(OBSERVATION, ACTION)
+def test_after_close_a_call_says_so_and_so_does_one_that_waits(process):
+    game = serve_game(OBSERVATION, ACTION, process=process)
     game.exchange(AT_START)
     game.close()
     game.close()
     with pytest.raises(ClosedError, match="this game was closed"):
         game.exchange(AT_START)
-    with walking(True) as walk:  # waits for somebody
+    with walking(True, process=process) as walk:  # waits for somebody
         until(lambda: not walk.taken)
         walk.game.close()
         with pytest.raises(ClosedError):

@@ -15,6 +15,7 @@ from bridge.errors import ClosedError
 from tests.browser import in_browser, launched, opened_in, says, shows
 from tests.game.loops import ACTION, OBSERVATION, in_thread
 from tests.peers import Stream
+from tests.support import until
 
 
 @pytest.mark.parametrize(
@@ -53,14 +54,15 @@ def test_no_key_does_what_the_game_does_where_nobody_acts(given, no_key, arrows,
 @pytest.mark.parametrize("frame", [np.full((40, 60, 3), 90, np.uint8), None], ids=["pictures", "no_pictures"])
 @pytest.mark.slow
 def test_who_watches_a_game_that_stands_still_reads_so_until_it_goes_on(frame):
-    goes, over = threading.Event(), threading.Event()
+    goes, over, rounds = threading.Event(), threading.Event(), []
     goes.set()
 
     def loop(game):
         try:
             while not over.is_set():
                 game.exchange(np.zeros(2, np.float32), frame=frame)
-                assert game.begins in (True, False), "read, so that rounds begin"
+                if game.begins:
+                    rounds.append(game.seed)
                 goes.wait(60)
                 over.wait(0.02)
         except ClosedError:
@@ -88,10 +90,12 @@ def test_who_watches_a_game_that_stands_still_reads_so_until_it_goes_on(frame):
                 before = page.evaluate("() => Number(document.getElementById('canvas').dataset.pictures)")
                 shows(page, f"() => document.getElementById('canvas').dataset.pictures > {before + 3}")
             env.close()
-            # Who plays keeps the place meanwhile.
             says(page, "#play", "Play")
+            before = len(rounds)
             page.click("#play")
             says(page, "#badge", "playing")
+            until(lambda: len(rounds) > before)  # who presses Play begins a round
+            # Who plays keeps the place while the game stands still.
             goes.clear()
             says(page, "#stall", "The game stands still")
             goes.set()
@@ -101,3 +105,45 @@ def test_who_watches_a_game_that_stands_still_reads_so_until_it_goes_on(frame):
         finally:
             over.set()
             goes.set()
+
+
+@in_browser
+@pytest.mark.slow
+def test_a_person_plays_a_game_that_waits_as_its_agent(process):
+    taken, rounds = [], []
+
+    def loop(game):
+        with contextlib.suppress(ClosedError):
+            while True:
+                # With a picture, since no other is shown of a game.
+                taken.append(
+                    game.exchange(np.zeros(2, np.float32), frame=np.full((40, 60, 3), 90, np.uint8), wait=True)
+                )
+                if game.begins:
+                    rounds.append(game.seed)
+
+    with (
+        serve_game(OBSERVATION, spaces.Discrete(3), name="Dots", web=True, process=process) as game,
+        in_thread(lambda: loop(game)),
+        launched() as chromium,
+        opened_in(chromium) as opened,
+    ):
+        try:
+            page = opened(game.web_url)
+            says(page, "#play", "Play")
+            page.click("#play")
+            says(page, "#badge", "playing")
+            until(lambda: 0 in taken)
+            page.keyboard.down("ArrowRight")
+            until(lambda: 2 in taken)
+            page.keyboard.up("ArrowRight")
+            shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
+            assert page.is_hidden("#problem")
+            assert len(rounds) == 1
+            page.keyboard.press("Escape")
+            says(page, "#play", "Play")
+            page.click("#play")
+            until(lambda: len(rounds) == 2)
+            assert None not in rounds, "a seed, so that a recording can be replayed"
+        finally:
+            game.close()

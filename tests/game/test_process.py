@@ -177,7 +177,15 @@ def pictures(folder):
     return [picture() for _, _, picture in observed_rows(episode, frames=True)]
 
 
-TURNED = {"rows": lambda of: of, "columns": lambda of: of.swapaxes(0, 1), "upside_down": lambda of: of[::-1]}
+TURNED = {
+    "rows": lambda of: of,
+    "columns": lambda of: of.swapaxes(0, 1),
+    "upside_down": lambda of: of[::-1],
+    "colours_turned": lambda of: of[..., ::-1],
+    "every_second": lambda of: of[::2, ::-2],
+    "fortran": np.asfortranarray,
+    "read_only": lambda of: np.frombuffer(of.tobytes(), np.uint8).reshape(of.shape),
+}
 
 
 @pytest.mark.parametrize("turned", TURNED)
@@ -268,7 +276,46 @@ def test_the_server_answers_what_a_server_is_asked():
         env.close()
 
 
-def test_a_frozen_program_is_told_that_it_has_no_interpreter(monkeypatch):
-    monkeypatch.setattr(sys, "frozen", True, raising=False)
+@pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", ""), ("executable", None)])
+def test_a_program_that_contains_python_is_told_that_it_has_no_interpreter(monkeypatch, name, value):
+    monkeypatch.setattr(sys, name, value, raising=False)
     with pytest.raises(SettingError, match=r"got an executable that contains Python .*; leave process out"):
         serve_game(OBSERVATION, ACTION, process=True)
+
+
+@pytest.mark.slow
+def test_a_server_starts_where_it_may_not_choose_how_it_is_scheduled(monkeypatch, tmp_path):
+    """Some sandboxes refuse the call."""
+    refuses = "import os\ndef refuse(*given):\n    raise PermissionError\nos.sched_setscheduler = refuse\n"
+    (tmp_path / "sitecustomize.py").write_text(refuses, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with walking(False, process=True) as walk:
+        env = make_remote(walk.game.url)
+        env.reset()
+        env.step(1)
+        env.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs limits of a process")
+@pytest.mark.slow
+def test_a_program_with_many_open_files_is_served(tmp_path):
+    """Their numbers are beyond those that `select` takes."""
+    opens = """
+import os, resource
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard) if hard > 0 else (4096, hard))
+opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+"""
+    script = tmp_path / "program.py"
+    script.write_text(opens + PROGRAM, encoding="utf-8")
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as game:
+        try:
+            assert game.stdout.readline() == "runs\n"
+            url, _ = game.stdout.readline().split()
+            env = make_remote(url, timeout=20)
+            env.reset(seed=1)
+            env.step(1)
+            env.reset(seed=2)
+            env.close()
+        finally:
+            game.kill()

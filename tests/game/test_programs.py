@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import threading
+import urllib.request
 
 import numpy as np
+import pytest
 
 from bridge import make_remote, serve_game
 from bridge.errors import ClosedError, RefusedError, ResetNeededError
@@ -111,3 +115,56 @@ def test_an_agent_that_comes_again_plays_the_round_that_its_reset_begins(process
             env.step(1)
             env.close()
         assert [seed for seed, _ in walk.begun if seed is not None] == [0, 1, 2]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+@pytest.mark.parametrize("wait", [False, True])
+def test_signals_stay_the_programs_and_wake_its_own_loop(process, wait):
+    """Loops of Qt, GTK and asyncio hear of signals by `set_wakeup_fd`."""
+    of_program = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)
+    handlers, threads = {name: signal.getsignal(name) for name in of_program}, []
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    wakes = signal.set_wakeup_fd(write)
+    handler = signal.signal(signal.SIGALRM, lambda *given: threads.append(threading.current_thread()))
+    try:
+        with serve_game(OBSERVATION, ACTION, process=process, timeout=0.1) as game:
+            found = []
+            signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+
+            def play():
+                env = make_remote(game.url)
+                env.reset()
+                found.append(env)
+
+            def turn():
+                game.exchange(AT_START, wait=wait)
+                return game.begins
+
+            with in_thread(play):
+                until(lambda: (turn(), found and len(threads) > 5)[1])
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            found[0].close()
+            assert {name: signal.getsignal(name) for name in of_program} == handlers
+        assert set(threads) == {threading.main_thread()}
+        assert signal.SIGALRM in os.read(read, 100)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        assert signal.set_wakeup_fd(wakes) == write
+        os.close(read)
+        os.close(write)
+
+
+def test_a_server_answers_others_while_its_program_does_not_call(process):
+    with serve_game(OBSERVATION, ACTION, process=process, web=True) as game:
+        found = []
+        with in_thread(lambda: found.append(make_remote(game.url))):
+            until(lambda: found or (game.exchange(AT_START), game.begins, False)[2])
+        # No call from here on.
+        with urllib.request.urlopen(game.web_url, timeout=20) as page:
+            assert page.status == 200
+        assert game.server.status()["connections"] >= 1
+        watcher = make_remote(game.url + "?world=", role="spectator")
+        watcher.close()
+        found[0].close()

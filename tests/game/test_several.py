@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
-from bridge import make_remote, serve_game
-from bridge.errors import ClosedError, Code, RefusedError, SettingError
-from tests.game.loops import ACTION, OBSERVATION
+from bridge import Recording, make_parallel_remote, make_remote, serve_game
+from bridge.errors import ClosedError, Code, RefusedError, RemoteError, SettingError
+from bridge.recording.episodes import load_episode
+from bridge.recording.reader import read_folder
+from tests.game.loops import ACTION, OBSERVATION, in_thread
 from tests.support import until
 
 SPACES = {"red": (OBSERVATION, ACTION), "blue": (OBSERVATION, ACTION)}
@@ -252,3 +255,163 @@ def test_an_agent_that_joins_before_the_first_frame_of_a_round_plays_it_from_the
             goes.set()
             game.close()
             thread.join(20)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_game_that_is_closed_breaks_off_the_episodes_of_those_alone_who_still_play(process, wait, tmp_path):
+    steps = {name: [] for name in SPACES}
+    with duel(wait, blue=4, process=process, record=Recording(tmp_path, observations=True)) as game:
+
+        def play(name):
+            env = make_remote(game.game.url, agent=name, timeout=20)
+            try:
+                env.reset(seed=5)
+                while not steps[name] or not any(steps[name][-1][2:4]):
+                    steps[name].append(env.step(1))
+            except RemoteError:  # it was closed while no step was under way
+                pass
+            env.close()
+
+        threads = [threading.Thread(target=play, args=(name,)) for name in SPACES]
+        for thread in threads:
+            thread.start()
+        until(lambda: steps["blue"] and steps["blue"][-1][2])
+        game.game.close()
+        for thread in threads:
+            thread.join(20)
+    episode = read_folder(tmp_path).episodes()[-1]
+    assert episode.end in ("truncated", "closed")
+    assert episode.rewards.shape == (episode.length, 2)
+    ends = [load_episode(episode, agent=name).terminations.tolist() for name in ("red", "blue")]
+    assert not any(ends[0])
+    assert ends[1] == [False] * (len(ends[1]) - 1) + [True], "blue had ended before"
+    rows_of_blue = episode.stream.column("lane")[episode.own] == 1
+    assert rows_of_blue.sum() == 5, "a beginning and four steps"
+
+
+THREE = ("red", "blue", "green")
+SEEN = spaces.Dict(
+    place=spaces.Box(-99, 99, (2,), np.float32),
+    kind=spaces.Discrete(3),
+    deep=spaces.Dict(pixels=spaces.Box(0, 255, (2, 3), np.uint8), name=spaces.Text(5)),
+)
+DONE = spaces.Dict(move=spaces.Box(-1, 1, (2,), np.float32), fire=spaces.MultiBinary(2))
+
+
+@contextmanager
+def three(wait, lengths, **keywords):
+    """Serve a game of three agents, whose rounds have so many frames by name; give it, and the seeds of its rounds."""
+    over, begun = threading.Event(), []
+
+    def loop():
+        frame, alive = 0, list(THREE)
+        with suppress(ClosedError):
+            while not over.is_set():
+                pixels = np.full((2, 3), frame % 256, np.uint8)
+                seen = {"place": [frame, 1], "kind": np.int8(2), "deep": {"pixels": pixels, "name": "ab"}}
+                game.exchange(
+                    dict.fromkeys(alive, seen),
+                    dict.fromkeys(alive, np.float16(0.5)),
+                    terminated={name: np.bool_(frame == lengths[name]) for name in alive},
+                    info={name: {"who": name} for name in alive},
+                    wait=wait,
+                )
+                if game.begins:
+                    begun.append(game.seed)
+                    frame, alive = 0, list(THREE)
+                    continue
+                alive = [name for name in alive if frame != lengths[name]]
+                frame += 1
+                if not wait:
+                    over.wait(0.005)
+
+    with serve_game(dict.fromkeys(THREE, (SEEN, DONE)), timeout=20, **keywords) as game, in_thread(loop):
+        try:
+            yield game, begun
+        finally:
+            over.set()
+            game.close()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_three_agents_of_dict_spaces_of_whom_two_end_at_once_are_each_told_their_own(process, wait):
+    lengths = {"red": 5, "blue": 5, "green": 8}
+    with three(wait, lengths, process=process) as (game, begun):
+        envs = {name: make_remote(game.url, agent=name, timeout=20) for name in THREE}
+        told = {name: [] for name in THREE}
+
+        def play(name):
+            env = envs[name]
+            for _ in range(3):
+                env.reset(seed=7 if name == "red" else None)
+                total, ended = 0.0, False
+                while not ended:
+                    seen, reward, ended, truncated, info = env.step(env.action_space.sample())
+                    assert not truncated
+                    assert info["who"] == name
+                    total += reward
+                told[name].append((total, int(seen["place"][0]), int(seen["deep"]["pixels"][0, 0]), int(seen["kind"])))
+
+        with (
+            in_thread(lambda: play("red")),
+            in_thread(lambda: play("blue")),
+            in_thread(lambda: play("green")),
+        ):
+            pass
+        assert 7 in begun
+        for name, length in lengths.items():
+            # In real time an agent may enter a round that runs, whose frames before that are not its own.
+            assert [each[1:] for each in told[name]] == [(length, length, 2)] * 3
+            assert [each[0] for each in told[name]] == [length / 2] * 3 or not wait
+        for env in envs.values():
+            env.close()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_reset_counts_also_where_some_of_the_others_have_ended_and_the_rest_have_left(process, wait):
+    lengths = {"red": 10**6, "blue": 3, "green": 10**6}
+    with three(wait, lengths, process=process) as (game, begun):
+        envs = {name: make_remote(game.url, agent=name, timeout=20) for name in THREE}
+
+        def play(name):
+            envs[name].reset(seed=1 if name == "red" else None)
+            for _ in range(2):
+                envs[name].step(DONE.sample())
+
+        with (
+            in_thread(lambda: play("red")),
+            in_thread(lambda: play("blue")),
+            in_thread(lambda: play("green")),
+        ):
+            pass
+        # Blue ends, green leaves in the midst of the round, and then red alone decides.
+        with in_thread(lambda: until(lambda: envs["blue"].step(DONE.sample())[2])):
+            for _ in range(4):
+                step = threading.Thread(target=envs["green"].step, args=(DONE.sample(),))
+                step.start()
+                envs["red"].step(DONE.sample())
+                step.join(20)
+        envs["green"].close()
+        if wait:  # where the program waits, so does the next round for all who are in
+            envs["blue"].close()
+        seen, _ = envs["red"].reset(seed=2)
+        assert begun[-1] == 2
+        assert seen["place"][0] == 0 or not wait
+        envs["red"].close()
+        envs["blue"].close()
+
+
+def test_one_client_may_play_all_agents(process):
+    with three(True, dict.fromkeys(THREE, 6), process=process) as (game, begun):
+        env = make_parallel_remote(game.url + "?world=")
+        for seed in (3, 4):
+            env.reset(seed=seed)
+            frames = 0
+            while env.agents:
+                _, rewards, _, _, infos = env.step({name: DONE.sample() for name in env.agents})
+                assert rewards == dict.fromkeys(THREE, 0.5)
+                assert {name: info["who"] for name, info in infos.items()} == {name: name for name in THREE}
+                frames += 1
+            assert frames == 6
+        env.close()
+        assert begun == [3, 4]

@@ -69,11 +69,17 @@ def test_serve_takes_a_key_bots_and_spectators(tmp_path):
         end(server)
 
 
-def test_options_of_perlert_without_it_are_a_usage_error(capsys):
+def test_options_of_perlert_without_it_are_a_usage_error(capsys, tmp_path):
     assert main(["serve", "CartPole-v1", "--spectators", "1"]) == 2
     assert "--spectators is for --perlert PORT" in capsys.readouterr().err
-    assert main(["serve", "CartPole-v1", "--perlert", "0", "--perlert-key-file", "/no/such/file"]) == 2
-    assert "cannot read the key file /no/such/file" in capsys.readouterr().err
+    missing = str(tmp_path / "missing")
+    assert main(["serve", "CartPole-v1", "--perlert", "0", "--perlert-key-file", missing]) == 2
+    assert f"cannot read the key file '{missing}'" in capsys.readouterr().err
+    # Somebody who gives the key in place of its file must not find it in a log.
+    assert main(["serve", "CartPole-v1", "--perlert", "0", "--perlert-key-file", "0123456789abcdef"]) == 2
+    shown = capsys.readouterr().err
+    assert "cannot read the key file …: No such file" in shown
+    assert "0123456789abcdef" not in shown
 
 
 def test_a_slot_or_lobby_that_is_not_there_and_a_slot_that_is_taken_are_told():

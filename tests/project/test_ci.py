@@ -17,6 +17,7 @@ from tests.places import ROOT
 
 CACHED = ROOT / ".ci" / "cached"
 RUN = ROOT / ".ci" / "run"
+STEP = ROOT / ".ci" / "step"
 
 pytestmark = [
     pytest.mark.skipif(os.name != "posix", reason="these are programs for POSIX"),
@@ -194,3 +195,36 @@ def test_a_run_that_takes_longer_than_its_budget_fails_and_says_so(run_all: Call
 def test_the_script_passes_shellcheck() -> None:
     done = subprocess.run(["shellcheck", RUN], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_an_installation_writes_is_shown_where_it_fails_and_else_only_its_name(code: int) -> None:
+    program = f"import sys; print('collecting'); print('no space left', file=sys.stderr); sys.exit({code})"
+    command = [sys.executable, str(STEP), "Installing the package", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = "failed" if code else "done"
+    assert re.fullmatch(rf"Installing the package …\nInstalling the package … {ended} in \d+ s\n", done.stdout)
+    assert sorted(done.stderr.splitlines()) == (["collecting", "no space left"] if code else [])
+    assert done.returncode == code
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_the_checks_in_python_come_first_and_a_failure_hides_no_other_check(tmp_path: Path) -> None:
+    npm = tmp_path / "npm"
+    npm.write_text("#!/bin/sh\n")
+    npm.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["make", "--dry-run", "check"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    places = [done.stdout.find(tool) for tool in ("ruff check", "mypy", "docs/generate.py", "npm install", "eslint")]
+    assert places == sorted(places), done.stdout
+    assert places[0] > 0
+    assert "--keep-going check-python check-web check-calls" in done.stdout
+    assert "npm install --silent" not in done.stdout

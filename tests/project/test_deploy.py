@@ -329,6 +329,10 @@ def test_the_dashboard_is_current_and_has_a_panel_for_every_metric_and_no_other(
     assert named == set(kinds_of(scraped))
     assert all(text.count(left) == text.count(right) for text in asked for left, right in ("()", "{}", "[]"))
     assert len({panel["id"] for panel in made["panels"]}) == len(made["panels"])
+    # A title is cut off at the width of a panel, so what exactly is shown is in the description.
+    assert all(len(panel["title"]) <= 36 and ";" not in panel["title"] for panel in made["panels"])
+    assert all(panel["description"] for panel in made["panels"] if panel["type"] != "row")
+    assert len([panel for panel in made["panels"] if panel["type"] == "row"]) > 1
     places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in made["panels"]}
     assert len(places) == len(made["panels"])
     check = (ROOT / "Makefile").read_text("utf-8").partition("\ncheck-python:")[2].partition("\n\n")[0]
@@ -345,3 +349,16 @@ def test_the_reference_lists_every_metric_with_its_labels(scraped: str) -> None:
         for given in re.findall(rf"^{name}{{([^}}]*)}} ", scraped, re.MULTILINE):
             assert set(re.findall(r"(\w+)=", given)) == set(labels.split(", "))
     assert kinds == kinds_of(scraped)
+
+
+def test_prometheus_reads_the_port_that_the_docs_name_and_its_rules_name_metrics_that_exist(scraped: str) -> None:
+    text = (ROOT / "deploy" / "prometheus.yml").read_text("utf-8")
+    (job,) = yaml.safe_load(text)["scrape_configs"]
+    targets = job["static_configs"][0]["targets"]
+    assert {target.partition(":")[2] for target in targets} == {"9100"}
+    assert "--metrics-port 9100" in (ROOT / "docs" / "cluster.md").read_text("utf-8")
+    rules = yaml.safe_load("\n".join(re.findall(r"^#   ( *(?:groups|-|rules).*)$", text, re.MULTILINE)))
+    asked = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    assert len(asked) == 4
+    named = {name for expression in asked for name in re.findall(r"\bbridge_\w+", expression)}
+    assert named <= set(kinds_of(scraped))

@@ -33,6 +33,10 @@ from tests.standalone_server import DEADLINE, FILE, Output, standalone
         (["CartPole-v1", "--tls-key", "k.pem"], "both --tls-certificate and --tls-key"),
         (["CartPole-v1", "--env-kwargs", "gravity"], "KEY=VALUE"),
         (["CartPole-v1", "--token-file", os.devnull], "expected a token in"),
+        (
+            ["CartPole-v1", "--token-file", "f8c69f0d" * 8],
+            "cannot read --token-file: No such file or directory. Expected",
+        ),
         ([f"{OLD}:WalkOverGraphs"], "observation is a Graph, which this server does not serve"),
     ],
 )
@@ -41,6 +45,7 @@ def test_the_command_line_says_what_is_wrong(arguments, reason):
     assert done.returncode != 0
     assert reason in done.stderr, done.stderr
     assert "Traceback" not in done.stderr or "Graph" in done.stderr
+    assert "f8c69f0d" not in done.stderr
 
 
 @pytest.mark.parametrize("python", ["2.7", "3.5", "3.6"])
@@ -61,6 +66,21 @@ def test_an_older_python_is_told_what_is_needed(python):
     before = FILE.read_text("ascii").partition("    raise SystemExit(f")[0]
     assert not re.search(r"\bf\"|: \w+ = |:=|\basync\b|\bnonlocal\b|print\(", before)
     ast.parse(f"{before}    pass\n", feature_version=(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"), [([], "grpc"), (["grpc"], "numpy"), (["grpc", "numpy"], "google")], ids=str
+)
+def test_a_python_without_the_three_packages_is_told_what_installs_them(tmp_path, there, missing):
+    for name in there:
+        (tmp_path / f"{name}.py").write_text("")
+    # With `-S` no installed package is found.
+    command = [sys.executable, "-S", str(FILE), "CartPole-v1"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, env=environment, check=False)
+    install = f"{sys.executable} -m pip install grpcio protobuf numpy"
+    assert done.stderr == f"No module named '{missing}': {install}\n"
+    assert done.returncode == 1
 
 
 def test_a_package_that_an_environment_lacks_is_named():

@@ -7,9 +7,11 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import cloudpickle
+
+from bridge.states.check import Verdict, run_check
 from bridge.states.check import examine as examine
 from bridge.states.check import examine_replay as examine_replay
-from bridge.states.check import judge as judge
 from bridge.states.graph import restore, take
 from bridge.states.history import History, Ledger
 from bridge.states.replay import StateReplay, replayed
@@ -61,6 +63,11 @@ def goes_wrong(kind: Any) -> bool:
         finally:
             env.close()
     return False
+
+
+def judge(make: Any) -> Verdict:
+    """What a server finds about a kind, in processes of their own."""
+    return run_check(cloudpickle.dumps(make), lambda process: None)
 
 
 def lanes_of(kind: Any, moment: int) -> tuple[list[Any], list[Any]]:

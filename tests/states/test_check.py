@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
 import pytest
 
 from bridge.states.check import examine, examine_replay
+from tests.states.right_or_refused import judge
 from tests.states_envs import REFUSED, RIGHT, Walk
 from tests.support import stable_id
 
@@ -57,3 +59,18 @@ def test_an_object_that_all_got_and_none_changes_is_no_hindrance() -> None:
             self.x = self.x + self.manager["gain"][0]
 
     assert examine(lambda: Reads(table)) == ""
+
+
+class Remembers(Walk):
+    """Knows how much its process has remembered, which changes three times."""
+
+    remembered = staticmethod(functools.lru_cache(lambda key: key * 2.0))
+
+    def act(self, action: int) -> None:
+        self.x = self.x + self.remembered(action) + self.remembered.cache_info().currsize
+
+
+def test_what_changes_but_once_in_a_process_is_found_for_a_copy_and_for_a_replay() -> None:
+    verdict = judge(Remembers)
+    assert verdict.way == ""
+    assert "by replay: an environment that was replayed did not go on as the original" in verdict.reason

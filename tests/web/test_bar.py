@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from bridge import make_remote, serve_gym, serve_parallel
+from bridge import make_remote, make_vec_remote, serve_gym, serve_parallel
 from tests.browser import AXE, FINDINGS, in_browser, says, shows
 from tests.support import sampled
 from tests.web_envs import Doors, Paddle, Paddles
@@ -153,6 +153,24 @@ def test_a_bar_with_everything_in_it_is_one_row(opened, tmp_path, size):
         page = sized(opened, server, size)
         assert page.is_visible("#env")
         assert page.evaluate(OUTSIDE) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", sampled([[1280, 800], [1081, 700], [1920, 1080]], 2), ids=named)
+def test_lanes_leave_room_for_the_title_and_no_word_of_the_badge_is_cut(opened, size):
+    titled = type("ALE/Breakout-v5", (Paddle,), {})
+    with serve_gym(titled, web=True, num_envs=16) as server:
+        envs = make_vec_remote(f"{server.url}?world=", blocking=True)
+        envs.reset(seed=0)
+        page = sized(opened, server, size)
+        says(page, "#badge", "watching")
+        says(page, "#stage-title", "ALE/Breakout-v5")
+        page.wait_for_selector("#lanes-label:not([hidden])", state="attached")
+        shown = "(id) => (({clientWidth, scrollWidth}) => clientWidth / scrollWidth)(document.getElementById(id))"
+        assert not page.is_visible("#badge") or page.evaluate(shown, "badge") == 1
+        assert page.evaluate(shown, "stage-title") > 0.6
+        assert page.evaluate(OUTSIDE) == []
+        envs.close()
 
 
 @pytest.mark.slow

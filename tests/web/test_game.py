@@ -197,11 +197,16 @@ def test_the_example_trains_a_policy_on_four_tabs_at_once(opened: Any) -> None:
         [*command, "--listen", f"listen://127.0.0.1:{port}"], stdout=subprocess.PIPE, text=True, encoding="utf-8"
     )
     try:
-        for _ in range(4):
-            opened(port)
         lines: list[str] = []
         reading = threading.Thread(target=lambda: lines.extend(process.stdout or []))
         reading.start()
+        tabs = [opened(port) for _ in range(2)]
+        until(lambda: "2 of 4 tabs are open\n" in lines, 60)
+        assert [tab.locator("canvas").count() for tab in tabs] == [0, 0], "or one tab would play two of the games"
+        tabs += [opened(port) for _ in range(2)]
+        for tab in tabs:
+            tab.wait_for_selector("canvas")
+        assert [tab.locator("canvas").count() for tab in tabs] == [1, 1, 1, 1]
         process.wait(240)
         reading.join()
     finally:

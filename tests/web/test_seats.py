@@ -170,10 +170,20 @@ def test_a_world_says_who_plays_in_it_a_person_or_an_agent(opened, fps):
         page.keyboard.press("Escape")
     with serve_gym(Paddle, web=True, fps=fps) as server:
         page = opened(server.web_url)
-        for player, shown in (("agent:PPO", "● agent PPO"), ("person:Ann", "● person Ann"), ("agent", "● agent")):
+        for player, shown in (
+            ("agent:PPO", "● agent PPO"),
+            ("person:Ann", "● person Ann"),
+            ("agent", "● agent"),
+            # What would turn the text around, or is not seen, is left out; markup is text.
+            ("person:<b>Zo\u202e\u200bë", "● person <b>Zoë"),
+            ("person:\u200b", "● person"),
+            (f"agent:{'y' * 58}", f"● agent {'y' * 58}"),
+        ):
             env = make_remote(f"{server.url}?world=", player=player)
             env.reset()
-            says(page, "#worlds", shown)
+            page.wait_for_function(
+                "(text) => document.querySelector('#worlds .chip.on')?.textContent === text", arg=shown
+            )
             env.close()
             shows(page, "() => !document.getElementById('worlds').textContent.includes('●')")
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import subprocess
+import sys
 import threading
 import time
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from bridge import Limits, Web, errors, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
@@ -517,3 +520,38 @@ def test_a_picture_that_others_have_disturbed_delays_no_later_ones(viewers):
             assert viewer.look("frame")[1]["frame"] is not None
             env.step(0)
         env.close()
+
+
+class Motor(CountingEnv):
+    """Remembers the actions of its steps."""
+
+    def __init__(self):
+        super().__init__(10**9, action_space=spaces.Box(-1, 1, (1,), np.float32))
+        self.actions = []
+
+    def step(self, action):
+        self.actions.append(float(action[0]))
+        return super().step(0)
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["leaves", "dies"])
+def test_a_motor_gets_the_default_action_before_its_world_rests(dies):
+    """The clock of a server with a page stands while nobody is there: not with the last action of a client."""
+    motor = Motor()
+    with serve_gym(lambda: motor, web=True, fps=50) as server:
+        if dies:
+            program = (
+                "import os, sys, numpy as np, bridge\n"
+                "env = bridge.make_remote(sys.argv[1])\n"
+                "env.reset()\n"
+                "while env.step(np.full(1, 0.5, np.float32))[0][1] < 5: pass\n"
+                "os._exit(1)"
+            )
+            subprocess.run([sys.executable, "-c", program, f"{server.url}?world="], check=False, timeout=60)
+        else:
+            env = make_remote(f"{server.url}?world=")
+            env.reset()
+            while env.step(np.full(1, 0.5, np.float32))[0][1] < 5:
+                pass
+            env.close()
+        until(lambda: 0.5 in motor.actions and motor.actions[-1] == 0.0)

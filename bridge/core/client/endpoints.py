@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from bridge.core.logs import SafeLog
+from bridge.core.logs import SafeLog, reason_of
 from bridge.core.ownership import forget_in_child
 from bridge.core.transport.address import Address, parse_address, scheme_of
 from bridge.errors import AddressError, RemoteTimeoutError, SettingError, shown_url
@@ -297,7 +297,9 @@ class EndpointWatch:
     @property
     def title(self) -> str:
         """The directory, for errors."""
-        return repr(self.directory)
+        if isinstance(self.directory, FileDirectory):
+            return f"file://{self.directory.path}"
+        return shown_url(self.directory.url) if isinstance(self.directory, DnsDirectory) else repr(self.directory)
 
     @property
     def may_fill(self) -> bool:
@@ -342,13 +344,19 @@ class EndpointWatch:
         if thread is not None:
             thread.join(timeout)
             if thread.is_alive():
-                raise RemoteTimeoutError(repr(self.directory), f"the directory did not answer within {timeout:g} s")
+                raise RemoteTimeoutError(self.title, f"the directory did not answer within {timeout:g} s")
         # Only the first reading is reported so. Later ones leave what was known, and are logged.
         if self._problem is not None:
-            raise SettingError(f"the directory {self.directory!r} cannot be read: {self._problem}") from self._problem
+            text = f"the directory {self.title} cannot be read: {self._reason(self._problem)}"
+            raise SettingError(text) from self._problem
         if not self.endpoints:
-            raise SettingError(f"expected a directory with at least one endpoint, got none from {self.directory!r}")
+            raise SettingError(f"expected a directory with at least one endpoint, got none from {self.title}")
         return self.endpoints
+
+    def _reason(self, error: Exception) -> str:
+        """Return why the directory cannot be read; the path of its file is in the title."""
+        path = self.directory.path if isinstance(self.directory, FileDirectory) else ""
+        return reason_of(error).removeprefix(f"{path}: ")
 
     def _read(self) -> None:
         try:
@@ -364,7 +372,9 @@ class EndpointWatch:
         except Exception as error:  # whatever a user's directory raises: what was known before stays
             if self.endpoints and str(error) != str(self._problem):
                 _log.warning(
-                    "the directory %r cannot be read, its endpoints stay as they were: %s", self.directory, error
+                    "the directory %s cannot be read, its endpoints stay as they were: %s",
+                    self.title,
+                    self._reason(error),
                 )
             self._problem = error
         finally:

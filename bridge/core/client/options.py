@@ -10,6 +10,7 @@ from bridge.core.back_off import checked_wait
 from bridge.core.client.wire.connection import Transport, checked_transport
 from bridge.core.client.world.world_request import MAX_MESSAGE_BYTES, WorldRequest, pack_factory
 from bridge.core.encoding.names import ANNOUNCED
+from bridge.core.keywords import shown_number
 from bridge.core.transport.address import Address, secret_url
 from bridge.core.transport.credentials import AccessKeywords, ClientAccess
 from bridge.core.transport.messages import Compression, checked_compression
@@ -223,7 +224,7 @@ class VectorOptions(EnvOptions):
         super().__post_init__()
         # By exact type, because True is an int.
         if self.num_envs is not None and (type(self.num_envs) is not int or self.num_envs < 1):
-            raise SettingError(f"expected num_envs to be a positive integer, got {self.num_envs!r}")
+            raise SettingError(f"expected num_envs to be a positive integer, got {shown_number(self.num_envs)}")
         if self.lanes is not None and not isinstance(self.lanes, bool):
             raise SettingError(f"expected lanes to be True, False or None, got {self.lanes!r:.80}")
         object.__setattr__(self, "connect_timeout", checked_timeout(self.connect_timeout, "connect_timeout"))

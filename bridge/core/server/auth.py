@@ -266,6 +266,8 @@ class Gate:
         self._watch_token = watch_token
         self.asks = token is not None
         """True if clients have to show a token."""
+        self.refused = 0
+        """How often a client was refused."""
         self._log = LimitedLog(__name__)
 
     def check(self, shown: str | None, peer: str) -> bool:
@@ -282,6 +284,7 @@ class Gate:
             return True
         if self._watch_token is not None and self._watch_token.equals(shown):
             return False
+        self.refused += 1
         problem = "the token is wrong" if shown else "a token is required, and none was sent"
         self._log.warning("refused %s: %s", peer, problem)
         raise RequestError(

@@ -101,6 +101,7 @@ class ServedSession(Protocol):
 
     last_step: tuple[World, Agent, int] | None
     last_error: int
+    last_reason: str
     last_failure: str | None
 
     @property
@@ -260,6 +261,7 @@ class Calls:
             places.enter()
         except RequestError as error:
             if not may_act or self._operators.full:
+                self._note_refusal(f"peer={client.peer}", int(error.code), error.message)
                 raise
             # An operator's tools only read properties. A full server lets a few in: whoever could not see what it does
             # would take it for dead.
@@ -505,6 +507,7 @@ class Calls:
         try:
             if call.refusal is not None and request is not None and not _asks_for_property(request):
                 # `_serve`, which drops the request, counts it as served.
+                self._note_refusal(_place(call), int(call.refusal.code), call.refusal.message)
                 self.abandon(call, call.refusal)
             self._serve(call, request)
         finally:
@@ -549,6 +552,7 @@ class Calls:
                     admission.check(size)
             except RequestError as error:
                 # An answer like any other, in its turn: the stream goes on (D-2).
+                self._note_refusal(_place(call), int(error.code), error.message)
                 self._finish(call, None, [call.refuse(error)])
                 return
             admission.requests += 1
@@ -652,15 +656,20 @@ class Calls:
         """Count a request, and log one that was refused."""
         session = call.session
         if session.last_error:
-            name, code = session.world_name, session.last_error
-            _log.info("connection=%s world=%s refused code=%s", call.name, name, Code.named(code))
+            self._note_refusal(_place(call), session.last_error, session.last_reason)
             if session.last_failure is not None:
-                self.failures.add(name, session.last_failure)
+                self.failures.add(session.world_name, session.last_failure)
                 session.last_failure = None
-            if self.metrics is not None:
-                self.metrics.refused(code)
         elif self.metrics is not None and session.last_step is not None:
             self.metrics.stepped(seconds)
+
+    def _note_refusal(self, place: str, code: int, reason: str) -> None:
+        """Count and log a request that was refused, or a connection, which the log names by `place`."""
+        # As Python writes it: what a client has sent must not look like a line of the log.
+        first = f"{reason.partition(chr(10))[0]:.400}"
+        _log.info("%s refused code=%s reason=%r", place, Code.named(code), first)
+        if self.metrics is not None:
+            self.metrics.refused(code)
 
     def _conclude(self, call: Call) -> None:
         """Close the session of a call, and end the call."""
@@ -693,6 +702,11 @@ def _asks_for_property(request: Request) -> bool:
     except DecodeError:
         return False
     return extension.type_url == PROPERTY_REQUEST_URL
+
+
+def _place(call: Call) -> str:
+    """Return how the log names a call and the world that it is in."""
+    return f"connection={call.name} world={call.session.world_name}"
 
 
 def _fault(call: Call, error: BaseException) -> list[bytes | memoryview]:

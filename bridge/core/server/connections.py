@@ -81,6 +81,8 @@ class Connections:
         unix_path: str | None,
         max_idle: int | None = None,
     ) -> None:
+        self.failed_handshakes = 0
+        """TLS handshakes that failed."""
         self._loop = loop
         self._limits = limits
         self._max_idle = max_idle or max(_MAX_IDLE, limits.max_connections)  # all clients may connect at once
@@ -387,6 +389,8 @@ class Connections:
             pass
         # Before OSError, of which it is a kind: the alert that says why has yet to be sent.
         except ssl.SSLError as error:
+            if not connection.calls:
+                self.failed_handshakes += 1
             if not connection.calls and not connection.closed:
                 from bridge.core.transport.tls import explain
 

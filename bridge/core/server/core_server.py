@@ -204,7 +204,7 @@ class CoreServer:
             if metrics_port is not None:
                 from bridge.core.server.metrics import Metrics  # few servers have them
 
-                self._metrics = Metrics(self._host, metrics_port, self.status, limits)
+                self._metrics = Metrics(self._host, metrics_port, self._measured, limits)
             undo.pop_all()
         self._calls.metrics = self._metrics
         return found
@@ -217,8 +217,10 @@ class CoreServer:
                 raise SettingError(f"expected transport='http2' with {names}, got 'grpcio', which speaks gRPC alone")
             from bridge.core.server.grpcio_transport import GrpcioTransport
 
-            return GrpcioTransport(self._loop.scheduler, limits, security, self._unix_path, self._has_room)
-        gate = Gate(security.token, security.watch_token)
+            grpcio = GrpcioTransport(self._loop.scheduler, limits, security, self._unix_path, self._has_room)
+            self._gate = grpcio.gate
+            return grpcio
+        self._gate = gate = Gate(security.token, security.watch_token)
 
         def speak_grpc(connection: Connection) -> ConnectionProtocol:
             return GrpcProtocol(connection, self._connections, limits, gate, self._services)
@@ -378,6 +380,11 @@ class CoreServer:
     def status(self) -> dict[str, Any]:
         """Return what it does and has done, as its property `server.status` says it (docs/protocol.md)."""
         return self._registry.status()
+
+    def _measured(self) -> dict[str, Any]:
+        """Return what metrics show: the status, and who was turned away before any session."""
+        refused = {"refused_tokens": self._gate.refused, "failed_handshakes": self._connections.failed_handshakes}
+        return {**self.status(), **refused}
 
     # Serving
 

@@ -127,7 +127,9 @@ class GrpcioTransport:
         has_room: Callable[[], bool],
     ) -> None:
         self._post = scheduler.call_soon_threadsafe
-        self._gate, self._security = Gate(security.token, security.watch_token), security
+        self.gate, self._security = Gate(security.token, security.watch_token), security
+        self.failed_handshakes = 0
+        """Nothing: grpcio does not tell of them."""
         self.calls: Calls
         self.helper = HelperThread(scheduler)
         """The thread for work that takes processor time, such as compression."""
@@ -208,7 +210,7 @@ class GrpcioTransport:
         if not context.add_callback(over):
             return
         try:
-            may_act = self._gate.check(Gate.bearer(headers.get("authorization")), client.peer)
+            may_act = self.gate.check(Gate.bearer(headers.get("authorization")), client.peer)
             self._post(lambda: self._open(client, str(headers.get(HELLO, "")), opened, may_act))
             call = opened.result()
         except RequestError as error:

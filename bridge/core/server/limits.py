@@ -30,6 +30,10 @@ __all__ = [
 ]
 
 
+_LEAST_WORLD = 32 * 2**20
+"""The least `max_world_bytes`: with less no process starts, whatever its environment is."""
+
+
 @dataclasses.dataclass(frozen=True)
 class CoreLimits:
     """The limits of a server. Users give `bridge.Limits`, which has further fields.
@@ -88,6 +92,12 @@ class CoreLimits:
                 sign = "non-negative" if may_be_zero else "positive"
                 or_none = ", or None" if "None" in kind else ""
                 raise SettingError(f"expected {field.name} to be a {sign} {wanted}{or_none}, got {value!r}")
+
+        if self.max_world_bytes is not None and self.max_world_bytes < _LEAST_WORLD:
+            raise SettingError(
+                f"expected max_world_bytes to be bytes, {_LEAST_WORLD} (32 MiB) or more, as Python and NumPy alone "
+                f"take that much, got {self.max_world_bytes}"
+            )
 
     def counts(self) -> dict[str, int]:
         """Return those that every server has, by name: what clients can read of them."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from bridge.core.callers import Callers
 from bridge.core.extras import needed
+from bridge.core.logs import reason_of
 from bridge.core.server.limits import CoreLimits
 from bridge.errors import Code, SettingError
 from bridge.version import __version__
@@ -36,6 +37,8 @@ _COUNTERS = {
     "steps": "Steps of environments, a lane each",
     "episodes": "Episodes that ended, a lane each",
     "failures": "How often an environment raised",
+    "refused_tokens": "Clients refused for a wrong or missing token",
+    "failed_handshakes": "TLS handshakes that failed",
 }
 ROLES = ("client", "viewer", "stranger")
 _LIMITS = ("max_worlds", "max_connections", "max_viewers")
@@ -132,7 +135,7 @@ class Metrics:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except (OSError, OverflowError) as error:
             raise SettingError(
-                f"cannot listen on {host}:{port} for metrics_port: {error}. port 0 takes any free one"
+                f"cannot listen on {host}:{port} for metrics_port: {reason_of(error)}; port 0 takes any free one"
             ) from error
         self.port: int = self._server.server_port
         # None is ever let in: a scrape takes a moment, so of many at a time the oldest is one that says nothing.

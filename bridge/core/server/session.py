@@ -217,6 +217,8 @@ class Session:
         """World, agent and resulting state of the last request, if it was a Step with actions; else None."""
         self.last_error = 0
         """The code with which a request was refused; 0: it was not."""
+        self.last_reason = ""
+        """The request that was refused last, and why, for the log."""
         self.last_failure: str | None = None
         """The answer to a request at which the environment failed; None: it did not fail."""
 
@@ -517,6 +519,7 @@ class Session:
             # user can report.
             error = RequestError(Code.INTERNAL, f"the server failed at {kind}: {problem!r}\n{frames}")
         self.last_error = int(error.code)
+        self.last_reason = f"{kind}: {error.message}"
         self.last_failure = error.message if error.code is Code.INTERNAL else None
         return _error(error)
 

@@ -71,6 +71,8 @@ class Shutdown:
         self._grace = drain_timeout
         self._waits_since: float | None = None
         """When the server began to wait for its clients, in seconds of the scheduler; None: it waits for none."""
+        self._waits_until = 0.0
+        """When it meant to stop waiting for them; a signal or a call may bring that forward."""
         self._signal: int | None = None
         self._handlers: dict[signal.Signals, Any] = {}
         """The handlers of the signals before, while the signals reach the event loop."""
@@ -138,6 +140,7 @@ class Shutdown:
             self.begun = True
             if grace and (left := self._connections.clients):
                 self._waits_since = self._loop.scheduler.now()
+                self._waits_until = self._waits_since + grace
                 _log.info(draining_line(left, grace))
             self._drain(grace)
         deadline = self._loop.scheduler.now() + grace
@@ -155,8 +158,11 @@ class Shutdown:
             return
         if self._waits_since is not None:
             waited, self._waits_since = scheduler.now() - self._waits_since, None
-            what = f"{_clients(left)} still there, and cut off" if left else "the last client has left"
-            _log.info("drained: %s after %.1f s", what, waited)
+            if left:
+                how = "timed out" if scheduler.now() >= self._waits_until else "was cut short"
+                _log.warning("drain %s: %s still there, and cut off after %.1f s", how, _clients(left), waited)
+            else:
+                _log.info("drained: the last client has left after %.1f s", waited)
         self._connections.close_all(RequestError(Code.UNAVAILABLE, "the server was stopped"))
         # An environment may never return from its call, or from `close`.
         scheduler.call_later(close_timeout, self._give_up)

@@ -33,9 +33,11 @@ __all__ = [
     "add_credential_options",
     "checked_tls",
     "credential_keywords",
+    "file_error",
     "given_access",
     "read_pem",
     "read_token",
+    "shown_file",
     "warn_of_readers",
     "write_secret",
 ]
@@ -61,9 +63,12 @@ class Token:
         if not isinstance(value, str):
             raise SettingError(f"expected the token to be a string, got a {type(value).__name__}")
         if not 0 < len(value) <= _MAX_TOKEN or not all("!" <= character <= "~" for character in value):
+            wrong = sum(not "!" <= character <= "~" for character in value)
+            got = f"{len(value)} characters, {wrong} of them others" if value else "nothing: it is empty"
+            got = f"{len(value)} characters" if value and not wrong else got
             raise SettingError(
-                f"expected a token of 1 to {_MAX_TOKEN} visible ASCII characters without spaces, got {len(value)} "
-                "characters that are none; `gymnasium-bridge token` makes one"
+                f"expected a token of 1 to {_MAX_TOKEN} visible ASCII characters without spaces, got {got}; "
+                "`gymnasium-bridge token` makes one"
             )
         self._value = value
 
@@ -109,7 +114,10 @@ def read_token(token: TokenLike | None, file: str | os.PathLike[str] | None, *, 
     if token is not None and file is not None:
         raise SettingError(f"expected {name} or {name}_file, got both; give one of them")
     if file is not None:
-        text = _read_file(f"{name}_file={os.fspath(file)!r}", file)
+        try:
+            text = _read_bytes(file)
+        except (OSError, ValueError) as error:
+            raise file_error(f"{name}_file={shown_file(file)}", error) from None
         try:
             return Token(text.decode("ascii", errors="replace").strip())
         except SettingError as error:
@@ -141,7 +149,16 @@ def read_pem(name: str, value: Pem | None) -> bytes | None:
             f"expected tls=TLS({name}=…) to be a path or the bytes of a PEM file, got a {type(value).__name__}"
         )
     if not isinstance(value, bytes):
-        value = _read_file(f"tls=TLS({name}={os.fspath(value)!r})", value)
+        try:
+            value = _read_bytes(value)
+        except (OSError, ValueError) as error:
+            text = os.fspath(value)
+            if "-----BEGIN " in text:
+                raise SettingError(
+                    f"expected tls=TLS({name}=…) to be a path or the bytes of a PEM file, got its content as a str; "
+                    "encode() it"
+                ) from None
+            raise file_error(f"tls=TLS({name}={text!r})", error) from None
     if b"-----BEGIN " not in value:
         raise SettingError(
             f"expected tls=TLS({name}=…) to be a PEM file, which has a line -----BEGIN …-----; got {len(value)} bytes "
@@ -150,12 +167,32 @@ def read_pem(name: str, value: Pem | None) -> bytes | None:
     return value
 
 
-def _read_file(what: str, path: Any) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise SettingError(f"cannot read {what}: {error.strerror}. Expected a file that this user may read") from None
+def shown_file(path: str | os.PathLike[str]) -> str:
+    """Return the path of a secret's file as messages show it: "…" where it may be the secret itself.
+
+    A file that exists, or whose folder does, was meant as one. A name alone may be what the file should hold.
+    """
+    folder = os.path.dirname(os.fspath(path))
+    # The root is the folder of whatever begins with a slash, as Base64 may.
+    is_file = os.path.lexists(path) or (len(folder) > 1 and os.path.isdir(folder)) or folder == "."
+    return repr(os.fspath(path)) if is_file else "…"
+
+
+def _read_bytes(path: Any) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def file_error(what: str, error: OSError | ValueError) -> SettingError:
+    """Return the error for a file that cannot be read.
+
+    Args:
+        what: The keyword or option that named it, and its path, see `shown_file`.
+        error: What opening it raised; a ValueError for a path that no file can have.
+    """
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    hidden = "; the name is left out here, as it may be the secret itself" if what.endswith("…") else ""
+    return SettingError(f"cannot read {what}: {reason}. Expected the path of a file that this user may read{hidden}")
 
 
 def write_secret(path: str | os.PathLike[str], data: bytes) -> None:

@@ -19,6 +19,7 @@ import gymnasium
 from bridge.core.encoding.names import GYMNASIUM
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array, Spec, fill_tensor
+from bridge.core.logs import ADVICE
 from bridge.core.worlds.environment import Environment
 from bridge.core.worlds.resets import ResetBook, ResetOrder
 from bridge.core.worlds.scheduling import Scheduler
@@ -465,7 +466,7 @@ def environment_failure(where: str, error: BaseException) -> RequestError:
     return RequestError(
         Code.INTERNAL,
         f"the environment raised {type(error).__name__} in {where}: {error}\n{''.join(frames)}"
-        f"{form if _is_misshapen(error) else ''}Fix the environment, or call reset() to begin a new episode.",
+        f"{form if _is_misshapen(error) else ''}{ADVICE}",
     )
 
 

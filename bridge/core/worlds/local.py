@@ -11,6 +11,7 @@ import dataclasses
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -49,6 +50,8 @@ from bridge.pb import bridge_pb2, properties_pb2
 __all__ = ["LaneGroup", "LocalEnv", "adopt", "host_of"]
 
 T = TypeVar("T")
+_owners: dict[int, weakref.ref[LocalEnv]] = {}
+"""What uses the environments of this process, by the ids of the innermost ones; some of them may be closed."""
 
 
 def host_of(env: Known, make: Callable[[], Known]) -> Host[Any]:
@@ -98,6 +101,10 @@ class LocalEnv:
         self.step = partial(executor.run, self.step_now)  # type: ignore[method-assign]  # one call less in each step
 
     ended: RequestError | None = None
+
+    def owns(self, innermost: object) -> bool:
+        """True if it is not closed, and an environment of its, without the wrappers, is this object."""
+        return self._host is not None and any(each is innermost for each in _innermost(self._host.env))
 
     def _hosted(self, lane: int | None = None) -> Host[Any]:
         if self._host is None:
@@ -171,6 +178,8 @@ class LocalEnv:
         if host is not None:
             # It refers to this object, which would stay until the garbage collector comes, with its spaces.
             del self.step
+            for each in _innermost(host.env):
+                _owners.pop(id(each), None)
             in_environment("close", host.close)
 
     @property
@@ -311,6 +320,29 @@ class LaneGroup(EnvironmentProxy):
         return bridge_pb2.CallResponse(results=results, is_method=responses[0].is_method)
 
 
+def _innermost(env: Known) -> list[object]:
+    """Return an environment without its wrappers, or so each of its lanes that are objects of this process."""
+    parts = kinds.local_parts(env)
+    return [kinds.attribute_layers(part)[-1] for part in parts] or [list(kinds.layers_of(env))[-1]]
+
+
+def refuse_shared(env: Known) -> None:
+    """Raise RequestError where another world, or another lane, steps the same object already.
+
+    A function such as `lambda: env` returns one environment again and again: who stepped it would step, and reset,
+    everybody's.
+    """
+    found = _innermost(env)
+    owners = [owner for each in found if (ref := _owners.get(id(each))) and (owner := ref()) and owner.owns(each)]
+    if owners or len({id(each) for each in found}) < len(found):
+        raise RequestError(
+            Code.FAILED_PRECONDITION,
+            f"its function returned the same {type(found[0]).__name__} again, which another "
+            f"{'world' if owners else 'lane'} steps already; expected a function that makes a new environment each "
+            "time, as `lambda: MyEnv()` does and `lambda: env` does not",
+        )
+
+
 async def adopt(make: Callable[[], Known], executor: Executor) -> LocalEnv:
     """Make an environment in the thread of an executor, and return what worlds see of it.
 
@@ -324,8 +356,11 @@ async def adopt(make: Callable[[], Known], executor: Executor) -> LocalEnv:
 
     def here() -> LocalEnv:
         env = make()
+        refuse_shared(env)
         try:
-            return LocalEnv(host_of(env, make), executor)
+            made = LocalEnv(host_of(env, make), executor)
+            _owners.update((id(each), weakref.ref(made)) for each in _innermost(env))
+            return made
         except BaseException:
             # It cannot be served, so no world will own it. The refusal says more than an error of its `close`.
             with contextlib.suppress(Exception):

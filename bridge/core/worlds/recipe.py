@@ -108,7 +108,7 @@ class EnvRecipe:
                 )
             return cls(None, None, tuple(env), **options)
         raise SettingError(
-            "expected a Gymnasium id, an EnvSpec, a callable that returns an environment, or a list of ids; got "
+            "expected a Gymnasium id, an EnvSpec, a callable that makes a new environment, or a list of ids; got "
             f"{env!r:.80} of type {type(env).__name__}"
         )
 
@@ -354,11 +354,11 @@ def _not_found(env_id: str, error: Exception) -> str:
     # Gymnasium's own guess is an id without its version, which cannot be made.
     why = str(error).partition(" Did you mean")[0].rstrip(".")
     why += "" if why.endswith("?") else "."
-    module, _, name = env_id.rpartition(":")
-    close = [] if isinstance(error, ImportError) else similar_ids(name)
+    close = [] if isinstance(error, ImportError) else similar_ids(env_id)
     if close:
-        meant = " or ".join(f"{module}:{each}".removeprefix(":") for each in close)
-        return f"{why} Did you mean {meant}? Otherwise import the package that registers it, or write MODULE:ENV_ID"
+        # Who wrote a module needs no word on where the id comes from.
+        other = "" if ":" in env_id else " Otherwise import the package that registers it, or write MODULE:ENV_ID"
+        return f"{why} Did you mean {' or '.join(close)}?{other}"
     if env_id.startswith("ALE/"):
         return f"{why} pip install 'gymnasium[atari]', and write ale_py:{env_id}"
     return f"{why} Import the package that registers it first, or write MODULE:ENV_ID"
@@ -367,8 +367,10 @@ def _not_found(env_id: str, error: Exception) -> str:
 def similar_ids(name: str) -> list[str]:
     """Return the registered ids, at most three, that somebody may mean who wrote `name`: of each the newest version.
 
-    `CartPole`, `cartpole-v1`, `CartPole-v9` and `CartPoll` mean `CartPole-v1`, and `Pong` means `ALE/Pong-v5`.
+    `CartPole`, `cartpole-v1`, `CartPole-v9` and `CartPoll` mean `CartPole-v1`, and `Pong` means `ALE/Pong-v5`. Of a
+    name with a module, such as `ale_py:Pong`, they begin with it too: it is what registers them.
     """
+    module, colon, name = name.rpartition(":")
     newest: dict[str, tuple[int, str]] = {}
     for env_id, spec in gymnasium.registry.items():
         if not env_id.startswith("bridge/"):  # as in `_matching`
@@ -378,7 +380,7 @@ def similar_ids(name: str) -> list[str]:
     asked = _VERSION.sub("", name).lower()
     same = [asked] if asked in newest else [plain for plain in newest if plain.endswith(f"/{asked}")]
     found = same or difflib.get_close_matches(asked, newest, 3, 0.7)
-    return [newest[plain][1] for plain in found[:3]]
+    return [f"{module}{colon}{newest[plain][1]}" for plain in found[:3]]
 
 
 def _count(settings: Settings, name: str, most: int) -> int | None:

@@ -79,6 +79,8 @@ class GatewaySession:
         """Nothing: steps are counted where they are made."""
         self.last_error = 0
         """The code with which the gateway refused the last request; 0: it did not."""
+        self.last_reason = ""
+        """Why it refused the last one that it did, for the log."""
         self.last_failure: str | None = None
         """Nothing: failures are logged where they happen."""
 
@@ -95,7 +97,7 @@ class GatewaySession:
         try:
             return await self._route(data)
         except RequestError as error:
-            self.last_error = int(error.code)
+            self.last_error, self.last_reason = int(error.code), error.message
             return [error_response(error)]
 
     def arrive(self, data: Request, overtakes: bool) -> Callable[[], Answering] | None:
@@ -123,7 +125,7 @@ class GatewaySession:
         try:
             return await begun()
         except RequestError as error:
-            self.last_error = int(error.code)
+            self.last_error, self.last_reason = int(error.code), error.message
             return [error_response(error)]
 
     async def _route(self, data: Request) -> list[bytes | memoryview]:

@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from bridge.core.client.wire.call import ClientCall
-from bridge.core.client.wire.connection import ClientConnection
+from bridge.core.client.wire.connection import ClientCall, ClientConnection
 from bridge.core.client.world.extensions import property_request
 from bridge.core.server.calls import Answering, Request
 from bridge.core.transport.address import Address
@@ -45,6 +44,7 @@ class Relay:
         self._error: RequestError | None = None
         self.last_step: tuple[World, Agent, int] | None = None
         self.last_error = 0
+        self.last_reason = ""
         self.last_failure: str | None = None
 
     @property

@@ -201,6 +201,7 @@ class EnvServer:
             "realtime": known.get("realtime") is True,
             **{name: known[name] for name in ("fps", "play_fps") if isinstance(known.get(name), (int, float))},
             "match": known.get("match") is True,
+            "one_world": known.get("one_world") is True,
             "environments": _texts(known.get("environments")),
         }
 

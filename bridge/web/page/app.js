@@ -6,13 +6,12 @@ import {$, local, pause} from "./dom.js";
 import {draw} from "./draw.js";
 import {figures, note, showFigures, stall} from "./figures.js";
 import {startInput} from "./input.js";
-import {displayName} from "./match.js";
 import {greet, startInvitations} from "./invite.js";
 import {play, stop, takeOver} from "./playing.js";
 import {firstWorld, learn, state, want, worldOf} from "./state.js";
 import {match, recordings} from "./views.js";
 import {watch} from "./watching.js";
-import {askForToken, say, tell} from "./words.js";
+import {askForToken, displayName, say, tell} from "./words.js";
 import {nothing, select} from "./worlds.js";
 
 const PATIENCE = 4000; // milliseconds

@@ -30,11 +30,6 @@ function press(why) {
   return matchMedia("(pointer: coarse)").matches ? "" : `Press Enter ${why}.`;
 }
 
-// The name under which the person plays, as the server takes it.
-export function displayName(text) {
-  return text.replace(/\p{C}/gu, "").replace(/\s+/gu, " ").trim().slice(0, 32);
-}
-
 export class MatchView {
   #match = null;
   #seat = null; // the seat of the person at this page

@@ -114,7 +114,8 @@ export async function play(chosen) {
   const stream = (state.joining = new Stream(state.token));
   const world = worldOf(state.selected);
   const home = serverOf(world);
-  const own = !home.realtime; // a world that waits for its agent: one of our own
+  const waits = !home.realtime; // a world that waits for its agent
+  const own = waits && !home.one_world; // so it is one of our own
   const sees = !state.blind.has(home.name ?? "");
   let env = chosenEnvironment();
   const ids = home.environments ?? [];
@@ -130,11 +131,11 @@ export async function play(chosen) {
     if (!own && !env && Object.keys(world?.seats ?? {}).length > 1 && seat) given.agent = textTensor(seat);
     given.player = textTensor(`person:${myName()}`);
     const joined = await stream.ask(request.join(name, given));
-    // A recording of what begins with a seed can be replayed.
-    if (!home.match && (own || env || !(world?.begun ?? false))) await stream.ask(request.reset({seed: tensor([seed()], 5, [])}));
+    // A recording of what begins with a seed can be replayed. A game that is there once begins a round for who plays.
+    if (!home.match && (own || env || home.one_world || !(world?.begun ?? false))) await stream.ask(request.reset({seed: tensor([seed()], 5, [])}));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
     if (keyboard.nothing !== null) throw new Error(`This world cannot be played here: ${keyboard.nothing}.`);
-    const fps = (own ? home.play_fps ?? keyboard.controls.fps : env ? home.fps : world?.fps ?? home.fps) || DEFAULT_FPS;
+    const fps = (waits ? home.play_fps ?? keyboard.controls.fps : env ? home.fps : world?.fps ?? home.fps) || DEFAULT_FPS;
     if (env) await refresh(stream);
     if (home.match) {
       seat = await stream.property("world.agent");
@@ -142,8 +143,8 @@ export async function play(chosen) {
     }
     if (state.joining !== stream) return; // the person has gone elsewhere
     state.joining = state.gaveBack = null;
-    state.playing = {stream, keyboard, own, name, title: env || home.title, seat, inMatch: Boolean(home.match), changed: null, wake: () => {}};
-    if (own && keyboard.needsKey) Object.assign(state.playing, {presses: [], rate: home.play_fps ?? keyboard.controls.fps ?? TURNS});
+    state.playing = {stream, keyboard, own, waits, name, title: env || home.title, seat, inMatch: Boolean(home.match), changed: null, wake: () => {}};
+    if (waits && keyboard.needsKey) Object.assign(state.playing, {presses: [], rate: home.play_fps ?? keyboard.controls.fps ?? TURNS});
     recall(keyboard);
     badge(own ? "playing your own world" : home.match ? `you are ${seat}` : seat && given.agent ? `playing ${seat}` : "playing", true);
     $("stage").focus({preventScroll: true});
@@ -227,11 +228,11 @@ async function steps(play, joined, fps) {
     }
     running = answer.state === RUNNING;
     if (mask in uids) play.allowed = running ? read(mask) : null;
-    // A world of one's own has waited meanwhile: it has nothing to catch up with.
-    due = Math.max(due + 1000 / fps, play.own ? now : now - 100);
+    // A world that waits has waited meanwhile: it has nothing to catch up with.
+    due = Math.max(due + 1000 / fps, play.waits ? now : now - 100);
     // A key that changes is sent at once; else one message a frame, with all keys that are held.
-    const early = play.own ? new Promise(() => {}) : new Promise((resolve) => (play.wake = resolve));
-    if (!play.presses && (play.changed === null || play.own)) await Promise.race([pause(Math.max(0, due - performance.now())), early]);
+    const early = play.waits ? new Promise(() => {}) : new Promise((resolve) => (play.wake = resolve));
+    if (!play.presses && (play.changed === null || play.waits)) await Promise.race([pause(Math.max(0, due - performance.now())), early]);
   }
 }
 

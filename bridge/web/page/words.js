@@ -72,9 +72,20 @@ export function badge(text, live) {
   draw();
 }
 
+// A name without what is invisible, such as letters that turn the direction of the text around.
+function visible(name) {
+  return name.replace(/\p{C}/gu, "").replace(/\s+/gu, " ").trim();
+}
+
+// The name under which the person plays, as the server takes it.
+export function displayName(text) {
+  return visible(text).slice(0, 32);
+}
+
 // What kind of player somebody is, and the name: "person Ann" of "person:Ann", and "person 5457" of "person:person 5457".
 export function called(player) {
-  const [kind, name = ""] = player.split(/:(.*)/s);
+  const [kind, given = ""] = player.split(/:(.*)/s);
+  const name = visible(given);
   return !name || name === kind || name.startsWith(`${kind} `) ? name || kind : `${kind} ${name}`;
 }
 

@@ -53,7 +53,7 @@ class Pair:
         world = self.client.world
         assert world is not None
         columns = [gymnasium.vector.utils.batch_space(world.info.action_space, 1).sample() * 0 + action]
-        self.client.step(world.write_columns(columns, 0), NOW)
+        self.client.step(world.writer.write_columns(columns, 0), NOW)
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def test_a_refused_step_leaves_the_episode_running_and_a_refused_reset_leaves_no
     assert session.receive(answer(step=pb.StepResponse(state=pb.RUNNING)), NOW) is None, "the Step after it is stale"
     session.begin({}, NOW, reset=False)
     assert isinstance(session.receive(answer(step=pb.StepResponse(state=pb.RUNNING)), NOW), StepAnswered)
-    session.step(session.world.first_step, NOW)
+    session.step(session.world.writer.first_step, NOW)
     assert isinstance(session.receive(refusal(), NOW), Refused)
     assert session.state.value == "running"
 
@@ -376,7 +376,7 @@ def test_a_request_without_a_world_says_so() -> None:
         session.begin({}, NOW)
 
 
-@pytest.mark.parametrize("name", ["client_session", "session_states", "join_sequence", "joined_world", "step_reader"])
+@pytest.mark.parametrize("name", ["client_session", "session_states", "join_sequence", "joined_world", "steps"])
 def test_the_session_imports_nothing_that_waits(name: str) -> None:
     tree = ast.parse((Path(module.__file__).parent / f"{name}.py").read_text(encoding="utf-8"))
     names: set[str] = set()

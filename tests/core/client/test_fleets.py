@@ -344,6 +344,23 @@ def test_a_full_server_is_a_line_and_is_asked_seldom(caplog: pytest.LogCaptureFi
         envs.close()
 
 
+def test_what_became_of_a_server_is_said_in_words_that_need_no_explanation(caplog: pytest.LogCaptureFixture) -> None:
+    with serve_gym(lambda: CountingEnv(5)) as server, serve_gym(lambda: CountingEnv(5)) as other:
+        envs = BlockingReset(make_vec_remote(Listed(server.url, other.url), num_envs=2))
+        envs.reset(seed=0)
+        server.stop()
+        deadline = time.monotonic() + DEADLINE
+        while not lines(caplog, f"^{re.escape(server.url)} no longer answers: "):
+            assert time.monotonic() < deadline, caplog.text
+            envs.step(zeros(envs))
+        with serve_gym(lambda: CountingEnv(5), port=server.port):
+            while not lines(caplog, f"^{re.escape(server.url)} answers again$"):
+                assert time.monotonic() < deadline, caplog.text
+                envs.step(zeros(envs))
+            assert not lines(caplog, r"\b(dark|untried|after up)\b")
+            envs.close()
+
+
 @pytest.mark.slow
 def test_other_spaces_are_a_line_with_the_server_the_space_and_the_difference(
     caplog: pytest.LogCaptureFixture,

@@ -111,7 +111,7 @@ def test_an_answer_put_together_from_several_holds_each_lane_s_observation_and_i
             assert own.get("odd") == (frame if frame % 2 else None)
         frames.add(tuple(row["frame"] for row in rows))
         net.run_for(0.06 * (number % 4))
-        remote.send_step(remote.world.write_columns([np.zeros(LANES, np.int64)], 0))
+        remote.send_step(remote.world.writer.write_columns([np.zeros(LANES, np.int64)], 0))
         message = told(net, remote)
     assert len(frames) > 30
 

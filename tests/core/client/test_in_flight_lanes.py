@@ -64,7 +64,7 @@ class Lanes(FarNetwork):
 
     def act(self, remote: Any, actions: Any) -> Any:
         """Step with an action for each lane; return what is told: a row each, and rewards, flags and infos."""
-        remote.send_step(remote.world.write_columns([np.asarray(actions)], 0))
+        remote.send_step(remote.world.writer.write_columns([np.asarray(actions)], 0))
         return self._told(remote)
 
     def reset(self, remote: Any, mask: Any = None, **settings: Any) -> Any:

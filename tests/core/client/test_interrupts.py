@@ -211,7 +211,7 @@ def interrupted_at(number: int, call: Callable[[], Any], where: str = "call") ->
         nonlocal left
         name = frame.f_code.co_filename
         # Not where the function begins that releases a lock: no code of Python can release it then.
-        if event == where and name.startswith(ROOT) and (event != "call" or not name.endswith("ownership.py")):
+        if event == where and name.startswith(ROOT) and (event != "call" or frame.f_code.co_name != "__exit__"):
             left -= 1
             if not left:
                 raise KeyboardInterrupt

@@ -151,6 +151,28 @@ def test_continue_gives_lost_slots_their_last_observation_until_they_are_back(ca
     assert any("slot 1: back after" in record.getMessage() for record in caplog.records)
 
 
+def test_a_server_that_takes_slots_along_is_a_line_of_the_log_and_so_is_its_return(caplog):
+    with Number() as one, Number() as other:
+        urls = [one.server.url] * 3 + [other.server.url] * 20 + [one.server.url]
+        envs = BlockingReset(make_vec_remote(urls), timeout=DEADLINE, on_lost="continue")
+        envs.reset(seed=1)
+        actions, valid = np.zeros(len(urls), np.int64), np.ones(len(urls), np.bool_)
+        other.server.stop()
+        while valid[3:23].any():
+            valid = envs.step(actions)[4]["valid"]
+        other.back()
+        while not valid.all():
+            valid = envs.step(actions)[4]["valid"]
+        envs.step(actions)
+        envs.close()
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith("vector_pool")]
+    slots = sum(len(re.findall(r"^slots? \d+", line)) for line in lines)
+    assert slots == len(lines) < 12, lines
+    assert any(re.match(r"slots 3 to \d+.*: episodes truncated: grpc://", line) for line in lines), lines
+    assert any(re.match(r"slots? \d+.*: back after \d+ s$", line) for line in lines), lines
+    assert not [line for line in lines if "left out" in line]
+
+
 def test_continue_counts_each_transition_that_is_valid_once():
     """The observations of valid transitions are those of whole episodes, without a gap or a repetition."""
     with Number(length=7) as one, Number(length=7) as other:

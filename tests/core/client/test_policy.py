@@ -639,6 +639,39 @@ def test_slots_leave_a_server_that_drains_between_two_episodes() -> None:
     assert sum(member.remote.record.moves for member in fleet.members) == 2
 
 
+def test_a_move_is_a_line_for_a_server_which_says_why_and_its_planned_end_is_no_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    fleet = Fleet(2, 12, 12)
+    fleet.advance(2.0)
+    caplog.clear()
+    old, new = (server.url for server in fleet.servers)
+    fleet.servers[0].draining = True
+    fleet.advance(20.0)
+    assert spread(fleet) == [0, 12]
+    fleet.stop(fleet.servers[0])
+    fleet.advance(60.0)
+    said = [record.getMessage() for record in caplog.records if "shuts down" not in record.getMessage()]
+    assert said[0] == f"{new} is to take over 6 slots of {old}: it drains"
+    assert f"no slot is left at {old}" in said
+    assert f"{old} has ended, after it drained" in said
+    assert len(said) < 6, said
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING and "ended" in r.getMessage()]
+    assert "no longer answers" not in caplog.text
+
+
+def test_a_move_off_a_server_whose_resets_fail_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    fleet = Fleet(2, 8, 12)
+    fleet.advance(2.0)
+    fleet.servers[0].fails = True
+    fleet.advance(20.0)
+    plans = [record.getMessage() for record in caplog.records if "is to take over" in record.getMessage()]
+    assert plans
+    assert all(plan.endswith(": every reset fails there") for plan in plans)
+
+
 def test_a_slot_leaves_a_server_that_only_fails_for_one_that_had_been_dark() -> None:
     fleet = Fleet(2, 1, 12)
     fleet.advance(2.0)

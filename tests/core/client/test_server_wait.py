@@ -244,6 +244,28 @@ def test_a_file_that_is_not_there_or_empty_is_waited_for(
         envs.close()
 
 
+def test_a_directory_is_named_by_its_url_and_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/none"
+    with pytest.raises(SettingError) as told:
+        make_vec_remote(url, num_envs=1)
+    assert str(told.value) == f"the directory {url} cannot be read: No such file or directory"
+    with pytest.raises(RemoteError) as waited:
+        make_vec_remote(url, num_envs=1, wait_for_server=0.5)
+    assert str(waited.value).count(url) == 1
+    assert "cannot be read: No such file or directory" in str(waited.value)
+    named = DnsDirectory("grpc+dns://nowhere.invalid:1")
+    with pytest.raises(SettingError, match=r"^the directory grpc\+dns://nowhere\.invalid:1 cannot be read: [^\[]"):
+        make_vec_remote(named, num_envs=1)
+    assert "FileDirectory" not in caplog.text
+
+
+def test_a_number_of_numpy_is_not_shown_as_the_one_that_was_expected() -> None:
+    with pytest.raises(SettingError, match=r"got 8 of the type numpy\.int64; give int\(8\)$"):
+        make_vec_remote("grpc://127.0.0.1:1", num_envs=np.int64(8))  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match=r"got True$"):
+        make_vec_remote("grpc://127.0.0.1:1", num_envs=True)
+
+
 def test_a_listener_waits_longer_than_its_timeout(caplog: pytest.LogCaptureFixture) -> None:
     port = free_port()
     with started_later(caplog, serve(0, dial=f"grpc://127.0.0.1:{port}")):

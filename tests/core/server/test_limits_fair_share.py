@@ -306,8 +306,9 @@ def charged_for(body):
 def test_a_compressed_request_that_is_refused_is_charged():
     """Another thread decompresses requests; its time is charged too, or bombs would be free."""
     bomb = gzip.compress(bytes(64 << 20))
-    # What cannot be inflated at all costs its reception, which was measured to be a tenth of what the bomb costs.
-    assert charged_for(bomb) > 2 * charged_for(bytes(len(bomb)))
+    # What cannot be inflated at all costs its reception, which was measured to be a tenth of what the bomb costs. On a
+    # busy machine either may cost several times as much.
+    assert charged_for(bomb) > 2 * min(charged_for(bytes(len(bomb))) for _ in range(3))
 
 
 def test_a_websocket_client_that_takes_no_answers_costs_little_memory():

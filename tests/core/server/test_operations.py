@@ -10,6 +10,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,8 +19,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from bridge import errors, make_remote, make_vec_remote, serve_gym
-from bridge.testing import CountingEnv
+from bridge import TLS, Limits, errors, make_remote, make_vec_remote, serve_gym
+from bridge.testing import CountingEnv, Inspector, make_certificates
 from bridge.wrappers import BlockingReset
 from tests.peers import SERVICE
 from tests.support import server_process, until
@@ -124,9 +125,35 @@ def test_metrics_count_errors_by_code_and_worlds_that_went_too() -> None:
         assert not [key for key in found if "world=" in key]
 
 
+@pytest.mark.parametrize("transport", ["http2", "grpcio"])
+def test_metrics_count_clients_with_a_wrong_token_or_none(transport: Any) -> None:
+    with serve_gym(CountingEnv, token="secret", transport=transport, metrics_port=0) as server:
+        for more in ({"token": "wrong"}, {}):
+            with pytest.raises(errors.RefusedError, match="UNAUTHENTICATED"):
+                make_remote(server.url, **more)
+        make_remote(server.url, token="secret").close()
+        assert scrape(server)["bridge_refused_tokens_total"] == 2
+
+
+def test_metrics_count_handshakes_that_failed(tmp_path: Path) -> None:
+    held = make_certificates(tmp_path)
+    tls = TLS(certificate=held["server.pem"], key=held["server.key"])
+    with serve_gym(CountingEnv, tls=tls, metrics_port=0) as server:
+        assert scrape(server)["bridge_failed_handshakes_total"] == 0
+        with socket.create_connection(("127.0.0.1", server.port), 20.0) as plain:
+            plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            plain.recv(1)
+        until(lambda: scrape(server)["bridge_failed_handshakes_total"] == 1)
+        with pytest.raises(errors.ConnectError):  # it does not trust the server's certificate
+            make_remote(server.url)
+        until(lambda: scrape(server)["bridge_failed_handshakes_total"] == 2)
+
+
 def test_the_metrics_port_closes_with_the_server_and_a_taken_one_is_named() -> None:
     with serve_gym("CartPole-v1", metrics_port=0) as server:
-        with pytest.raises(errors.SettingError, match=r"for metrics_port: .*port 0 takes any free one"):
+        with pytest.raises(
+            errors.SettingError, match=r"metrics_port: Address already in use; port 0 takes any free one"
+        ):
             serve_gym("CartPole-v1", metrics_port=server.metrics_port)
         port = server.metrics_port
     with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=5):
@@ -152,6 +179,31 @@ def test_logs_carry_connection_and_world(caplog: pytest.LogCaptureFixture) -> No
         until(lambda: "connection=1 peer=ipv4:127.0.0.1" in caplog.text and "closed" in caplog.text)
         assert f"connection=1 world={world} refused code=PERMISSION_DENIED" in caplog.text
         assert "opened" in caplog.text
+
+
+def test_the_log_says_why_a_request_or_a_connection_was_refused(caplog: pytest.LogCaptureFixture) -> None:
+    def refused() -> list[str]:
+        return [line for line in caplog.messages if " refused code=" in line]
+
+    limits = Limits(max_worlds=1, max_connections=2)
+    with caplog.at_level(logging.INFO, "bridge.core.server"), serve_gym(CountingEnv, limits=limits) as server:
+        env = make_remote(server.url)
+        with pytest.raises(errors.RefusedError, match="max_worlds=1"):
+            make_remote(server.url)
+        assert all("code=RESOURCE_EXHAUSTED reason='" in line and "max_worlds=1" in line for line in refused())
+        # A request of its own each, and so a line of its own.
+        assert [line.partition("reason='")[2].partition(":")[0] for line in refused()] == ["create_world", "join_world"]
+        with contextlib.suppress(errors.RemoteError):
+            env.call("name\nINFO forged=1" + "x" * 3000)
+        assert "forged" in refused()[-1]
+        assert len(refused()[-1].splitlines()) == 1
+        assert len(refused()[-1]) < 600
+        other = Inspector(server.url, 20.0)
+        with pytest.raises(errors.RefusedError, match="max_connections=2"):
+            make_remote(server.url)
+        assert "max_connections=2" in refused()[-1]
+        other.close()
+        env.close()
 
 
 SERVE_SLOWLY = """

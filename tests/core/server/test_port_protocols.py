@@ -1,4 +1,7 @@
-"""Protocols at a server's port, and observers, that other packages have: by name, behind the same token and limits."""
+"""Protocols at a server's port, and observers, that other packages have: by name, behind the same token and limits.
+
+The examples are those of docs/plugins.md.
+"""
 
 from __future__ import annotations
 

@@ -252,9 +252,9 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
         ([0.4, 2.0, 1.0], 30.0, ["draining: 3 clients are left, until TIME at the latest (30 s)",
                                  "drained: the last client has left after 2.0 s"]),
         ([NEVER, 1.0], 5.0, ["draining: 2 clients are left, until TIME at the latest (5 s)",
-                             "drained: 1 client is still there, and cut off after 5.0 s"]),
+                             "drain timed out: 1 client is still there, and cut off after 5.0 s"]),
         ([NEVER, NEVER], 0.5, ["draining: 2 clients are left, until TIME at the latest (0.5 s)",
-                               "drained: 2 clients are still there, and cut off after 0.5 s"]),
+                               "drain timed out: 2 clients are still there, and cut off after 0.5 s"]),
         ([], 30.0, []),
         ([NEVER], 0.0, []),
     ],
@@ -267,6 +267,9 @@ def test_who_is_waited_for_and_the_end_of_the_wait_are_logged(
     server.shutdown.begin(grace)
     server.run()
     assert [re.sub(r"\d\d:\d\d:\d\d", "TIME", line) for line in lines_of(caplog)] == lines
+    # A log that is searched for what went wrong finds the clients that were cut off.
+    levels = {record.levelname for record in caplog.records if "cut off" in record.getMessage()}
+    assert levels == ({"WARNING"} if any("cut off" in line for line in lines) else set())
 
 
 def test_an_end_that_is_brought_forward_is_logged_once(house: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -276,4 +279,5 @@ def test_an_end_that_is_brought_forward_is_logged_once(house: Any, caplog: pytes
     server.run(1.0)
     server.shutdown.begin(2.0)
     server.run()
-    assert lines_of(caplog)[1:] == ["drained: 1 client is still there, and cut off after 3.0 s"]
+    assert lines_of(caplog)[1:] == ["drain was cut short: 1 client is still there, and cut off after 3.0 s"]
+    assert caplog.records[-1].levelname == "WARNING"

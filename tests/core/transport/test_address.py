@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from bridge.core.transport.address import Address, parse_address
-from bridge.errors import AddressError
+from bridge.errors import AddressError, shown_url
 
 
 @pytest.mark.parametrize(
@@ -164,6 +164,27 @@ def test_no_error_about_a_url_shows_its_token(url):
     assert "sec%20ret" not in str(caught.value)
     assert "token=s" not in str(caught.value)
     assert "=secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("grpc://h:1?tokn=hidden", "grpc://h:1?tokn=…"),
+        ("grpc://h:1?num_envs=2&toekn=hidden#x", "grpc://h:1?num_envs=2&toekn=…#x"),
+        ("grpc://h:1?%74oken=hidden", "grpc://h:1?%74oken=…"),
+        ("grpc://h:1?access_token=hidden&token=hidden", "grpc://h:1?access_token=…"),
+        ("http://h:1/#Tokens=hidden", "http://h:1/#Tokens=…"),
+        ("grpc://h:1?hidden0123456789", "grpc://h:1?…"),
+        ("grpc://h:1?num_envs=2&hidden0123456789", "grpc://h:1?num_envs=2&…"),
+        ("grpc://h:1/Env-v0?num_envs=8&map_name=8x8", "grpc://h:1/Env-v0?num_envs=8&map_name=8x8"),
+        ("grpc://h:1?num_envs", "grpc://h:1?num_envs"),
+    ],
+)
+def test_a_token_whose_name_is_misspelled_or_missing_is_in_no_message(url, shown):
+    assert shown_url(url) == shown
+    with pytest.raises(AddressError) as caught:
+        parse_address(f"no-scheme{url}")
+    assert "hidden" not in str(caught.value)
 
 
 def test_an_error_keeps_the_form_that_was_expected_in_a_copy():

@@ -374,8 +374,29 @@ def test_a_world_that_rests_stands_while_nobody_is_in_and_makes_up_for_nothing()
     assert drive.loop.frames == 20, "somebody watches"
     drive.loop.leave(watcher)
     drive.until(60.0)
-    assert drive.loop.frames == 20
+    assert drive.loop.frames == 21, "one more, with the default action"
     drive.player()
     drive.until(61.0)
-    assert (drive.loop.frames, drive.loop.dropped, drive.loop.overruns) == (30, 0, 0)
-    assert drive.steps == [30], "the episode went on"
+    assert (drive.loop.frames, drive.loop.dropped, drive.loop.overruns) == (31, 0, 0)
+    assert drive.steps == [31], "the episode went on"
+
+
+def test_the_last_frame_before_a_rest_applies_the_default_action_to_each_lane():
+    """A robot must not go on with the last action of a client that died."""
+    drive = Drive(lanes=2, fps=10.0, length=100, rest_when_empty=True)
+    player = drive.player()
+    drive.until(1.0)
+    for lane in range(2):
+        drive.loop.act(player, lane, f"move {lane}", drive.now)
+    drive.until(1.5)
+    assert drive.actions[-2:] == ["move 0", "move 1"]
+    slow = drive.loop.lanes[1]
+    slow.busy = True  # its step takes long
+    drive.loop.leave(player)
+    drive.until(1.75)
+    assert drive.actions[-2:] == ["default", "default"], "of the lane that is free"
+    slow.busy = False
+    drive.until(60.0)
+    assert drive.actions[-3:] == ["default"] * 3
+    assert drive.steps == [18, 16]
+    assert drive.loop.next_due() is None

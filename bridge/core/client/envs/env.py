@@ -18,10 +18,10 @@ from bridge.core.client.slots.resets import reset_settings
 from bridge.core.client.world.joined_world import JoinedWorld
 from bridge.core.client.world.remote import Remote
 from bridge.core.client.world.session_states import ClientState, StepAnswered
-from bridge.core.client.world.step_reader import Transition
+from bridge.core.client.world.steps import Transition
 from bridge.core.client.world.world_request import WorldInfo
 from bridge.core.encoding.message_form import MessageForm
-from bridge.core.keywords import grouped
+from bridge.core.keywords import grouped, shown_number
 from bridge.core.logs import warn
 from bridge.core.transport.address import secret_url
 from bridge.core.transport.credentials import TLS
@@ -226,7 +226,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
                 self._refuse_step()
             if world.answers is not None:
                 return self._step_ahead(world, action)
-            remote.send_step(world.write_action(action))
+            remote.send_step(world.writer.write_action(action))
             message, reader, _ = self._pool.wait(remote, StepAnswered, "to a step")
             return reader.read(message, remote.now())
         except BaseException as error:
@@ -240,7 +240,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
     def _step_ahead(self, world: JoinedWorld, action: Any) -> Transition:
         """Apply an action, and return the newest that Steps in flight have brought."""
         with self._pool.turn:
-            self._remote.send_step(world.write_action(action))
+            self._remote.send_step(world.writer.write_action(action))
             return self._await_step("to a step")
 
     def rollout(self, actions: Iterable[Any], *, window: int = 32) -> Iterator[RolloutStep]:
@@ -260,7 +260,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             AlreadyPendingError: Another rollout is under way, or `reset` ended this one.
         """
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-            raise SettingError(f"expected window to be a positive integer, got {window!r}")
+            raise SettingError(f"expected window to be a positive integer, got {shown_number(window)}")
         with self._conflicts:
             self._asked()
         # A generator's body begins with the first `next`: what is wrong is reported here, where the user made it.

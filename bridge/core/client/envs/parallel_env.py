@@ -17,7 +17,7 @@ from bridge.core.client.slots.resets import reset_settings
 from bridge.core.client.world.extensions import property_write
 from bridge.core.client.world.remote import Remote
 from bridge.core.client.world.session_states import Joined, Replied, StepAnswered
-from bridge.core.client.world.step_reader import Transition
+from bridge.core.client.world.steps import Transition
 from bridge.core.encoding.names import CLIENT_KEY
 from bridge.core.encoding.space_json import space_from_json
 from bridge.core.encoding.tensors import pack_tensor
@@ -315,7 +315,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             if missing:
                 raise InvalidActionError(f"expected an action for each of {self.agents}, got none for {missing}")
             # All are checked before the first is sent: else one wrong action would leave the others' on their way.
-            packed = {name: self._remotes[name].world.write_action(actions[name]) for name in self.agents}
+            packed = {name: self._remotes[name].world.writer.write_action(actions[name]) for name in self.agents}
             # They share a connection, so all requests leave in one piece.
             with self._pool.corked():
                 for name, request in packed.items():

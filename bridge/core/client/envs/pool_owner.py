@@ -9,6 +9,7 @@ from typing import Any
 
 from bridge.core.client.attributes import RemoteAttributes, missing_attributes
 from bridge.core.client.slots.pool import Pool
+from bridge.core.client.turns import ConflictDetector
 from bridge.core.client.world.extensions import (
     attribute_write,
     call_request,
@@ -20,7 +21,7 @@ from bridge.core.client.world.extensions import (
 from bridge.core.client.world.remote import Remote
 from bridge.core.client.world.session_states import Replied
 from bridge.core.encoding.names import KnownNames
-from bridge.core.ownership import ConflictDetector, forget_in_child
+from bridge.core.ownership import forget_in_child
 from bridge.errors import ClosedError, Code, ConnectionLostError
 from bridge.pb import dm_env_rpc_pb2 as pb
 

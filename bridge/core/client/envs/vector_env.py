@@ -132,7 +132,11 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         # Gymnasium's vector wrappers would fail on a None later, far from the cause.
         frame = inspect.currentframe()
         _refuse_batch_wrapper(frame.f_back if frame is not None else None)
-        return self._slots.reset(seed, options)
+        slots = self._slots
+        with slots.order:
+            slots.order.check("reset")
+            slots.begin_reset(seed, options)
+            return slots.take_results().as_universe()[::4]
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Apply actions to the slots that are in an episode, and let those whose episode ended begin their next.
@@ -160,19 +164,29 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         slot_options: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         """Send what `reset` sends; `reset_wait` gathers. `slot_options` are further options of each slot's own."""
-        self._slots.begin_reset(seed, options, slot_options)
+        slots = self._slots
+        with slots.order:
+            slots.order.check("reset")
+            slots.begin_reset(seed, options, slot_options)
+            slots.order.pending = "reset"
 
     def reset_wait(self) -> tuple[Any, dict[str, Any]]:
         """Return what has come since `reset_async`."""
-        return self._slots.finish_reset()
+        slots = self._slots
+        return slots.order.wait("reset", lambda: slots.finish_reset().as_universe()[::4])
 
     def step_async(self, actions: Any) -> None:
         """Send what `step` sends; `step_wait` gathers."""
-        self._slots.begin_step(actions)
+        slots = self._slots
+        with slots.order:
+            slots.order.check("step")
+            slots.begin_step(actions)
+            slots.order.pending = "step"
 
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Wait for the slots that are in an episode, each within `timeout`, and return what has come."""
-        return self._slots.finish_step()
+        slots = self._slots
+        return slots.order.wait("step", lambda: slots.finish_step().as_universe())
 
     def wait_for_all(
         self,
@@ -202,11 +216,11 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         """
         slots = self._slots
         seconds = slots.timeout if timeout is None else timeout
-        return slots.wait_for_all(pending, seconds, same_step, on_lost)
+        return slots.order.wait(pending, slots.wait_for_all, seconds, same_step=same_step, on_lost=on_lost)
 
     def cancel(self) -> None:
         """Let the next `reset` give up an asynchronous call that is pending, without a wait for it."""
-        self._slots.cancel()
+        self._slots.order.cancel()
 
     def send(self, actions: Any, slots: Any = None) -> None:
         """Apply actions to some slots and return at once; `recv` takes the answers, whichever come first.
@@ -232,7 +246,10 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
             AlreadyPendingError: A slot has an action already whose answer was not taken; nothing was sent.
             ResetNeededError: `reset` was never called.
         """
-        self._slots.send(actions, slots)
+        order = self._slots.order
+        with order:
+            order.check("send")
+            self._slots.send(actions, slots)
 
     def recv(self, at_least: int = 1) -> Received:
         """Wait until at least this many slots have answered, and return all that have.
@@ -249,7 +266,10 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
             RemoteTimeoutError: Too few answered within `timeout` seconds; their answers stay for the next call.
             SettingError: Fewer answers are coming than `at_least`.
         """
-        return self._slots.recv(at_least)
+        order = self._slots.order
+        with order:
+            order.check("recv")
+            return self._slots.recv(at_least)
 
     @property
     def slot_states(self) -> Array:
@@ -359,13 +379,13 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
         self, form: MessageForm, write: MessageWriter, slots: Sequence[int] | None = None
     ) -> list[MessageAnswer]:
         """Do as `send_message`, and leave observations to `reset_wait`, which has to follow where slots were placed."""
-        with self._slots.conflicts:
-            self._slots.check_order(f"message {form.name}")
+        with self._slots.order:
+            self._slots.order.check(f"message {form.name}")
             answers, failure = self._slots.send_message(form, write, slots)
             if failure is not None:
                 raise failure
             if any(answer.placed for answer in answers):
-                self._slots.pending = "reset"
+                self._slots.order.pending = "reset"
             return answers
 
     # Calls
@@ -385,10 +405,10 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
 
     def call_async(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         """Send what `call` sends; `call_wait` gathers."""
-        with self._slots.conflicts:
-            self._slots.check_order("call")
+        with self._slots.order:
+            self._slots.order.check("call")
             self._slots.begin_call(range(self.num_envs), name, args, kwargs)
-            self._slots.pending = "call"
+            self._slots.order.pending = "call"
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
         """Return the results of `call_async`, one a slot.
@@ -402,7 +422,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
             RemoteTimeoutError: Some have not answered; it names their URLs.
             NothingPendingError: There was no `call_async`.
         """
-        return self._slots.wait("call", self._slots.call_results, timeout)
+        return self._slots.order.wait("call", self._slots.call_results, timeout)
 
     def call_at(self, slots: Sequence[int], name: str, /, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Call a public method in some slots alone, or read a public attribute; results in the order of `slots`.
@@ -411,8 +431,8 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
             SettingError: A slot is out of range.
             RefusedError: As `call`; or the lanes of a world can only be called all together.
         """
-        with self._slots.conflicts:
-            self._slots.check_order(f"call of {name}")
+        with self._slots.order:
+            self._slots.order.check(f"call of {name}")
             self._slots.begin_call(slots, name, args, kwargs)
             return self._slots.call_results()
 
@@ -439,8 +459,8 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
             found = self.get_attr(name)
             return tuple(found[slot] for slot in slots)
         try:
-            with self._slots.conflicts:
-                self._slots.check_order(f"look at {name}")
+            with self._slots.order:
+                self._slots.order.check(f"look at {name}")
                 self._slots.begin_call(slots, name, (), {}, look=True)
                 values = self._slots.looks()
         except RefusedError as error:

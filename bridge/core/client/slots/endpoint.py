@@ -66,6 +66,8 @@ class EndpointState(enum.Enum):
 def change_of(before: EndpointState, after: EndpointState) -> str:
     """Return what a change of state means to a user who reads the log: the rest of a sentence about the server."""
     if after is EndpointState.DARK:
+        if before is EndpointState.DRAINING:
+            return "has ended, after it drained"
         return "does not answer" if before is EndpointState.UNTRIED else "no longer answers"
     return _UP_AFTER[before] if after is EndpointState.UP else _TROUBLE_TEXTS[after]
 
@@ -431,6 +433,8 @@ class Placement:
         # it is our own word.
         if back:
             self._log.warning("%s %s", shown_url(key), change_of(before, record.state))
+        elif changed and before is EndpointState.DRAINING:  # as it said it would: no trouble
+            self._log.info("%s %s", shown_url(key), change_of(before, record.state))
         elif changed:
             self._log.warning("%s %s: %s", shown_url(key), change_of(before, record.state), why)
         return back

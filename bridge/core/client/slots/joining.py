@@ -189,7 +189,8 @@ def _first_endpoints(watch: EndpointWatch, timeout: float, wait: ServerWait) -> 
             # A file that is not there, a name that nobody knows, or an empty list; not one that cannot be read.
             if not (watch.may_fill and wait.lasts):
                 raise
-            pause = wait.pause_after(ConnectError(repr(watch.directory), str(error), unavailable=True))
+            text = str(error).removeprefix(f"the directory {watch.title} ")
+            pause = wait.pause_after(ConnectError(watch.title, text, unavailable=True))
         time.sleep(pause)
 
 

@@ -130,6 +130,8 @@ class SlotPolicy:
     """True if a world of lanes is to change over."""
     even_at: float = 0.0
     """The time of the next look for an uneven spread, monotonic seconds."""
+    _plans: Counter[tuple[int, str, str, str]] = dataclasses.field(default_factory=Counter, init=False)
+    """The slots for which worlds are connected, and nothing was logged yet, by what the log is to say."""
 
     @property
     def moves(self) -> bool:
@@ -257,7 +259,7 @@ class SlotPolicy:
             placement.watch.poll(now, soon=True)
             return
         if not member.is_at(endpoint):
-            _log.info("%s moves from %s to %s", member.title, member.remote.url, shown_url(endpoint.url))
+            _log.debug("%s moves from %s to %s", member.title, member.remote.url, shown_url(endpoint.url))
         # The URL counts too: an endpoint that has a name keeps it when its server gets another URL.
         stays = member.is_at(endpoint) and shown_url(endpoint.url) == member.remote.url
         yield Connect(member, None if stays else placement.request_for(endpoint), endpoint)
@@ -296,6 +298,7 @@ class SlotPolicy:
         if not leaving and now >= self.even_at:
             self.even_at = now + _EVEN_PERIOD
             yield from self._even_out(now)
+        self._tell_plans()
 
     def _keep_spares(self, reason: Reason, wanted: Counter[str]) -> Iterator[Decision]:
         """Drop the spares for a reason that are too many.
@@ -313,14 +316,24 @@ class SlotPolicy:
             else:
                 yield DropSpare(spare)
 
-    def _add_spare(self, endpoint: Endpoint, lanes: int, reason: Reason, place: Endpoint) -> AddSpare:
-        """Return the decision to connect a world at an endpoint, for the slots of a place."""
+    def _add_spare(self, endpoint: Endpoint, lanes: int, reason: Reason, place: Endpoint, why: str = "") -> AddSpare:
+        """Return the decision to connect a world at an endpoint, for the slots of a place; `why` is for the log."""
         # A server in trouble is only asked again: `Placement.saw` tells when it answers. A dead one that a directory
         # goes on listing would be announced with each try.
         level = logging.INFO if self.placement.is_well(endpoint.key) else logging.DEBUG
-        text = "%s is to take over slots of %s: %s"
-        _log.log(level, text, shown_url(endpoint.url), shown_url(place.url), reason.value)
+        self._plans[level, shown_url(endpoint.url), shown_url(place.url), why or reason.value] += lanes
         return AddSpare(self.placement.request_for(endpoint), endpoint, lanes, StandBy(reason, place.key))
+
+    def _tell_plans(self) -> None:
+        """Log the worlds that are connected for slots, a line for all slots of a server that another one takes."""
+        plans, self._plans = self._plans, Counter()
+        for (level, url, place, why), slots in plans.items():
+            number = "a slot" if slots == 1 else f"{slots} slots"
+            _log.log(level, "%s is to take over %s of %s: %s", url, number, place, why)
+
+    def _why_leaving(self, member: Member) -> str:
+        """Say why a slot has to leave its server."""
+        return "it drains" if self.is_leaving(member) else "every reset fails there"
 
     def _replace(self, leaving: Sequence[Member], now: float) -> Iterator[Decision]:
         """Connect worlds for slots that have to leave their servers."""
@@ -336,7 +349,8 @@ class SlotPolicy:
             endpoint = self.placement.choose(load, member.lanes, now, self.timeout, member.kind)
             if endpoint is not None and not member.is_at(endpoint):
                 wanted[member.endpoint.key] -= 1
-                yield self._add_spare(endpoint, member.lanes, Reason.LEAVE, member.endpoint)
+                why = self._why_leaving(member)
+                yield self._add_spare(endpoint, member.lanes, Reason.LEAVE, member.endpoint, why)
 
     def _go_back(self, now: float) -> Iterator[Decision]:
         """Connect worlds at the servers that slots are pinned to and have left, as far as these may be tried.
@@ -395,7 +409,8 @@ class SlotPolicy:
                     endpoint = self.placement.choose_well(Load(self.everybody()), member, now)
                     if endpoint is None:
                         return  # the episode begins where it is
-                    yield self._add_spare(endpoint, member.lanes, Reason.LEAVE, member.endpoint)
+                    why = self._why_leaving(member)
+                    yield self._add_spare(endpoint, member.lanes, Reason.LEAVE, member.endpoint, why)
                     replacement = self.spares[-1]
             if member.home is not None and member.may_leave and replacement is not None:
                 why = str(member.refusal).partition("\n")[0]
@@ -456,7 +471,10 @@ class SlotPolicy:
         yield TakeOver(member, replacement)
         if replacement in self.spares:  # it has a server of its own in the list
             yield from self._come_back_later(replacement, now)
-        _log.info("%s moved from %s to %s", member.title, before.url, shown_url(member.remote.url))
+        _log.debug("%s moved from %s to %s", member.title, before.url, shown_url(member.remote.url))
+        # A line a slot would be thousands.
+        if not any(other.remote.url == before.url for other in self.members):
+            _log.info("no slot is left at %s", before.url)
         # Where the replacement is still being joined, the episode begins when that is done.
         if member.ready:
             yield Begin(member)

@@ -233,7 +233,7 @@ class Reason(enum.Enum):
     """Why a spare stands by."""
 
     NAMED = "the user named it, in case a slot loses its server"
-    LEAVE = "the server drains, or every reset fails there"
+    LEAVE = "slots have to leave the server"
     EVEN_OUT = "the server has more slots than others"
     GO_BACK = "slots of it are elsewhere, and it may be well again"
 
@@ -334,7 +334,7 @@ class Member:
     # What each step does, as `handle` would, in fewer calls
 
     def step(self, request: bytes, deadline: float) -> None:
-        """Send a Step that `JoinedWorld` wrote."""
+        """Send a Step that `StepWriter` wrote."""
         self.episode = EPISODES[self.episode, EpisodeEvent.STEP]
         self.deadline = deadline
         self.remote.record.steps_asked += self.lanes

@@ -1,17 +1,18 @@
-"""The parts behind the slots of a vector environment: copies, the order of calls, and questions to all of them."""
+"""The parts behind the slots of a vector environment, copies of them, and questions to all of them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from bridge.core.client.attributes import missing_attributes
 from bridge.core.client.slots.pool import Question
-from bridge.core.client.slots.results import Results, as_universe, flat_report, remote_reports, slot_states
+from bridge.core.client.slots.results import flat_report, remote_reports, slot_states
 from bridge.core.client.slots.slot import STEPPED, LinkState, Member
-from bridge.core.client.slots.stepper import OnLost, Received, Stepper
+from bridge.core.client.slots.stepper import Stepper
 from bridge.core.client.slots.vector_pool import VectorPool
+from bridge.core.client.turns import CallOrder
 from bridge.core.client.world.extensions import (
     attribute_write,
     call_request,
@@ -24,13 +25,10 @@ from bridge.core.client.world.remote import Remote, RemoteReport
 from bridge.core.client.world.world_request import WorldInfo
 from bridge.core.encoding.message_form import MessageForm
 from bridge.core.encoding.tensors import Array
-from bridge.core.ownership import ConflictDetector, forget_in_child
+from bridge.core.ownership import forget_in_child
 from bridge.errors import (
     AlreadyPendingError,
-    BridgeError,
-    ClosedError,
     ConnectionLostError,
-    NothingPendingError,
     RemoteError,
     RemoteTimeoutError,
     ResetNeededError,
@@ -42,10 +40,6 @@ if TYPE_CHECKING:
     from bridge.core.client.messages import MessageAnswer, MessageTarget, MessageWriter
 
 __all__ = ["Slots"]
-
-T = TypeVar("T")
-Begun = tuple[Any, dict[str, Any]]
-"""What a reset returns at once: an observation, or None, for each slot; and the infos."""
 
 
 class Slots:
@@ -62,14 +56,15 @@ class Slots:
         self.pool = pool
         """Waits for the remotes."""
         self._members = pool.members
-        self.stepper = Stepper(pool, pacer)
+        self.stepper = stepper = Stepper(pool, pacer)
         """Steps the slots."""
-        self.conflicts = ConflictDetector("vector environment", pool.turn)
-        """Each call is a block of it: two threads may not call at a time."""
-        self.pending: str | None = None
-        """The asynchronous call that is pending."""
-        self._timed_out = False
-        """True if it timed out or was interrupted, so that it may be given up."""
+        # Its own methods, not others that call them: those would cost each step a call more.
+        self.begin_reset, self.finish_reset = stepper.begin_reset, stepper.finish_reset
+        self.begin_step, self.finish_step = stepper.begin_step, stepper.finish_step
+        self.wait_for_all, self.take_results = stepper.wait_for_all, stepper.take_results
+        self.send, self.recv = stepper.send, stepper.recv
+        self.order = CallOrder(pool, pool.turn)
+        """Says whose turn it is: each call is a block of it."""
         forget_in_child(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -84,72 +79,12 @@ class Slots:
         self.pool.after_fork()
         self.__setstate__(self.__getstate__())
 
-    # The order of calls: one at a time, and asynchronous ones in pairs
-
-    def check_order(self, call: str) -> None:
-        """Check that a call may begin, which follows no asynchronous one; inside of `conflicts`.
-
-        Args:
-            call: The method's name, for errors.
-
-        Raises:
-            ClosedError: The environment is closed.
-            AlreadyPendingError: An asynchronous call is pending. After a timeout `reset` gives up any, and every call
-                gives up a pending `call`.
-        """
-        if self.pool.closed:
-            raise ClosedError(f"{call} on a closed vector environment; make a new one")
-        if self.pending is not None:
-            if not self._timed_out or (call != "reset" and self.pending != "call"):
-                remedy = f"call {self.pending}_wait" + (" again, or reset" if self._timed_out else " first")
-                raise AlreadyPendingError(f"{call} while a {self.pending} is pending; {remedy}", self.pending)
-            self.pending, self._timed_out = None, False
-        if self.pool.question is not None:
-            # The call is given up, or was interrupted. Its answers may still come, and must not be taken for those to
-            # the next question.
-            for member in self.pool.question.missing:
-                member.remote.abandon_questions()
-            self.pool.question = None
-
-    def wait(self, pending: str, gather: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Return what `gather` does, the wait for an asynchronous call.
-
-        After a timeout or an interrupt it can go on, in another wait.
-
-        Args:
-            pending: The asynchronous call. A `call` is over where those that were late are lost.
-            gather: Waits.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
-
-        Raises:
-            ConcurrentUseError: Another thread is in a call.
-            ClosedError: The environment is closed.
-            NothingPendingError: No such call is pending.
-        """
-        with self.conflicts:
-            if self.pool.closed:
-                raise ClosedError(f"{pending}_wait on a closed vector environment; make a new one")
-            if self.pending != pending:
-                raise NothingPendingError(f"expected {pending}_async before {pending}_wait", pending)
-            over, self.pool.handing_out = True, False
-            try:
-                return gather(*args, **kwargs)
-            except BaseException as error:
-                # What was interrupted, as by KeyboardInterrupt, can be waited for again too, unless results are lost.
-                if self.pool.handing_out and not isinstance(error, BridgeError):
-                    self.pool.started = False
-                elif isinstance(error, RemoteTimeoutError) or not isinstance(error, BridgeError):
-                    over = pending == "call" and self.pool.question is None
-                raise
-            finally:
-                # Also where another error is raised: a call that failed cannot be waited for again.
-                self.pending, self._timed_out = None if over else pending, not over
+    # The end
 
     def close(self) -> None:
         """Leave the worlds and disconnect; no other call may come after it."""
-        with self.conflicts:
-            self.pending = None
+        with self.order:
+            self.order.pending = None
             self.pool.close_all(2.0)
 
     def abandon(self) -> None:
@@ -157,67 +92,6 @@ class Slots:
         # At the end of the interpreter another thread may hold the lock for ever: then the sockets end by themselves.
         if not self.pool.is_frozen():
             self.pool.close_all(0.0)
-
-    def cancel(self) -> None:
-        """Allow the next `reset` to give up what is pending, without a wait for it."""
-        self._timed_out = self.pending is not None
-
-    # Resets and steps, each in its turn
-
-    def reset(self, seed: int | Sequence[int | None] | None, options: Mapping[str, Any] | None) -> Begun:
-        """Ask for new episodes; return what is here of them at once. What comes later is given by the first step."""
-        with self.conflicts:
-            self.check_order("reset")
-            self.stepper.begin_reset(seed, options)
-            return as_universe(self._members, self.stepper.take_results())[::4]
-
-    def begin_reset(
-        self,
-        seed: int | Sequence[int | None] | None,
-        options: Mapping[str, Any] | None,
-        slot_options: Sequence[Mapping[str, Any]] | None,
-    ) -> None:
-        """Ask for new episodes, as `Stepper.begin_reset`."""
-        with self.conflicts:
-            self.check_order("reset")
-            self.stepper.begin_reset(seed, options, slot_options)
-            self.pending = "reset"
-
-    def finish_reset(self) -> Begun:
-        """Return what has come since `begin_reset`."""
-
-        def take() -> Begun:
-            self.pool.drain()
-            return as_universe(self._members, self.stepper.take_results())[::4]
-
-        return self.wait("reset", take)
-
-    def begin_step(self, actions: Any) -> None:
-        """Send actions, as `Stepper.begin_step`."""
-        with self.conflicts:
-            self.check_order("step")
-            self.stepper.begin_step(actions)
-            self.pending = "step"
-
-    def finish_step(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Wait for the slots that were stepped, and return what has come."""
-        return self.wait("step", lambda: as_universe(self._members, self.stepper.finish_step()))
-
-    def wait_for_all(self, pending: str, seconds: float, same_step: bool, on_lost: OnLost) -> Results:
-        """Wait until every slot has an observation, as `Stepper.wait_for_all`, for an asynchronous call."""
-        return self.wait(pending, self.stepper.wait_for_all, seconds, same_step=same_step, on_lost=on_lost)
-
-    def send(self, actions: Any, slots: Any) -> None:
-        """Do what `RemoteVectorEnv.send` says."""
-        with self.conflicts:
-            self.check_order("send")
-            self.stepper.send(actions, slots)
-
-    def recv(self, at_least: int) -> Received:
-        """Do what `RemoteVectorEnv.recv` says."""
-        with self.conflicts:
-            self.check_order("recv")
-            return self.stepper.recv(at_least)
 
     # How they are stepped, for those who step them in a way of their own
 
@@ -340,8 +214,8 @@ class Slots:
             items: A value for every slot.
             slots: Slots of the worlds to set; all lanes of a world are set together.
         """
-        with self.conflicts, missing_attributes():
-            self.check_order(f"setting of {name}")
+        with self.order, missing_attributes():
+            self.order.check(f"setting of {name}")
 
             def write(member: Member, lanes: list[int]) -> pb.EnvironmentRequest:
                 return attribute_write(name, items[member.slots], columns=member.remote.reads_columns)
@@ -352,7 +226,7 @@ class Slots:
     def send_message(
         self, form: MessageForm, write: MessageWriter, slots: Sequence[int] | None
     ) -> tuple[list[MessageAnswer], RemoteError | None]:
-        """Send a message to the worlds of some slots, or of all, and wait for the answers; inside of `conflicts`.
+        """Send a message to the worlds of some slots, or of all, and wait for the answers; inside of `order`.
 
         Slots that were put into another situation have a first observation to hand out.
 
@@ -400,8 +274,8 @@ class Slots:
 
     def read_property(self, key: str) -> list[tuple[Member, Any]]:
         """Read a property of every world; return each world's value, in the order of their slots."""
-        with self.conflicts:
-            self.check_order(key)
+        with self.order:
+            self.order.check(key)
             self._ask(key, lambda member, lanes: property_request(key))
             answers = self._wait_for_replies().answers
             return [(each, property_value(answers[each], each.remote.url, True)) for each in self._members.filling]

@@ -266,8 +266,8 @@ class Stepper:
         requests: list[bytes] = []
         for (member, position), request in zip(running, written, strict=True):
             if request is None:
-                world = member.remote.world
-                request = world.first_step if member in acted else world.write_columns(columns, position)
+                writer = member.remote.world.writer
+                request = writer.first_step if member in acted else writer.write_columns(columns, position)
             requests.append(request)
         if len(slot_members.filling) < len(slot_members.at):  # there are lanes
             for member, _ in running:
@@ -291,13 +291,13 @@ class Stepper:
 
     def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> list[bytes | None]:
         """Write the Steps of single environments, those of the same form at once; None: one to be written by itself."""
-        worlds = [member.remote.world for member, _ in plan]
-        forms = [world.form for world in worlds]
+        writers = [member.remote.world.writer for member, _ in plan]
+        forms = [writer.form for writer in writers]
         found: list[bytes | None] = [None] * len(plan)
         for form in set(forms) - {None}:
             places = [place for place, other in enumerate(forms) if other == form]
             if len(places) > 1:
-                requests = worlds[places[0]].write_steps(columns, [plan[place][1] for place in places])
+                requests = writers[places[0]].write_steps(columns, [plan[place][1] for place in places])
                 for place, request in zip(places, requests or (), strict=False):
                     found[place] = request
         return found
@@ -308,7 +308,7 @@ class Stepper:
         members = [member for member in running if member.remote.realtime is not None]
         # All are written before one is sent, which checks their sizes.
         plan = [(member.start, member.remote) for member in members]
-        requests = [remote.world.write_columns(columns, start) for start, remote in plan]
+        requests = [remote.world.writer.write_columns(columns, start) for start, remote in plan]
         for (_, remote), request in zip(plan, requests, strict=True):
             remote.act(request)
         return set(members)
@@ -410,6 +410,11 @@ class Stepper:
         results.begin(begun)
         self._unbegun = begun.failures
         return results
+
+    def finish_reset(self) -> Results:
+        """Return what has come since `begin_reset`, without a wait."""
+        self.pool.drain()
+        return self.take_results()
 
     def take_results(self, before: Results | None = None) -> Results:
         """Hand out what has come; with `before`, the results of a step that ended episodes: what others begin with."""

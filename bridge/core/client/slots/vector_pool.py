@@ -38,6 +38,9 @@ _AWAY_PERIOD = 0.1
 _IN_EPISODES = frozenset({EpisodeState.RUNNING, EpisodeState.RENEWING, EpisodeState.RENEWED})
 
 _log = SafeLog(__name__)
+TRUNCATED = "truncated: "
+"""How a note of an episode that ended so begins; the reason follows."""
+_MOST_RANGES = 8  # of slots, such as "0 to 3", in a line of the log
 
 
 class VectorPool(Pool):
@@ -67,8 +70,9 @@ class VectorPool(Pool):
         """True if there was a first reset, since which lost members come back and begin episodes by themselves."""
         self.polled_at = time.monotonic()
         """The time when events were handled last, monotonic seconds."""
-        self.log = LimitedLog(__name__, burst=10, rate=1 / 30)
-        """Limits the lines on losses: one server may take hundreds of slots along, and nobody reads a line for each."""
+        self.notes: dict[str, list[int]] = {}
+        """The slots of which something is to be logged, by what it is: one server may take hundreds along."""
+        self._log = LimitedLog(__name__, burst=10, rate=1 / 30)
         self.closed = False
         """True if the environment is closed."""
         self.question: Question | None = None
@@ -348,6 +352,25 @@ class VectorPool(Pool):
         elif isinstance(event, Lost):
             self.lose(member, event)
 
+    def note(self, what: str, start: int, lanes: int = 1) -> None:
+        """Have `tell_notes` log something of slots."""
+        self.notes.setdefault(what, []).extend(range(start, start + lanes))
+
+    def tell_notes(self) -> None:
+        """Log what was noted, a line for all slots of which the same is to be told."""
+        notes, self.notes = self.notes, {}
+        for what, found in notes.items():
+            slots, at = sorted(set(found)), 0
+            said: list[str] = []
+            while at < len(slots) and len(said) < _MOST_RANGES:
+                first = last = slots[at]
+                while at < len(slots) and slots[at] <= last + 1:
+                    last, at = slots[at], at + 1
+                said.append(str(first) if first == last else f"{first} to {last}")
+            more = f" and {len(slots) - at} more" if at < len(slots) else ""
+            of = "" if not what.startswith(TRUNCATED) else "episode " if len(slots) == 1 else "episodes "
+            self._log.warning("%s %s%s: %s%s", "slot" if len(slots) == 1 else "slots", ", ".join(said), more, of, what)
+
     def _begun(self, member: Member, now: float) -> None:
         """Clear what failed before the first observation of an episode, and log that a lost slot is back."""
         member.failures, member.settings, member.refusal = 0, None, None
@@ -356,7 +379,7 @@ class VectorPool(Pool):
         self.policy.saw(member, EndpointEvent.OBSERVED, now)
         away = member.back(now)
         if away is not None:
-            self.log.warning("%s: back after %.0f s", member.title, away)
+            self.note(f"back after {away:.0f} s", member.start, member.lanes)
 
     def _joined(self, member: Member, now: float) -> None:
         """Mark a world as joined: a spare stands ready, a slot asks for its next episode."""
@@ -412,6 +435,12 @@ class VectorPool(Pool):
         if member.stands_by is None and event.established and member.away_since is None and member.last is not None:
             member.away_since = now
         self.policy.lost(member, event.error, now, established=event.established)
+
+    def abandon_question(self) -> None:
+        """Drop the answers to the question that are still to come: they must not be taken for those to the next one."""
+        question, self.question = self.question, None
+        for member in () if question is None else question.missing:
+            member.remote.abandon_questions()
 
     def _extend_deadlines(self, now: float) -> float:
         """If we did not poll for a while, extend the deadlines by the gap; return it."""

@@ -1,4 +1,5 @@
-"""A client's sockets: a connection carries one call, or several to the same place. `connect` opens one, or by grpcio.
+"""A client's sockets, and its calls over them: a connection carries one call, or several to the same place. `connect`
+opens a call, over this transport or by grpcio.
 
 No thread: the owner's poller looks after the socket. A protocol, gRPC or WebSocket, turns requests into bytes, and
 bytes into answers.
@@ -11,13 +12,13 @@ import math
 import selectors
 import socket
 import ssl
+import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from bridge.core.client.wire.call import ClientCall, Deliver
 from bridge.core.client.wire.dialer import Dialer, known_targets
 from bridge.core.client.wire.grpc_client import CallRefused, GrpcClient, Received
 from bridge.core.client.wire.poller import Poller
@@ -35,7 +36,17 @@ if TYPE_CHECKING:
     from bridge.core.client.wire.websocket_client import WebSocketClient
     from bridge.core.transport.tls import Tls
 
-__all__ = ["TRANSPORTS", "AnyCall", "ClientConnection", "Transport", "checked_transport", "connect", "connection_to"]
+__all__ = [
+    "TRANSPORTS",
+    "AnyCall",
+    "ClientCall",
+    "ClientConnection",
+    "Deliver",
+    "Transport",
+    "checked_transport",
+    "connect",
+    "connection_to",
+]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 # Bytes that are received at a time: of longer answers as many as one of them has, for what comes in pieces is copied.
@@ -51,6 +62,112 @@ _MAX_ATTEMPTS = 60
 _ALONE = 20
 # Answers to pings and settings that a server may leave unread.
 _MAX_REPLIES = 10_000
+# Requests of a connection that are sent together: few at first, so that the server begins with them while the rest is
+# written, and then many, as each `send` costs both ends processor time.
+_FIRST_TOGETHER = 16
+_MOST_TOGETHER = 64
+
+Deliver: TypeAlias = Callable[[bytes | bytearray | RemoteError], None]
+"""A function that takes an answer, or how a stream ended."""
+
+
+class ClientCall:
+    """One stream of requests and answers; used by one thread, the one that takes from the poller.
+
+    Args:
+        connection: What carries it.
+        url: Where to, for messages.
+        deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that says why.
+    """
+
+    def __init__(self, connection: ClientConnection, url: str, deliver: Deliver) -> None:
+        self.connection = connection
+        self.url = url
+        self.deliver = deliver
+        self.stream: Any = None
+        """The number or object by which the connection's protocol knows it."""
+        self.unconfirmed: list[bytes] | None = []
+        """Requests to send again on a further connection, until the server has begun to answer; None: it has."""
+        self.attempts = 0
+        """Connections that refused it; one that had no other call counts as many."""
+        self.ended = False
+        self.finished = False
+        # The keepalive thread may be at the same sockets now.
+        with connection.poller.lock:
+            connection.add(self)
+
+    @property
+    def server_version(self) -> str | None:
+        """The version of a Gymnasium Bridge server, None for another one; known once an answer came."""
+        return self.connection.protocol.server_version
+
+    @property
+    def silent(self) -> bool:
+        """True if not a byte has come yet."""
+        return self.connection.silent
+
+    @property
+    def draining(self) -> bool:
+        """True if the server has said that it takes no further calls; this one goes on."""
+        return self.connection.protocol.draining
+
+    def send(self, request: bytes) -> None:
+        """Send a request; it is on its way when this returns, or when the poller sends what it holds together.
+
+        Raises:
+            SettingError: It is larger than `max_message_bytes`.
+            ConnectionLostError: This process was forked from the one that the call belongs to.
+        """
+        connection = self.connection
+        if len(request) > connection.max_message_bytes:
+            raise SettingError(
+                f"a request of {len(request)} bytes is larger than max_message_bytes={connection.max_message_bytes}"
+            )
+        if connection.inherited:
+            raise ConnectionLostError(self.url, "this process was forked, and the connection is its parent's")
+        with connection.poller.lock:
+            # A server, or a proxy such as nginx (`http2_max_concurrent_streams`), may refuse a stream by
+            # REFUSED_STREAM: nothing was done for it, so the same requests can go over a further connection. Once
+            # header fields came, a world may exist already.
+            if self.unconfirmed is not None:
+                if self.stream is not None and self.stream.headers_received:
+                    self.unconfirmed = None
+                else:
+                    self.unconfirmed.append(request)
+            if not self.ended:  # else how it ended was delivered
+                connection.protocol.pack(self, request)
+                deferred = connection.poller.deferred
+                if deferred is not None and connection.shared:
+                    connection.unsent += 1
+                    if connection.unsent < deferred.setdefault(connection, _FIRST_TOGETHER):
+                        return
+                    deferred[connection] = _MOST_TOGETHER
+                connection.flush(wait=True)
+
+    def finish(self) -> None:
+        """Say that no request follows; those sent before are served."""
+        connection = self.connection
+        # A forked process has the parent's socket: what it sends there would end the parent's stream.
+        if self.finished or connection.inherited:
+            return
+        self.finished = True
+        with connection.poller.lock:
+            if not self.ended:
+                connection.protocol.finish(self)
+                connection.flush()
+
+    def close(self, timeout: float) -> None:
+        """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
+        if self.connection.inherited or self.ended:
+            return
+        self.finish()
+        self.deliver = lambda what: None  # nobody waits for what comes after the last request
+        poller = self.connection.poller
+        with poller.lock:
+            if timeout > 0 and not sys.is_finalizing():
+                # A call that has no connection yet is not waited for: nothing could end it.
+                poller.poll_until(lambda: self.ended or not self.connection.connected, time.monotonic() + timeout)
+            self.connection.remove(self)
 
 
 class ClientConnection:
@@ -267,17 +384,17 @@ class ClientConnection:
         taken: list[Any] = []
         try:
             try:
-                came: Iterable[Received]
+                came: Iterable[Received] = ()
                 # Ciphertext, which cannot be received into the place where an answer is put together. What TLS itself
                 # says to it goes out with `outgoing`, where requests wait until the handshake is done.
                 if self._tls is not None:
                     taken += map(sock.recv, (_CHUNK,), (flags,))
-                    count = len(taken[0])
-                    came = protocol.receive_data(self._tls.receive(taken[0]))
+                    if count := len(taken[0]):
+                        came = protocol.receive_data(self._tls.receive(taken[0]))
                 elif http is None or http.frame is None or (buffer := http.get_buffer()) is None:
                     taken += map(sock.recv, (self._chunk,), (flags,))
-                    count = len(taken[0])
-                    came = protocol.receive_data(taken[0])
+                    if count := len(taken[0]):  # else it is the end, which `_settle` is told
+                        came = protocol.receive_data(taken[0])
                     # It ends within a frame. Answers of one world are alike: the next one is to come in a single piece.
                     if http is not None and http.frame is not None:
                         size = count + http.frame.left + _SLACK
@@ -286,8 +403,8 @@ class ClientConnection:
                     # The rest of a large answer goes into that answer's own memory, without a copy.
                     with buffer:
                         taken += map(sock.recv_into, (buffer,), (0,), (flags,))
-                    count = taken[0]
-                    came = protocol.buffer_updated(count)
+                    if count := taken[0]:
+                        came = protocol.buffer_updated(count)
             except BlockingIOError:
                 return
             except RemoteError as error:  # some of them are OSErrors too

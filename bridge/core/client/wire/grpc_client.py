@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, Protocol, TypeAlias
 from urllib.parse import unquote
 
 from bridge.core.transport import keepalive
@@ -22,10 +22,16 @@ from bridge.core.transport.service import HELLO, METHOD, SERVICE, code_of_status
 from bridge.errors import Code, ConnectError, ConnectionLostError, PeerError, RefusedError, RemoteError
 from bridge.version import __version__
 
-if TYPE_CHECKING:
-    from bridge.core.client.wire.call import ClientCall
+__all__ = ["FOREIGN_KEEPALIVE_INTERVAL", "CallRefused", "CarriedCall", "GrpcClient", "Received", "call_error"]
 
-__all__ = ["FOREIGN_KEEPALIVE_INTERVAL", "CallRefused", "GrpcClient", "Received", "call_error"]
+
+class CarriedCall(Protocol):
+    """A call, as the protocol of its connection uses it: `bridge.core.client.wire.connection.ClientCall`."""
+
+    url: str
+    stream: Any
+    unconfirmed: list[bytes] | None
+    finished: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +42,8 @@ class CallRefused:
     """The error of the call, if trying again is of no use."""
 
 
-Received = tuple["ClientCall", bytes | bytearray | RemoteError | CallRefused]
-"""An answer, or how a call ended."""
+Received = tuple[Any, bytes | bytearray | RemoteError | CallRefused]
+"""A call, as `open` got it, and an answer, or how the call ended."""
 
 FOREIGN_KEEPALIVE_INTERVAL = 310.0
 """Seconds between pings to servers that are not ours: they hang up on who asks more often than every five minutes."""
@@ -132,7 +138,7 @@ class GrpcClient:
         """The stream of the health service; None: there was none yet."""
         self._watches_health = watches_health
         self._not_serving = False
-        self._queued: list[ClientCall] = []
+        self._queued: list[CarriedCall] = []
         """Calls that wait until the server has said how many there may be, and that it is ours."""
         self.answered = False
         """True if the server is known to speak gRPC."""
@@ -172,7 +178,7 @@ class GrpcClient:
         streams = len(http.streams) + len(self._queued)
         return not (self.draining or self.foreign) and streams < min(self._most_streams, http.max_peer_streams)
 
-    def open(self, call: ClientCall) -> None:
+    def open(self, call: CarriedCall) -> None:
         """Open a call, and send the requests that were made already.
 
         All but the first wait for the settings and for the first one's header fields. A server of ours sends both as
@@ -216,17 +222,17 @@ class GrpcClient:
                 refused.append((call, CallRefused(ConnectError(call.url, text))))
         return refused
 
-    def pack(self, call: ClientCall, request: bytes) -> None:
+    def pack(self, call: CarriedCall, request: bytes) -> None:
         """Send a request, as far as the server has windows. Of a call that is not open yet it is sent by `open`."""
         if call.stream is not None:
             self.http.send_grpc_message(call.stream, [request], len(request))
 
-    def finish(self, call: ClientCall) -> None:
+    def finish(self, call: CarriedCall) -> None:
         """End the call's requests."""
         if call.stream is not None:
             self.http.end_stream(call.stream)
 
-    def cancel(self, call: ClientCall) -> None:
+    def cancel(self, call: CarriedCall) -> None:
         """Cancel the call."""
         if call.stream is not None:
             self.http.reset_stream(call.stream, ErrorCode.CANCEL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidStatus, PayloadTooBig
@@ -12,7 +12,7 @@ from websockets.protocol import OPEN, Protocol, Side
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
-from bridge.core.client.wire.grpc_client import Received, call_error
+from bridge.core.client.wire.grpc_client import CarriedCall, Received, call_error
 from bridge.core.transport import keepalive
 from bridge.core.transport.address import Address, shown_token
 from bridge.core.transport.service import HELLO, code_of_status, remedy
@@ -28,9 +28,6 @@ from bridge.core.transport.websocket import (
 )
 from bridge.errors import Code, ConnectError, PeerError, RefusedError, RemoteError
 from bridge.version import __version__
-
-if TYPE_CHECKING:
-    from bridge.core.client.wire.call import ClientCall
 
 __all__ = ["WebSocketClient"]
 
@@ -65,7 +62,7 @@ class WebSocketClient:
                 logger=LOGGER,
             )
         self._joiner = MessageJoiner()
-        self._call: ClientCall | None = None
+        self._call: CarriedCall | None = None
         self.outgoing: list[bytes | memoryview] = []
         """Bytes to send."""
         self.answered = False
@@ -90,7 +87,7 @@ class WebSocketClient:
         """Seconds without a byte from the server after which it is sent a ping."""
         return keepalive.KEEPALIVE
 
-    def open(self, call: ClientCall) -> None:
+    def open(self, call: CarriedCall) -> None:
         """Begin the one call; requests are sent once the server has agreed."""
         self._call = call
         # A server that dialed has asked already, and was answered by the listener.
@@ -120,20 +117,20 @@ class WebSocketClient:
         if call.finished:
             self.finish(call)
 
-    def pack(self, call: ClientCall, request: bytes) -> None:
+    def pack(self, call: CarriedCall, request: bytes) -> None:
         """Send a request; before the server has agreed it is sent by `begin`."""
         if self.answered and self._websocket.state is OPEN:
             self._websocket.send_binary(request)
             self._flush()
 
-    def finish(self, call: ClientCall) -> None:
+    def finish(self, call: CarriedCall) -> None:
         """Say that no request follows. The server serves those before, and sends no more answers."""
         # WebSocket has no half-closed streams: a Close frame has to stand for HTTP/2's END_STREAM.
         if self.answered and self._websocket.state is OPEN:
             self._websocket.send_close(1000)
             self._flush()
 
-    def cancel(self, call: ClientCall) -> None:
+    def cancel(self, call: CarriedCall) -> None:
         """Do nothing: the socket is closed with its only call."""
 
     def ping(self) -> None:
@@ -177,7 +174,7 @@ class WebSocketClient:
             ) from websocket.parser_exc
         return came
 
-    def _receive_frame(self, call: ClientCall, frame: Frame) -> list[Received]:
+    def _receive_frame(self, call: CarriedCall, frame: Frame) -> list[Received]:
         if frame.opcode is Opcode.PING or frame.opcode is Opcode.PONG:
             self.replies += frame.opcode is Opcode.PING
             # WebSocket has no GOAWAY. A server of ours says it by a Pong that nobody asked for, which any other client
@@ -192,7 +189,7 @@ class WebSocketClient:
             raise PeerError(self._address.url, str(error)) from error
         return [] if message is None else [(call, message)]
 
-    def _closed(self, call: ClientCall) -> RemoteError:
+    def _closed(self, call: CarriedCall) -> RemoteError:
         """Return the error that the server's close frame stands for."""
         close: Any = self._websocket.close_rcvd
         details = close.reason or f"the server closed the WebSocket with the code {close.code}"

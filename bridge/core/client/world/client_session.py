@@ -33,7 +33,7 @@ from bridge.core.client.world.session_states import (
     StepAnswered,
     Trigger,
 )
-from bridge.core.client.world.step_reader import BegunAnswer, StepMessage
+from bridge.core.client.world.steps import BegunAnswer, StepMessage
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.tensors import pack_tensor, unpack_tensor
 from bridge.core.logs import warn
@@ -228,7 +228,7 @@ class ClientSession:
         if reset:
             self._send(RequestKind.RESET, request, now)
         if answers is None:
-            self._send(RequestKind.STEP, world.first_step, now)
+            self._send(RequestKind.STEP, world.writer.first_step, now)
             return
         mask = self._settings.get("reset_mask")
         answers.begin(self._episode, None if mask is None else unpack_tensor(mask, "reset_mask"))
@@ -245,11 +245,11 @@ class ClientSession:
 
     def _send_ahead(self, world: JoinedWorld, answers: AnswerBuffer, now: float, count: int) -> None:
         for _ in range(count):
-            self._send(RequestKind.HELD, world.first_step, now)
+            self._send(RequestKind.HELD, world.writer.first_step, now)
         answers.in_flight += count
 
     def step(self, request: bytes, now: float) -> None:
-        """Ask for a Step that `JoinedWorld` wrote."""
+        """Ask for a Step that `StepWriter` wrote."""
         # As `_require_world` and `_send`, in fewer calls: this runs in each step of each slot. The size was checked by
         # whoever wrote it.
         if self.state not in ONLINE:
@@ -271,14 +271,14 @@ class ClientSession:
             self._newest_act = act
 
     def step_ahead(self, request: bytes, now: float) -> None:
-        """Act by a Step that `JoinedWorld` wrote, and ask for what Steps in flight bring."""
+        """Act by a Step that `StepWriter` wrote, and ask for what Steps in flight bring."""
         # The server refuses Steps in flight after the end of an episode until a Reset comes, which `begin` sends.
         if self.state is ClientState.ENDED:
             self.begin(None, now, reset=False)
             return
         self.ask_ahead(now)
         # Without an action there is nothing to apply: the last one stays in force.
-        if self.world is not None and request != self.world.first_step:
+        if self.world is not None and request != self.world.writer.first_step:
             self.act(request, now)
 
     def ask(self, request: pb.EnvironmentRequest | bytes, now: float) -> None:

@@ -1,20 +1,20 @@
-"""A joined world, from its specs and properties: its spaces, and how its Steps are written and read."""
+"""A joined world, from its specs and properties: its spaces, and what writes and reads its Steps."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bridge.core.client.world.step_reader import SIGNALS, StepMessage, StepReader
+from bridge.core.client.world.steps import SIGNALS, StepMessage, StepReader, StepWriter
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.names import REALTIME_SIGNALS, KnownNames
 from bridge.core.encoding.space_json import plain_space_from_json, space_from_json
-from bridge.core.encoding.spaces import Column, Layout
+from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.step_codec import StepCodec
-from bridge.core.encoding.tensors import Array, Spec, fill_tensor
+from bridge.core.encoding.tensors import Spec, fill_tensor
 from bridge.errors import UNREADABLE, PeerError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
@@ -24,14 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["JoinedWorld", "changes_of"]
 
-_INTEGERS = (int, np.int64, np.int32)
-# Integer actions whose Steps are remembered.
-_MOST_KNOWN = 1024
 _MOST_LANES, _MOST_FPS = 1 << 20, 10_000
 
 
 class JoinedWorld:
-    """A world that was joined; writes and reads its Steps.
+    """A world that was joined.
 
     Args:
         request: What was asked for.
@@ -51,7 +48,6 @@ class JoinedWorld:
         properties: Mapping[str, Any],
         version: str | None,
     ) -> None:
-        self._request = request
         url, foreign = request.address.url, version is None
         self.specs = specs
         observations, actions = _read_specs(specs.observations), _read_specs(specs.actions)
@@ -69,12 +65,12 @@ class JoinedWorld:
             self.info = _describe(request, version, properties)
         lanes = self.info.lanes
         layout = Layout(self.info.observation_space, "observation", lanes, foreign=foreign)
-        self._action_layout = Layout(self.info.action_space, "action", lanes, foreign=foreign)
+        action_layout = Layout(self.info.action_space, "action", lanes, foreign=foreign)
         by_name = {spec.name: (uid, spec) for uid, spec in observations.items()}
         action_by_name = {spec.name: uid for uid, spec in actions.items()}
         try:
             leaves = [by_name[leaf.name] for leaf in layout.leaves]
-            self._action_uids = tuple(action_by_name[leaf.name] for leaf in self._action_layout.leaves)
+            action_uids = tuple(action_by_name[leaf.name] for leaf in action_layout.leaves)
         # The specs come with the join, the spaces as properties: a broken server may contradict itself.
         except KeyError as error:
             raise PeerError(url, f"its specs have no {error.args[0]!r}, which its spaces need") from error
@@ -107,15 +103,12 @@ class JoinedWorld:
         if not foreign and self.realtime is None and all(name in self._uids for name in SIGNALS):
             # Other servers write their messages in another way.
             order = [(uid, observations[uid]) for uid in self.reader.wanted]
-            written = [(uid, actions[uid]) for uid in self._action_uids]
+            written = [(uid, actions[uid]) for uid in action_uids]
             self.codec = StepCodec.make(written, order)
-        self.form = None if self.codec is None or lanes is not None else self.codec.form
-        """A key that is equal for worlds whose Steps `write_steps` may write together; None: it may not."""
         self.reads_columns = bool(properties.get("reads_columns"))
         """Whether the server takes long lists of what is alike as columns."""
-        self._known: dict[Any, bytes] = {}
-        self.first_step = self._write_first_step()
-        """The Step without an action, by which an episode begins."""
+        self.writer = StepWriter(request, action_layout, action_uids, self._wanted(), self.codec)
+        """Writes Steps."""
 
     @property
     def names(self) -> KnownNames | None:
@@ -127,9 +120,8 @@ class JoinedWorld:
         """Seconds that a step may take beyond a deadline, since a person who has taken over is to follow it."""
         return self.reader.allowance
 
-    def _write_first_step(self) -> bytes:
-        self._wanted = self.reader.wanted + (self.realtime.wanted if self.realtime is not None else [])
-        return pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=self._wanted)).SerializeToString()
+    def _wanted(self) -> list[int]:
+        return self.reader.wanted + (self.realtime.wanted if self.realtime is not None else [])
 
     def wait_for_all(self) -> None:
         """Have answers wait until every lane has an observation, in a real-time world of lanes."""
@@ -137,9 +129,7 @@ class JoinedWorld:
             self.realtime.wait_for_all()
             if self.answers is not None:
                 self.answers.waits_for_all = True
-            self.first_step = self._write_first_step()
-            # Remembered Steps ask for what was wanted before.
-            self._known.clear()
+            self.writer.ask_for(self._wanted())
 
     def dropped(self) -> None:
         """Count an answer that a later `reset` made meaningless."""
@@ -158,73 +148,6 @@ class JoinedWorld:
         if isinstance(message, pb.EnvironmentResponse) and self.realtime is not None:
             self.dropped()
             self.realtime.salvage(message)
-
-    # Writing Steps
-
-    def write_action(self, action: Any) -> bytes:
-        """Return the Step with an action of a single environment. That of an integer is remembered.
-
-        Raises:
-            InvalidActionError: It is not in the action space.
-            SettingError: The Step is too large to be sent.
-        """
-        # By exact type: True and 1.0 are the same key as 1, but not the same action.
-        key = action if type(action) in _INTEGERS else None
-        if key is not None and (known := self._known.get(key)) is not None:
-            return known
-        return self._write_step(self._action_layout.pack_action(action), key)
-
-    def _write_step(self, arrays: Sequence[Array], key: int | None) -> bytes:
-        """Return the Step with the arrays of an action's tensors; remember it under a key, where there is one.
-
-        Raises:
-            SettingError: It is too large.
-        """
-        data = self.codec.write_request(arrays) if self.codec is not None else None
-        # The codec writes tensors of one form alone; what else is an action, protobuf writes.
-        if data is None:
-            request = pb.EnvironmentRequest()
-            for uid, array in zip(self._action_uids, arrays, strict=True):
-                fill_tensor(request.step.actions[uid], array)
-            request.step.requested_observations.extend(self._wanted)
-            data = request.SerializeToString()
-        # Here, before anything is sent or changed: a Step that is not sent gets no answer.
-        if len(data) > self._request.max_message_bytes:
-            raise self._request.too_large(len(data))
-        if key is not None and len(self._known) < _MOST_KNOWN:
-            self._known[key] = data
-        return data
-
-    def write_columns(self, columns: Sequence[Column], slot: int) -> bytes:
-        """Return the Step with the actions of this world's slots, from `slot` on. That of an integer is remembered."""
-        key, column = None, columns[0] if len(columns) == 1 and self.form is not None else None
-        # Discrete actions: few differ, and each is a hashable number.
-        if type(column) is np.ndarray and column.ndim == 1 and column.dtype.kind == "i":
-            key = column.item(slot)
-            if (known := self._known.get(key)) is not None:
-                return known
-        return self._write_step(self._action_layout.pack_columns(columns, slot), key)
-
-    def write_steps(self, columns: Sequence[Column], slots: Sequence[int]) -> list[bytes] | None:
-        """Return the Steps with the actions of some slots; None: `write_columns` is to do it."""
-        arrays = [column for column in columns if isinstance(column, np.ndarray)]
-        if self.codec is None or len(arrays) < len(columns):
-            return None
-        if len(slots) < len(arrays[0]):
-            arrays = [array[list(slots)] for array in arrays]
-        # Discrete actions, as in `write_columns`: the Steps of those that were sent before are remembered.
-        keys: list[Any] | None = None
-        if len(arrays) == 1 and arrays[0].ndim == 1 and arrays[0].dtype.kind == "i":
-            known, keys = self._known, arrays[0].tolist()
-            with contextlib.suppress(KeyError):
-                return [known[key] for key in keys]
-        found = self.codec.write_requests(arrays)
-        # All have the same size.
-        if found and len(found[0]) > self._request.max_message_bytes:
-            raise self._request.too_large(len(found[0]))
-        if found and keys is not None and len(self._known) < _MOST_KNOWN:
-            self._known.update(zip(keys, found, strict=True))
-        return found
 
     def as_act(self, request: bytes) -> pb.EnvironmentRequest:
         """Return a Step with actions that asks for nothing but times, which its server applies when it comes."""

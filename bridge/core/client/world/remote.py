@@ -9,8 +9,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bridge.core.client.wire.call import Deliver
-from bridge.core.client.wire.connection import AnyCall, connect
+from bridge.core.client.wire.connection import AnyCall, Deliver, connect
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.client_session import ClientSession
 from bridge.core.client.world.joined_world import JoinedWorld
@@ -24,7 +23,7 @@ from bridge.core.client.world.session_states import (
     Refused,
     StepAnswered,
 )
-from bridge.core.client.world.step_reader import StepMessage
+from bridge.core.client.world.steps import StepMessage
 from bridge.core.client.world.world_request import WorldInfo, WorldRequest
 from bridge.core.encoding.names import KnownNames
 from bridge.core.ownership import leak
@@ -388,10 +387,10 @@ class Remote:
             InvalidActionError: It is not in the action space; nothing was sent.
         """
         world = self.session.world
-        self.send_step((self.world if world is None else world).write_action(action))
+        self.send_step((self.world if world is None else world).writer.write_action(action))
 
     def send_step(self, request: bytes) -> None:
-        """Ask for a Step that `JoinedWorld` wrote."""
+        """Ask for a Step that `StepWriter` wrote."""
         session = self.session
         if self._ahead:
             session.step_ahead(request, self.now())

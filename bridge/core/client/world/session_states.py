@@ -11,7 +11,7 @@ import enum
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
-from bridge.core.client.world.step_reader import StepMessage, StepReader
+from bridge.core.client.world.steps import StepMessage, StepReader
 from bridge.errors import RefusedError, RemoteError
 from bridge.pb import dm_env_rpc_pb2 as pb
 

@@ -151,7 +151,8 @@ class WorldProcess:
         if self._end is None or self._closing:
             return None
         code, how = self._end
-        text = f"the process of the world {self.name!r} {how}; connect again to have another world made"
+        world = f"world {self.name!r}" if self.name else "default world"
+        text = f"the process of the {world} {how}; connect again to have another world made"
         return RequestError(code, text)
 
     async def ask(self, kind: bytes, payload: bytes, where: str, *, limit: float | None = None) -> bytes:

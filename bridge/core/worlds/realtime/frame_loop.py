@@ -37,7 +37,8 @@ class FrameLoop(abc.ABC):
         catch_up: Seconds.
         autoreset: True if a lane begins its next episode by itself (U-4); else `ask_reset` begins each.
         rest_when_empty: True if the clock stands while no agent is in: a page that nobody looks at would play on for
-            nobody. Before that each lane does the default action once, unless the last that it did was that or a reset.
+            nobody. The last frame before it stands applies the default action; a step that failed is followed by a
+            reset before.
 
     Raises:
         SettingError: A number is out of its range.
@@ -260,11 +261,13 @@ class FrameLoop(abc.ABC):
             if self._rests and not self.loop_agents:
                 # A robot must not stand with the last command of a client that left: the default action is next.
                 self._deserted = True
+                for lane in self.lanes:
+                    lane.driven = lane.driven or lane.phase is Phase.RUNNING
                 if self._may_rest():
                     self._start = None
 
     def _may_rest(self) -> bool:
-        """True if the last that each environment did is the default action or a reset."""
+        """True if the last that each environment did, since nobody is in, is the default action or a reset."""
         return not any(lane.driven or lane.busy for lane in self.lanes)
 
     def ask_reset(self, index: int, seed: int | None = None, options: object = None) -> None:

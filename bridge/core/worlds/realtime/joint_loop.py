@@ -59,7 +59,7 @@ class JointLoop(FrameLoop):
         self._may_repeat = may_repeat
 
     def _choose(self, lane: LoopLane, now: float) -> dict[str, object]:
-        chosen = {}
+        chosen, lane.driven = {}, False
         for name in self.alive:
             part = self.parts[name]
             fresh = part.unused

@@ -145,8 +145,8 @@ class LoopLane:
     applied_by: str = ""
     """Who the action of the newest frame came from; empty: the default one was applied."""
     driven: bool = False
-    """True if the last that the environment did was the action of an agent or a person, or a step that failed: neither
-    the default action nor a reset."""
+    """True if the world may not rest yet: the last that the environment did was the action of an agent or a person, or
+    a step that failed, or the agents have left since."""
     applied_at: float = 0.0
     """When that frame took place."""
     failures: int = 0

@@ -1,4 +1,4 @@
-"""The answer to a Step is read in the same way whether protobuf reads the message or the step codec matches it."""
+"""Steps are written, and their answers read: in the same way whether by protobuf or by the step codec."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 
 from bridge import RemoteEnv, serve_gym
-from bridge.core.client.world.step_reader import Batch
+from bridge.core.client.world.steps import Batch
 from bridge.pb import dm_env_rpc_pb2 as pb
 from tests.inside import begin_step, finish_step, remote_of
 from tests.support import assert_identical, layout_of

@@ -1,7 +1,8 @@
-"""Reads the answer to a Step: observation, reward, terminated, truncated and info."""
+"""Writes Steps, and reads their answers: observation, reward, terminated, truncated and info."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Mapping, Sequence
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from gymnasium import Space
 
+from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.encoding import values
 from bridge.core.encoding.infos import PACE
 from bridge.core.encoding.names import AttributeNames, KnownNames
 from bridge.core.encoding.spaces import Column, Layout
-from bridge.core.encoding.step_codec import StepAnswer
-from bridge.core.encoding.tensors import Array, Spec, unpack_tensor
+from bridge.core.encoding.step_codec import StepAnswer, StepCodec
+from bridge.core.encoding.tensors import Array, Spec, fill_tensor, unpack_tensor
 from bridge.core.logs import warn
 from bridge.errors import UNREADABLE, PeerError, TensorError
 from bridge.pb import bridge_pb2
@@ -24,7 +26,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 if TYPE_CHECKING:
     from bridge.core.client.realtime.reader import RealtimeReader
 
-__all__ = ["SIGNALS", "Batch", "BegunAnswer", "StepMessage", "StepReader", "Transition"]
+__all__ = ["SIGNALS", "Batch", "BegunAnswer", "StepMessage", "StepReader", "StepWriter", "Transition"]
 
 SIGNALS = ("reward", "terminated", "truncated", "info")
 """The observations that are asked for after those of the observation space, in this order."""
@@ -45,6 +47,9 @@ Transition: TypeAlias = tuple[Any, Any, bool, bool, dict[str, Any]]
 """Observation, reward, terminated, truncated and info of a single environment; the reward is of any type."""
 
 _MOST_NOTES = 100
+_INTEGERS = (int, np.int64, np.int32)
+# Integer actions whose Steps are remembered.
+_MOST_KNOWN = 1024
 # Quicker than a loop in Python: it is called in each step of many slots.
 _STATE = operator.attrgetter("state")
 
@@ -75,6 +80,100 @@ class Batch:
         else:
             rewards = np.zeros((size, *(reward_space.shape or ())), reward_space.dtype)
         return cls(columns or layout.columns(size), rewards, np.zeros(size, np.bool_), np.zeros(size, np.bool_))
+
+
+class StepWriter:
+    """Writes the Steps of one remote.
+
+    Args:
+        request: What was asked for: it says how large a Step may be.
+        layout: Of the actions.
+        uids: The UID of each of the layout's leaves.
+        wanted: The UIDs of the observations that Steps ask for.
+        codec: Writes Steps without protobuf; None: protobuf does.
+    """
+
+    def __init__(
+        self, request: WorldRequest, layout: Layout, uids: Sequence[int], wanted: list[int], codec: StepCodec | None
+    ) -> None:
+        self._request, self._layout, self._uids, self._codec = request, layout, uids, codec
+        self.form = None if codec is None or layout.lanes is not None else codec.form
+        """A key that is equal for remotes whose Steps `write_steps` may write together; None: it may not."""
+        self._known: dict[Any, bytes] = {}
+        self.ask_for(wanted)
+
+    def ask_for(self, wanted: list[int]) -> None:
+        """Ask for other observations from now on."""
+        self._wanted = wanted
+        self.first_step = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted)).SerializeToString()
+        """The Step without an action, by which an episode begins."""
+        # Remembered Steps ask for what was wanted before.
+        self._known.clear()
+
+    def write_action(self, action: Any) -> bytes:
+        """Return the Step with an action of a single environment. That of an integer is remembered.
+
+        Raises:
+            InvalidActionError: It is not in the action space.
+            SettingError: The Step is too large to be sent.
+        """
+        # By exact type: True and 1.0 are the same key as 1, but not the same action.
+        key = action if type(action) in _INTEGERS else None
+        if key is not None and (known := self._known.get(key)) is not None:
+            return known
+        return self._write_step(self._layout.pack_action(action), key)
+
+    def _write_step(self, arrays: Sequence[Array], key: int | None) -> bytes:
+        """Return the Step with the arrays of an action's tensors; remember it under a key, where there is one.
+
+        Raises:
+            SettingError: It is too large.
+        """
+        data = self._codec.write_request(arrays) if self._codec is not None else None
+        # The codec writes tensors of one form alone; what else is an action, protobuf writes.
+        if data is None:
+            request = pb.EnvironmentRequest()
+            for uid, array in zip(self._uids, arrays, strict=True):
+                fill_tensor(request.step.actions[uid], array)
+            request.step.requested_observations.extend(self._wanted)
+            data = request.SerializeToString()
+        # Here, before anything is sent or changed: a Step that is not sent gets no answer.
+        if len(data) > self._request.max_message_bytes:
+            raise self._request.too_large(len(data))
+        if key is not None and len(self._known) < _MOST_KNOWN:
+            self._known[key] = data
+        return data
+
+    def write_columns(self, columns: Sequence[Column], slot: int) -> bytes:
+        """Return the Step with the actions of its slots, from `slot` on. That of an integer is remembered."""
+        key, column = None, columns[0] if len(columns) == 1 and self.form is not None else None
+        # Discrete actions: few differ, and each is a hashable number.
+        if type(column) is np.ndarray and column.ndim == 1 and column.dtype.kind == "i":
+            key = column.item(slot)
+            if (known := self._known.get(key)) is not None:
+                return known
+        return self._write_step(self._layout.pack_columns(columns, slot), key)
+
+    def write_steps(self, columns: Sequence[Column], slots: Sequence[int]) -> list[bytes] | None:
+        """Return the Steps with the actions of some slots; None: `write_columns` is to do it."""
+        arrays = [column for column in columns if isinstance(column, np.ndarray)]
+        if self._codec is None or len(arrays) < len(columns):
+            return None
+        if len(slots) < len(arrays[0]):
+            arrays = [array[list(slots)] for array in arrays]
+        # Discrete actions, as in `write_columns`: the Steps of those that were sent before are remembered.
+        keys: list[Any] | None = None
+        if len(arrays) == 1 and arrays[0].ndim == 1 and arrays[0].dtype.kind == "i":
+            known, keys = self._known, arrays[0].tolist()
+            with contextlib.suppress(KeyError):
+                return [known[key] for key in keys]
+        found = self._codec.write_requests(arrays)
+        # All have the same size.
+        if found and len(found[0]) > self._request.max_message_bytes:
+            raise self._request.too_large(len(found[0]))
+        if found and keys is not None and len(self._known) < _MOST_KNOWN:
+            self._known.update(zip(keys, found, strict=True))
+        return found
 
 
 @dataclasses.dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""`bridge.core.client.wire.call`: when the requests of calls that share a connection leave."""
+"""`ClientCall` of `bridge.core.client.wire.connection`: when the requests of calls that share a connection leave."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bridge.core.client.wire.call import ClientCall
+from bridge.core.client.wire.connection import ClientCall
 from tests.inside import new_poller
 
 
@@ -40,7 +40,7 @@ class Connection:
         """Do nothing: nobody is there."""
 
 
-def calls_of(connection: Connection, count: int) -> list[ClientCall]:
+def calls_of(connection: Any, count: int) -> list[ClientCall]:
     return [ClientCall(connection, "grpc://nowhere:1", lambda what: None) for _ in range(count)]
 
 

@@ -1,0 +1,118 @@
+"""Frames of a program that does not wait for agents: which are due, what it did in them, and how many there were.
+
+The program makes its frames by itself. So one is due here when it is known what it took, and is counted once it is
+known what came of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.core.worlds.group import ONE
+from bridge.core.worlds.realtime.frame_loop import FrameLoop
+from bridge.core.worlds.realtime.joint_loop import JointLoop
+from bridge.core.worlds.realtime.loop import RealtimeLoop
+from bridge.core.worlds.realtime.loop_lane import LoopLane, Phase
+from bridge.game.environment import GameEnvironment
+
+__all__ = ["GameFrames", "JointGameFrames", "OneGameFrames"]
+
+
+class GameFrames(FrameLoop):
+    """A frame is due when the program has taken actions."""
+
+    env: GameEnvironment
+    parts: dict[str, LoopLane]
+    """What each agent has of the round, by name."""
+    alive: list[str]
+    """The agents that act in the next frame."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self._applied: dict[str, float] = {}
+        """When the newest action came that was applied, by agent."""
+
+    def _may_repeat(self, name: str, observation: object, action: object) -> bool:
+        return True
+
+    def acting(self) -> Mapping[str, LoopLane]:
+        """Return the parts of those who act."""
+        return {name: self.parts[name] for name in self.alive}
+
+    def next_due(self) -> float | None:
+        """Return when the next frame is due; None: none is."""
+        lane = self.lanes[0]
+        if self._start is not None and not lane.busy and lane.phase is Phase.FAILED:
+            return lane.retry_at
+        return self._start if self._is_due() else None
+
+    def _is_due(self) -> bool:
+        lane = self.lanes[0]
+        free = self._start is not None and not lane.busy and lane.phase is Phase.RUNNING
+        return free and self.env.chosen.actions is not None
+
+    def _begin_frame(self, now: float) -> bool:
+        """Return whether a frame is due; `count` counts it."""
+        return self._is_due()
+
+    def _may_rest(self) -> bool:
+        """True: the program goes on by itself, and its next call takes the default action."""
+        return True
+
+    def count(self, passed: int, frames: int) -> None:
+        """Count frames, before what came of the last of them is told.
+
+        Args:
+            passed: How many the program has made.
+            frames: How many of them, the last ones, are of the step at hand; 0: it is a reset.
+        """
+        skipped = passed - frames - self.lanes[0].frames
+        for lane in {self.lanes[0], *self.parts.values()}:
+            lane.frames += skipped
+        self.frames, self.step_frames = passed, frames
+        self.default_frames += frames * sum(not part.applied_by for part in self.acting().values())
+
+    def _choose(self, lane: LoopLane, now: float) -> Any:
+        """Return the actions that the program has taken, and count them."""
+        choice = self.env.chosen
+        for name, part in self.acting().items():
+            part.applied_by, part.applied_at = choice.by.get(name, ""), self.env.read_at
+            came = choice.came.get(name)
+            if came is not None and came != self._applied.get(name):
+                self._applied[name] = came
+                if part.acted_at == came:
+                    part.unused = False
+                elif part.unused:  # it came before it was known that the program had this one, which it did not replace
+                    self.actions_replaced -= 1
+                self.actions_applied += 1
+                part.action_delay = max(0.0, self.env.read_at - came)
+                self.action_delays.add(part.action_delay)
+        return choice.actions
+
+    def usable(self, name: str, part: LoopLane, now: float) -> bool:
+        """True if the newest action of an agent may be applied now; an old one is not where a mask forbids it."""
+        oldest = -math.inf if self._max_action_age is None else now - self._max_action_age
+        if part.acted_at == -math.inf or part.acted_at < oldest:
+            return False
+        return part.unused or self._may_repeat(name, part.observation, part.action)
+
+
+class OneGameFrames(GameFrames, RealtimeLoop):
+    """Of a program with one agent."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.parts, self.alive = {ONE: self.lanes[0]}, [ONE]
+
+    def _choose(self, lane: LoopLane, now: float) -> Any:
+        return super()._choose(lane, now)[ONE]
+
+
+class JointGameFrames(GameFrames, JointLoop):
+    """Of a program with several agents."""
+
+    def _choose(self, lane: LoopLane, now: float) -> Any:
+        actions = super()._choose(lane, now)
+        return {name: actions[name] for name in self.alive}

@@ -1,0 +1,149 @@
+"""Which shared values the code of a function changes, found by following what lies on its stack.
+
+In `self.grid[TABLE[action]] = 1` the table is read, and in `TABLE[action][0] = 1` it is changed. The instructions are
+the same ones: only where a value lies on the stack tells the two apart.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Callable, Iterator
+
+__all__ = ["changed_by"]
+
+# The names of instructions are those of Python 3.10 to 3.14: each version has some of them.
+_CHANGES = frozenset(
+    (
+        *("append", "appendleft", "extend", "extendleft", "insert", "remove", "pop", "popleft", "popitem", "clear"),
+        *("update", "setdefault", "add", "discard", "sort", "reverse", "fill", "put", "itemset", "resize", "rotate"),
+        *("difference_update", "intersection_update"),
+    )
+)
+"""Methods that change what they are called of."""
+_LOADS = frozenset(
+    (
+        *("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"),
+        *("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"),
+    )
+)
+_ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"))
+_CONTAINERS = {"STORE_SUBSCR": 2, "DELETE_SUBSCR": 2, "STORE_SLICE": 3}
+"""How deep that lies of which an item is stored or deleted."""
+_ENDS = frozenset(
+    (
+        *("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_ABSOLUTE"),
+        *("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"),
+    )
+)
+"""Instructions after which the next one is not reached but by a jump."""
+_ONLY_TAKE = ("STORE_", "POP_", "DELETE_", "LIST_", "SET_", "MAP_", "DICT_", "RETURN", "JUMP_")
+_LEAVE = frozenset(("NOP", "RESUME", "CACHE", "EXTENDED_ARG", "KW_NAMES", "MAKE_CELL", "COPY_FREE_VARS", "NOT_TAKEN"))
+
+
+def changed_by(code: types.CodeType, shared: Callable[[str, str], bool], of_class: frozenset[str]) -> Iterator[str]:
+    """Give the names of shared values of which code changes an item, or calls a method that changes them.
+
+    Args:
+        code: The code.
+        shared: Says of an instruction and a name that it loads if a value that may change is shared by it.
+        of_class: The names of what classes hold that may change.
+    """
+    stack = _Stack()
+    # What lies on the stack where a jump leads to, by the offset of that instruction.
+    jumps: dict[int, _Stack] = {}
+    reached = True
+    for step in dis.get_instructions(code):
+        jumped = jumps.pop(step.offset, None)
+        if jumped is not None:
+            stack = stack.joined(jumped) if reached else jumped
+        elif not reached:  # such as a handler of errors: what it finds on the stack, it leaves there
+            stack = _Stack()
+        if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
+            away = _Stack(stack.names)
+            away.do(step, jump=True)
+            jumps[step.argval] = away.joined(jumps[step.argval]) if step.argval in jumps else away
+        reached = step.opname not in _ENDS
+        if step.opname in _ATTRIBUTES:
+            # Of `super()`, the object lies on top.
+            below = "" if "SUPER" in step.opname else stack.at(1)
+            if below and step.argval in _CHANGES:
+                yield below
+            stack.do(step)
+            stack.name_top(step.argval if step.argval in of_class else below, 2 if _effect(step) == 1 else 1)
+        elif step.opname in _LOADS:
+            stack.do(step)
+            stack.name_top(step.argval if shared(step.opname, step.argval) else "", _effect(step))
+        else:
+            changed = stack.at(_CONTAINERS.get(step.opname, 0))
+            if changed:
+                yield changed
+            stack.do(step)
+
+
+def _effect(step: dis.Instruction, *, jump: bool = False) -> int:
+    """Return how many more values lie on the stack after an instruction."""
+    return dis.stack_effect(step.opcode, step.arg, jump=jump)
+
+
+class _Stack:
+    """What lies on a stack: of each value the name of the shared one that it is, or is a part of; "": none.
+
+    Only its upper end is known: below, there may be more.
+
+    Args:
+        names: The names; the last one lies on top.
+    """
+
+    def __init__(self, names: list[str] | None = None) -> None:
+        self.names = list(names or ())
+
+    def at(self, place: int) -> str:
+        """Return a name; 1 is on top, and 0 nowhere."""
+        return self.names[-place] if 0 < place <= len(self.names) else ""
+
+    def name_top(self, name: str, count: int) -> None:
+        """Name the values on top."""
+        self.names[len(self.names) - count :] = [name] * count
+
+    def joined(self, other: _Stack) -> _Stack:
+        """Return what may lie there, where two ways meet."""
+        known = min(len(self.names), len(other.names))
+        return _Stack([self.at(place) or other.at(place) for place in range(known, 0, -1)])
+
+    def do(self, step: dis.Instruction, *, jump: bool = False) -> None:
+        """Do what an instruction does to the stack."""
+        names, effect = self.names, _effect(step, jump=jump)
+        if not jump and self._move(step):
+            return
+        if effect > 0:
+            names += [""] * effect
+        elif effect < 0:
+            del names[effect:]
+        if effect > 0 or not names or step.opname in _LEAVE or step.opname.startswith(_ONLY_TAKE):
+            return
+        # What was made of the values that it took: of an item, and of what was changed in place, the one that it is in.
+        is_item = step.opname in ("BINARY_SUBSCR", "BINARY_SLICE") or step.argrepr == "[]"
+        in_place = step.opname.startswith("INPLACE_") or (step.opname == "BINARY_OP" and step.argrepr.endswith("="))
+        if not is_item and not in_place:
+            names[-1] = ""
+
+    def _move(self, step: dis.Instruction) -> bool:
+        """Do an instruction that only copies or moves values; return whether it is one."""
+        name, count = step.opname, step.arg or 0
+        rotated = {"ROT_TWO": 2, "ROT_THREE": 3, "ROT_FOUR": 4, "ROT_N": count}.get(name, 0)
+        copied = {"DUP_TOP": 1, "COPY": count}.get(name, 0)
+        deepest = max(rotated, copied, count if name == "SWAP" else 0, 2 if name == "DUP_TOP_TWO" else 0)
+        if not deepest:
+            return False
+        names = self.names
+        names[:0] = [""] * (deepest - len(names))
+        if copied:
+            names.append(names[-copied])
+        elif rotated:
+            names.insert(len(names) - rotated, names.pop())
+        elif name == "SWAP":
+            names[-1], names[-count] = names[-count], names[-1]
+        else:
+            names += names[-2:]
+        return True
