@@ -57,6 +57,10 @@ class GameFrames(FrameLoop):
         """Return whether a frame is due; `count` counts it."""
         return self._is_due()
 
+    def _may_rest(self) -> bool:
+        """True: the program goes on by itself, and its next call takes the default action."""
+        return True
+
     def count(self, passed: int, frames: int) -> None:
         """Count frames, before what came of the last of them is told.
 

@@ -400,3 +400,23 @@ def test_the_last_frame_before_a_rest_applies_the_default_action_to_each_lane():
     assert drive.actions[-3:] == ["default"] * 3
     assert drive.steps == [18, 16]
     assert drive.loop.next_due() is None
+
+
+@pytest.mark.parametrize("leaves_first", [True, False], ids=["in the default frame", "in the client's own"])
+def test_a_step_that_failed_is_followed_by_a_reset_before_a_rest(leaves_first):
+    """What a robot did of the action nobody knows: its `reset` makes it safe."""
+    drive = Drive(fps=10.0, length=100, rest_when_empty=True)
+    player = drive.player()
+    drive.until(1.0)
+    drive.loop.act(player, 0, "move", drive.now)
+    if leaves_first:
+        drive.loop.leave(player)
+    (job,) = drive.loop.poll(1.1)
+    assert (job.kind, job.action) == ("step", "default" if leaves_first else "move")
+    drive.loop.failed(job, 1.1, "stuck")
+    if not leaves_first:
+        drive.loop.leave(player)
+    assert drive.loop.next_due() is not None, "a timer is set, which the reset needs"
+    drive.until(60.0)
+    assert drive.loop.lanes[0].phase is Phase.RUNNING, "it was reset"
+    assert drive.loop.next_due() is None, "and rests"

@@ -37,7 +37,8 @@ class FrameLoop(abc.ABC):
         catch_up: Seconds.
         autoreset: True if a lane begins its next episode by itself (U-4); else `ask_reset` begins each.
         rest_when_empty: True if the clock stands while no agent is in: a page that nobody looks at would play on for
-            nobody. The last frame before it stands applies the default action.
+            nobody. The last frame before it stands applies the default action; a step that failed is followed by a
+            reset before.
 
     Raises:
         SettingError: A number is out of its range.
@@ -83,6 +84,8 @@ class FrameLoop(abc.ABC):
         self._catch_up = catch_up
         self._autoreset = autoreset
         self._rests = rest_when_empty
+        self._deserted = False
+        """True if the clock is to rest as soon as it may."""
         self._start: float | None = None
         self._index = 0
         self.loop_agents: list[LoopAgent] = []
@@ -95,6 +98,7 @@ class FrameLoop(abc.ABC):
         # A Reset of an agent that left since, or a ResetWorld of one that is not in: the next to come starts the clock.
         if self._rests and not self.loop_agents:
             return
+        self._deserted = False
         if self._start is None:
             self._start = now
             self._index = 1
@@ -132,25 +136,19 @@ class FrameLoop(abc.ABC):
                 lane.asked, lane.busy = False, True
                 jobs.append(Job(index, lane.episode, "reset", seed=lane.seed, options=lane.options))
         if self._begin_frame(now):
-            late = False
             for index, lane in enumerate(self.lanes):
-                if lane.phase is Phase.RUNNING:
-                    if lane.busy:
-                        late = True
-                    else:
-                        lane.busy = True
-                        jobs.append(Job(index, lane.episode, "step", action=self._choose(lane, now)))
-            if self._rests and not self.loop_agents and not late:
-                self._rest()
+                if lane.phase is Phase.RUNNING and not lane.busy:
+                    lane.busy = True
+                    jobs.append(Job(index, lane.episode, "step", action=self._choose(lane, now)))
         return jobs
-
-    def _rest(self) -> None:
-        self._start = None  # `start` sets it anew, so that the frames of the rest are not made up for
 
     def _begin_frame(self, now: float) -> bool:
         """Count a frame, and those that are dropped, if one is due; return whether one is."""
         due = self.next_due()
         if due is None or now < due:
+            return False
+        if self._deserted and self._may_rest():
+            self._start = None  # `start` sets it anew, so that the frames of the rest are not made up for
             return False
         late = now - due
         self.lateness.add(late)
@@ -176,9 +174,9 @@ class FrameLoop(abc.ABC):
         age, lane.applied_at = now - lane.acted_at, now
         if age == math.inf or (self._max_action_age is not None and age > self._max_action_age):
             self.default_frames += 1
-            lane.applied_by = ""
+            lane.applied_by, lane.driven = "", False
             return kept(self._default)  # later frames use it too, whatever the environment makes of it
-        lane.applied_by = lane.player
+        lane.applied_by, lane.driven = lane.player, True
         # An action that goes on is counted, and its delay measured, in the first frame that uses it.
         if lane.unused:
             lane.unused = False
@@ -216,6 +214,8 @@ class FrameLoop(abc.ABC):
             return False
         lane.move(LaneEvent.FAILED)
         lane.failures += 1
+        # Nobody knows what the environment did of the action. A reset that failed leaves what was before.
+        lane.driven = lane.driven or job.kind == "step"
         lane.retry_at = now + doubling_pause(lane.failures, *RETRY)
         self._cut_off(lane, error, job.kind == "step")
         return True
@@ -258,9 +258,17 @@ class FrameLoop(abc.ABC):
                 if loop_agent.player:
                     # A robot must not go on with the last action of a client that died.
                     self.drop_action(lane)
-            # Where episodes run, not before a frame has applied the default action: what a robot does last goes on.
-            if self._rests and not self.loop_agents and all(lane.phase is not Phase.RUNNING for lane in self.lanes):
-                self._rest()
+            if self._rests and not self.loop_agents:
+                # A robot must not stand with the last command of a client that left: the default action is next.
+                self._deserted = True
+                for lane in self.lanes:
+                    lane.driven = lane.driven or lane.phase is Phase.RUNNING
+                if self._may_rest():
+                    self._start = None
+
+    def _may_rest(self) -> bool:
+        """True if the last that each environment did, since nobody is in, is the default action or a reset."""
+        return not any(lane.driven or lane.busy for lane in self.lanes)
 
     def ask_reset(self, index: int, seed: int | None = None, options: object = None) -> None:
         """Begin an episode of a lane; one that runs is cut off (U-9)."""

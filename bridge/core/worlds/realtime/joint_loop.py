@@ -59,7 +59,7 @@ class JointLoop(FrameLoop):
         self._may_repeat = may_repeat
 
     def _choose(self, lane: LoopLane, now: float) -> dict[str, object]:
-        chosen = {}
+        chosen, lane.driven = {}, False
         for name in self.alive:
             part = self.parts[name]
             fresh = part.unused
@@ -69,7 +69,7 @@ class JointLoop(FrameLoop):
             # the episode for an illegal one. A fresh action is passed on as it is, since its agent has just chosen it.
             if action is not DEFAULT and not fresh and not self._may_repeat(name, part.observation, action):
                 self.default_frames += 1
-                part.applied_by = ""
+                part.applied_by, part.driven = "", False
                 action = DEFAULT
             chosen[name] = action
         return chosen
@@ -148,6 +148,11 @@ class JointLoop(FrameLoop):
                     part.move(LaneEvent.ENDED)
                 self.drop_action(part)
                 part.end(lane.episode, error=error, finished=finished)
+
+    def _may_rest(self) -> bool:
+        """True if the last that the environment did is the default action of each agent that acts, or a reset."""
+        driven = any(part.driven for part in self.parts.values() if part.phase is Phase.RUNNING)
+        return not driven and super()._may_rest()
 
     def end(self) -> None:
         """Cut off the running episode, as if the environment had ended it for all agents."""

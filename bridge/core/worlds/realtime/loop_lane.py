@@ -144,6 +144,9 @@ class LoopLane:
     """Who the action came from."""
     applied_by: str = ""
     """Who the action of the newest frame came from; empty: the default one was applied."""
+    driven: bool = False
+    """True if the world may not rest yet: the last that the environment did was the action of an agent or a person, or
+    a step that failed, or the agents have left since."""
     applied_at: float = 0.0
     """When that frame took place."""
     failures: int = 0
@@ -168,7 +171,7 @@ class LoopLane:
         self.begun += 1
         self.newest = Seen(self.episode, self.frames, False, first.observation, first.info, now)
         self.reward, self.length = 0.0, 0
-        self.acted_at, self.unused = -math.inf, False
+        self.acted_at, self.unused, self.driven = -math.inf, False, False
         for buffer in self.buffers:
             buffer.began(self.newest)
 
@@ -177,6 +180,8 @@ class LoopLane:
         # An intervention is of this frame alone, but the newest info may be told twice, or frames later: buffers keep
         # it apart.
         info, intervention = split_intervention(seen.info)
+        # A person who takes over acts in the place of what the loop chose, which may have been the default action.
+        self.driven = self.driven or bool(intervention)
         self.reward += seen.reward
         self.length += frames
         self.frames += frames
