@@ -374,11 +374,16 @@ def test_a_reset_counts_also_where_some_of_the_others_have_ended_and_the_rest_ha
     lengths = {"red": 10**6, "blue": 3, "green": 10**6}
     with three(wait, lengths, process=process) as (game, begun):
         envs = {name: make_remote(game.url, agent=name, timeout=20) for name in THREE}
+        ended = dict.fromkeys(THREE, False)
+
+        def step(name):
+            ended[name] = ended[name] or envs[name].step(DONE.sample())[2]
+            return ended[name]
 
         def play(name):
             envs[name].reset(seed=1 if name == "red" else None)
             for _ in range(2):
-                envs[name].step(DONE.sample())
+                step(name)
 
         with (
             in_thread(lambda: play("red")),
@@ -387,12 +392,12 @@ def test_a_reset_counts_also_where_some_of_the_others_have_ended_and_the_rest_ha
         ):
             pass
         # Blue ends, green leaves in the midst of the round, and then red alone decides.
-        with in_thread(lambda: until(lambda: envs["blue"].step(DONE.sample())[2])):
+        with in_thread(lambda: until(lambda: step("blue"))):
             for _ in range(4):
-                step = threading.Thread(target=envs["green"].step, args=(DONE.sample(),))
-                step.start()
-                envs["red"].step(DONE.sample())
-                step.join(20)
+                other = threading.Thread(target=step, args=("green",))
+                other.start()
+                step("red")
+                other.join(20)
         envs["green"].close()
         if wait:  # where the program waits, so does the next round for all who are in
             envs["blue"].close()
