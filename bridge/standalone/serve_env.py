@@ -625,18 +625,16 @@ def calling(where, function, *args, **kwargs):
         text = f"the environment raised {type(error).__name__} in {where}: {error}\n{traceback.format_exc()}"
         # It may quote a client's options: without what a terminal would obey.
         log.error("%s", "".join(each if each in "\n\t" or each.isprintable() else "?" for each in text[:65536]))
-        raise Refusal(text + remedy_of(error, where), INTERNAL) from error
+        raise Refusal(text + remedy_of(error), INTERNAL) from error
 
 
-def remedy_of(error, where):
+def remedy_of(error):
     """Return what to do about an error that an environment raised.
 
     Gym and Gymnasium raise errors of their own for a package that an environment or its pictures need, such as pygame.
     """
     while error is not None and not (isinstance(error, ImportError) and error.name):
         error = error.__cause__ or error.__context__
-    if error is None and where == "reset":
-        return "Fix its reset(). The next reset() calls it again, and may give it another seed or other options."
     if error is None:
         return "Fix the environment, or call reset() to begin a new episode."
     return f"The server's Python has no module {error.name!r}: install the package that has it there."

@@ -56,7 +56,7 @@ def test_a_grpc_server_without_the_service_is_told_what_installs_it() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with pytest.raises(RefusedError, match=r"no health service.*gymnasium-bridge\[ops\]"):
+        with pytest.raises(RefusedError, match=r"no health service.*pip install -e '\.\[ops\]'"):
             check(f"grpc://127.0.0.1:{port}")
     finally:
         server.stop(0).wait(20.0)

@@ -359,7 +359,7 @@ def test_targets_are_urls_or_one_directory() -> None:
 def test_a_fleet_on_ray_without_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, "bridge.fleet.ray", raising=False)
-    with pytest.raises(SettingError, match=r"gymnasium-bridge\[ray\]"):
+    with pytest.raises(SettingError, match=r"pip install -e '\.\[ray\]'"):
         find_directory(["ray://cart"])
 
 

@@ -39,7 +39,7 @@ def test_jpeg_is_close_and_small_pictures_are_png(encoder, monkeypatch):
 def test_without_an_encoder_of_jpeg_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(RequestError, match=r"gymnasium-bridge\[web\].*frame=png"):
+    with pytest.raises(RequestError, match=r"pip install -e '\.\[web\]'.*frame=png"):
         encode([photograph()], View("jpeg", (0,)))
 
 

@@ -119,7 +119,7 @@ def test_slots_follow_a_name_whose_addresses_change(dns: Dns, lanes: int) -> Non
 
 def test_a_name_that_does_not_resolve_at_the_start_is_an_error(dns: Dns) -> None:
     with pytest.raises(
-        errors.SettingError, match=r"DnsDirectory\('grpc\+dns://envs.example:1'\) cannot be read: .*NXDOMAIN"
+        errors.SettingError, match=r"the directory grpc\+dns://envs.example:1 cannot be read: .*NXDOMAIN"
     ):
         make_vec_remote(DnsDirectory(f"grpc+dns://{NAME}:1", dns.look_up), num_envs=1)
 

@@ -261,7 +261,7 @@ def test_what_is_no_environment_is_refused():
 
 def test_an_id_without_pettingzoo_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "pettingzoo", None)
-    with pytest.raises(SettingError, match=r"gymnasium-bridge\[pettingzoo\]"):
+    with pytest.raises(SettingError, match=r"pip install -e '\.\[pettingzoo\]'"):
         bridge.serve_parallel("butterfly/pistonball-v6")
 
 

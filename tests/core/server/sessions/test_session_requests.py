@@ -156,8 +156,8 @@ def test_an_error_of_the_environment_has_its_traceback_and_the_episode_can_go_on
 @pytest.mark.parametrize(
     ("result", "words"),
     [
-        (None, "TypeError in step"),
-        ((1, 2), "ValueError in step"),
+        (None, "step() of WildEnv returned None, expected (observation, reward,"),
+        ((1, 2), "step() of WildEnv returned a tuple of 2 values (int, int), expected (observation, reward,"),
         (({}, "reward", False, False, {}), "expected a number as the environment's reward, got a str"),
         (({}, 0, np.array([True, False]), False, {}), "ValueError in step"),
         (({}, 0.0, False, False, {}), "not of its observation_space: 'observation.a'"),
