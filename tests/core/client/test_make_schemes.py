@@ -172,7 +172,7 @@ def test_a_scheme_that_makes_one_environment_has_slots_too(install: Install) -> 
     assert not terminations.any()
     assert envs.step(np.zeros(3, np.int64))[2].all()
     envs.close()
-    assert threading.active_count() <= before
+    until(lambda: threading.active_count() <= before)  # a thread that ends may still be counted
     many = make_vec_remote(["counteds://a", "counteds://b"])
     assert {url for url, *_ in counted.made[4:]} == {"counteds://a", "counteds://b"}
     many.close()
