@@ -43,13 +43,10 @@ import ast
 import contextlib
 import dataclasses
 import enum
-import functools
-import hmac
 import importlib
 import inspect
 import json
 import logging
-import math
 import os
 import pathlib
 import queue
@@ -516,7 +513,7 @@ def start_of(space):
 
 def numbers(array):
     """Return one number where all are the same, else the flat list; infinities as text, for JSON has none."""
-    found = [str(item) if item in (math.inf, -math.inf) else item for item in np.ravel(array).tolist()]
+    found = [str(item) if item in (np.inf, -np.inf) else item for item in np.ravel(array).tolist()]
     return found[0] if found and found.count(found[0]) == len(found) else found
 
 
@@ -625,10 +622,10 @@ def calling(where, function, *args, **kwargs):
         text = f"the environment raised {type(error).__name__} in {where}: {error}\n{traceback.format_exc()}"
         # It may quote a client's options: without what a terminal would obey.
         log.error("%s", "".join(each if each in "\n\t" or each.isprintable() else "?" for each in text[:65536]))
-        raise Refusal(text + remedy_of(error), INTERNAL) from error
+        raise Refusal(text + remedy_of(error, where), INTERNAL) from error
 
 
-def remedy_of(error):
+def remedy_of(error, where):
     """Return what to do about an error that an environment raised.
 
     Gym and Gymnasium raise errors of their own for a package that an environment or its pictures need, such as pygame.
@@ -636,7 +633,8 @@ def remedy_of(error):
     while error is not None and not (isinstance(error, ImportError) and error.name):
         error = error.__cause__ or error.__context__
     if error is None:
-        return "Fix the environment, or call reset() to begin a new episode."
+        what = "its reset()" if where == "reset" else "the environment, or call reset() to begin a new episode"
+        return f"Fix {what}."
     return f"The server's Python has no module {error.name!r}: install the package that has it there."
 
 
@@ -777,7 +775,8 @@ class StandaloneWorld:
         self.destroyed, count, batch = False, lanes or 1, () if lanes is None else (lanes,)
         try:
             for _ in range(count):
-                self.envs.append(make())  # one by one: if the third fails, the first two are closed
+                # One by one: if the third fails, the first two are closed.
+                self.envs.append(calling("its construction", make))
             self.space, self.action_space = self.envs[0].env.observation_space, self.envs[0].env.action_space
             self.leaves = leaves_of(self.space, "observation", lanes)
             self.action_leaves = leaves_of(self.action_space, "action", lanes)
@@ -939,14 +938,13 @@ def properties_of(server, session):
     if world is not None and not world.destroyed:
         first, spec = world.envs[0], getattr(world.envs[0].env, "spec", None)
         facts = ("id", "reward_threshold", "nondeterministic", "max_episode_steps", "order_enforce", "kwargs")
-        facts = [name for name in facts if hasattr(spec, name)]
         found["world.name"], found["world.env_id"] = world.name, server.env_id
         found["world.num_envs"] = world.lanes or 0
         found.update(world.texts)  # the spaces
         found["world.reward_space"] = ""  # rewards are numbers
         found["world.metadata"], found["world.render_mode"] = first.metadata, first.render_mode or ""
-        found["world.spec"] = None if spec is None else {name: getattr(spec, name) for name in facts}
-        found["world.frame"] = functools.partial(frames_of, world)
+        found["world.spec"] = spec and {name: getattr(spec, name) for name in facts if hasattr(spec, name)}
+        found["world.frame"] = lambda: frames_of(world)
     return found
 
 
@@ -1307,15 +1305,15 @@ class StandaloneServer:
         lanes = given.get("num_envs", self.lanes)
         if type(lanes) is not int or not 1 <= lanes <= self.MAX_LANES:
             raise Refusal(f"expected num_envs to be an integer from 1 to {self.MAX_LANES}, got {lanes!r:.80}")
-        make = functools.partial(calling, "its construction", lambda: self.make(**kwargs))
-        return self.worlds.setdefault(name, StandaloneWorld(name, make, None if lanes == 1 else lanes))
+        world = StandaloneWorld(name, lambda: self.make(**kwargs), None if lanes == 1 else lanes)
+        return self.worlds.setdefault(name, world)
 
     def process(self, requests, context):
         """Serve a connection, in a thread of its own: an answer for each request, in order."""
         metadata = dict(context.invocation_metadata())
         shown = re.sub("(?i)^bearer ", "bearer ", str(metadata.get("authorization", "")))
         # Compared in constant time, so that the time of a refusal tells nothing of the token.
-        if self.token is not None and not hmac.compare_digest(shown.encode(), f"bearer {self.token}".encode()):
+        if self.token is not None and not secrets.compare_digest(shown.encode(), f"bearer {self.token}".encode()):
             log.warning("refused %s: no token, or a wrong one", context.peer())
             text = "the token is wrong" if shown else "a token is required, and none was sent"
             context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{text}; pass token=..., or set BRIDGE_TOKEN")
@@ -1413,13 +1411,14 @@ def read_arguments(arguments):
     add("--host", default="127.0.0.1", help="the address to listen on (default: for this machine alone)")
     add("--port", type=int, default=0, help="the port (default: any that is free)")
     add("--num-envs", type=int, default=1, metavar="N", help="so many lanes, which one message steps")
-    add("--env-kwargs", nargs="+", default=[], metavar="KEY=VALUE", help="arguments of the environment")
+    add("--env-kwargs", nargs="+", default=[], metavar="KEY=VALUE", type=read_pair, help="arguments of the environment")
     add("--token", default=os.environ.get("BRIDGE_TOKEN"), help="what clients must show (default: BRIDGE_TOKEN)")
-    add("--token-file", metavar="FILE", help="a file with the token")
+    add("--token-file", metavar="FILE", type=read_file, help="a file with the token")
     add("--insecure", action="store_true", help="no token, though others reach the port")
-    add("--tls-certificate", metavar="PEM", help="the server's certificate")
-    add("--tls-key", metavar="PEM", help="its key")
-    add("--tls-client-ca", metavar="PEM", help="the authority that must have signed the clients' certificates")
+    pem = {"metavar": "PEM", "type": read_file}
+    add("--tls-certificate", **pem, help="the server's certificate")
+    add("--tls-key", **pem, help="its key")
+    add("--tls-client-ca", **pem, help="the authority that must have signed the clients' certificates")
     add("--max-connections", type=int, default=64, metavar="N", help="connections at a time (default: 64)")
     add("--max-worlds", type=int, default=64, metavar="N", help="worlds in use at a time (default: 64)")
     options = parser.parse_args(arguments)
@@ -1428,16 +1427,22 @@ def read_arguments(arguments):
     return options
 
 
-def read_pairs(pairs):
-    """Return arguments of the environment; a value is what Python reads it as, else text."""
-    found = {}
-    for pair in pairs:
-        key, _, found[key] = pair.partition("=")
-        if not key.isidentifier() or "=" not in pair:
-            raise SystemExit(f"expected --env-kwargs to be KEY=VALUE, e.g. gravity=9.8, got {pair!r}")
-        with contextlib.suppress(ValueError, SyntaxError):  # else it is text
-            found[key] = ast.literal_eval(found[key])
-    return found
+def read_pair(pair):
+    """Return the name and the value of an argument of the environment; what Python does not read is text."""
+    key, equals, value = pair.partition("=")
+    if not key.isidentifier() or not equals:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, e.g. gravity=9.8, got {pair!r}")
+    with contextlib.suppress(ValueError, SyntaxError):
+        return key, ast.literal_eval(value)
+    return key, value
+
+
+def read_file(path):
+    """Return the bytes of a file."""
+    try:
+        return pathlib.Path(path).read_bytes()
+    except (OSError, ValueError) as error:  # the path is not shown: somebody may have given the token itself
+        raise argparse.ArgumentTypeError(f"expected a file that you may read: {error.args[-1]}") from None
 
 
 def main(arguments=None):
@@ -1445,18 +1450,13 @@ def main(arguments=None):
     options = read_arguments(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     local = options.host in ("localhost", "::1") or options.host.startswith("127.")
-    read = lambda path: path and pathlib.Path(path).read_bytes()  # noqa: E731
-    try:
-        token = read(options.token_file).decode().strip() if options.token_file else options.token
-    except (OSError, ValueError) as error:  # whoever gives the token itself must not find it in a log
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise SystemExit(f"cannot read --token-file: {reason}. Expected the path of a file with the token") from None
-    if options.token_file and not token:
-        raise SystemExit(f"expected a token in {options.token_file}, which is empty")
+    token = options.token if options.token_file is None else options.token_file.decode("ascii", "replace").strip()
+    if options.token_file is not None and not token:
+        raise SystemExit("expected a token in the file of --token-file, which is empty")
     asks_for_one = not (token or local or options.insecure or options.tls_client_ca)
     made, credentials = secrets.token_hex(32) if asks_for_one else None, None
     if options.tls_key:
-        pair, authority = (read(options.tls_key), read(options.tls_certificate)), read(options.tls_client_ca)
+        pair, authority = (options.tls_key, options.tls_certificate), options.tls_client_ca
         credentials = grpc.ssl_server_credentials([pair], authority, authority is not None)
     elif not local:
         log.warning("without TLS, whoever is on the way can read along, and act in the client's place")
@@ -1467,7 +1467,7 @@ def main(arguments=None):
         print(f'{options.env} is served at {url}\nConnect: bridge.make_remote("{url}"). Ctrl-C stops.', flush=True)
 
     try:
-        made_of = (*find_maker(options.env), options.num_envs, read_pairs(options.env_kwargs))
+        made_of = (*find_maker(options.env), options.num_envs, dict(options.env_kwargs))
         StandaloneServer(*made_of, token or made, limits).run(options.host, options.port, credentials, started)
     except (ImportError, Refusal, RuntimeError) as error:
         raise SystemExit(f"{options.env} cannot be served: {error}") from None

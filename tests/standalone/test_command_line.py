@@ -30,12 +30,16 @@ from tests.standalone_server import DEADLINE, FILE, Output, standalone
         (["CartPole-v1", "--num-envs", "0"], "expected num_envs to be an integer from 1"),
         (["CartPole-v1", "--port", "99999"], "the port of 127.0.0.1:99999 is taken, or is no port of 1 to 65535"),
         (["CartPole-v1", "--port", "-1"], "the port of 127.0.0.1:-1 is taken, or is no port of 1 to 65535"),
-        (["CartPole-v1", "--tls-key", "k.pem"], "both --tls-certificate and --tls-key"),
+        (["CartPole-v1", "--tls-key", __file__], "both --tls-certificate and --tls-key"),
+        (
+            ["CartPole-v1", "--tls-key", "k.pem"],
+            "argument --tls-key: expected a file that you may read: No such file or directory",
+        ),
         (["CartPole-v1", "--env-kwargs", "gravity"], "KEY=VALUE"),
         (["CartPole-v1", "--token-file", os.devnull], "expected a token in"),
         (
             ["CartPole-v1", "--token-file", "f8c69f0d" * 8],
-            "cannot read --token-file: No such file or directory. Expected",
+            "argument --token-file: expected a file that you may read: No such file or directory",
         ),
         ([f"{OLD}:WalkOverGraphs"], "observation is a Graph, which this server does not serve"),
     ],
