@@ -30,8 +30,9 @@ __all__ = [
 ]
 
 ADVICE = "Fix the environment, or call reset() to begin a new episode."
+"""How the text ends that a client gets of an environment that raised; the server's log, for others, leaves it out."""
 RESET_ADVICE = "Fix its reset(). The next reset() calls it again, and may give it another seed or other options."
-"""How the text ends that a client gets of an environment that raised; the log of the server is for others."""
+"""The same where it raised in `reset`."""
 
 
 def reason_of(error: BaseException) -> str:

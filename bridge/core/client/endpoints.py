@@ -175,6 +175,9 @@ class FileDirectory:
     path: str
     """The file."""
 
+    def __str__(self) -> str:
+        return f"file://{self.path}"
+
     def endpoints(self) -> list[Endpoint]:
         """Read the file.
 
@@ -206,6 +209,9 @@ class DnsDirectory:
 
     def __repr__(self) -> str:
         return f"DnsDirectory({shown_url(self.url)!r})"
+
+    def __str__(self) -> str:
+        return shown_url(self.url)
 
     @property
     def server_name(self) -> str | None:
@@ -297,9 +303,7 @@ class EndpointWatch:
     @property
     def title(self) -> str:
         """The directory, for errors."""
-        if isinstance(self.directory, FileDirectory):
-            return f"file://{self.directory.path}"
-        return shown_url(self.directory.url) if isinstance(self.directory, DnsDirectory) else repr(self.directory)
+        return str(self.directory)
 
     @property
     def may_fill(self) -> bool:

@@ -17,6 +17,7 @@ from bridge.core.server.event_loop import EventLoop
 from bridge.core.server.limits import check_drain_timeout
 from bridge.core.server.registry import Registry
 from bridge.core.server.serving import ServingThread
+from bridge.core.signals import END_SIGNALS, handled_signals
 from bridge.errors import Code, RequestError
 
 __all__ = ["CLOSE_TIMEOUT", "Shutdown", "draining_line"]
@@ -26,8 +27,6 @@ CLOSE_TIMEOUT = 5.0
 """Seconds that environments have to be closed when a server stops."""
 _INTERRUPT_TIMEOUT = 1.5
 """The same after Ctrl-C."""
-# Windows has no SIGHUP, which says that the terminal is gone.
-_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 # Seconds between two looks whether the last call has ended by itself.
 _POLL = 0.02
 
@@ -100,10 +99,7 @@ class Shutdown:
         # By the wake-up descriptor the event loop hears of a signal also while this thread is in a call of an
         # environment: the deputy runs the loop then.
         self._loop.on_signal = self._on_signal
-        # `nohup` has SIGHUP ignored, so that the program goes on without its terminal.
-        hung_up = getattr(signal, "SIGHUP", None)
-        handled = [each for each in _SIGNALS if each != hung_up or signal.getsignal(each) != signal.SIG_IGN]
-        self._handlers = {number: signal.signal(number, ignore) for number in handled}
+        self._handlers = {number: signal.signal(number, ignore) for number in handled_signals()}
         wakeup = signal.set_wakeup_fd(self._loop.wakeup_fd, warn_on_full_buffer=False)
         try:
             yield
@@ -122,7 +118,7 @@ class Shutdown:
             self._restore_handlers()
 
     def _on_signal(self, number: int) -> None:
-        if number not in _SIGNALS:
+        if number not in END_SIGNALS:
             return
         before, self._signal = self._signal, number
         # Whoever sends a second signal does not want to wait for clients, and a third, or a second Ctrl-C, for nothing.

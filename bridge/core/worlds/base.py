@@ -524,9 +524,12 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _described(trace: types.TracebackType, error: BaseException) -> str:
-    """Return what could not be unpacked, for the message."""
+    """Return what could not be unpacked, for the message.
+
+    Whoever calls an environment in this package names what it returned `result`, and then unpacks that.
+    """
     names = trace.tb_frame.f_locals
-    if "result" not in names:  # in code of Gymnasium, or in the loop over lanes, which keeps no such name
+    if "result" not in names:  # in code of Gymnasium
         counted = re.search(r"got (\d+)", str(error))
         return f"{counted[1]} values" if counted else f"what cannot be unpacked ({error})"
     result = names["result"]

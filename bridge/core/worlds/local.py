@@ -50,8 +50,8 @@ from bridge.pb import bridge_pb2, properties_pb2
 __all__ = ["LaneGroup", "LocalEnv", "adopt", "host_of"]
 
 T = TypeVar("T")
-_owners: dict[int, weakref.ref[LocalEnv]] = {}
-"""What uses the environments of this process, by the ids of the innermost ones; some of them may be closed."""
+_owners: weakref.WeakValueDictionary[int, LocalEnv] = weakref.WeakValueDictionary()
+"""What uses the environments of this process, by the ids of the innermost ones; some of it may be closed."""
 
 
 def host_of(env: Known, make: Callable[[], Known]) -> Host[Any]:
@@ -59,7 +59,11 @@ def host_of(env: Known, make: Callable[[], Known]) -> Host[Any]:
 
     Raises:
         SettingError: Its rewards have a space that is no Box, or that its lanes do not take.
+        RequestError: Two of its lanes are one object.
     """
+    lanes = _innermost(env)
+    if len({id(lane) for lane in lanes}) < len(lanes):
+        raise _shared(lanes[0], "lane")
     facts = kinds.facts_of(env)
     if isinstance(env, VectorEnv):
         from bridge.core.worlds.lane_hosts import LanesHost  # most environments have no lanes
@@ -178,8 +182,6 @@ class LocalEnv:
         if host is not None:
             # It refers to this object, which would stay until the garbage collector comes, with its spaces.
             del self.step
-            for each in _innermost(host.env):
-                _owners.pop(id(each), None)
             in_environment("close", host.close)
 
     @property
@@ -326,21 +328,21 @@ def _innermost(env: Known) -> list[object]:
     return [kinds.attribute_layers(part)[-1] for part in parts] or [list(kinds.layers_of(env))[-1]]
 
 
-def refuse_shared(env: Known) -> None:
-    """Raise RequestError where another world, or another lane, steps the same object already.
+def _refuse_owned(env: Known) -> None:
+    """Raise RequestError where another world steps the same object already."""
+    for each in _innermost(env):
+        owner = _owners.get(id(each))
+        if owner is not None and owner.owns(each):
+            raise _shared(each, "world")
 
-    A function such as `lambda: env` returns one environment again and again: who stepped it would step, and reset,
-    everybody's.
-    """
-    found = _innermost(env)
-    owners = [owner for each in found if (ref := _owners.get(id(each))) and (owner := ref()) and owner.owns(each)]
-    if owners or len({id(each) for each in found}) < len(found):
-        raise RequestError(
-            Code.FAILED_PRECONDITION,
-            f"its function returned the same {type(found[0]).__name__} again, which another "
-            f"{'world' if owners else 'lane'} steps already; expected a function that makes a new environment each "
-            "time, as `lambda: MyEnv()` does and `lambda: env` does not",
-        )
+
+def _shared(env: object, who: str) -> RequestError:
+    """Return the error for a function such as `lambda: env`: who stepped it would step, and reset, everybody's."""
+    text = (
+        f"its function returned the same {type(env).__name__} again, which another {who} steps already; expected a "
+        "function that makes a new environment each time, as `lambda: MyEnv()` does and `lambda: env` does not"
+    )
+    return RequestError(Code.FAILED_PRECONDITION, text)
 
 
 async def adopt(make: Callable[[], Known], executor: Executor) -> LocalEnv:
@@ -356,10 +358,10 @@ async def adopt(make: Callable[[], Known], executor: Executor) -> LocalEnv:
 
     def here() -> LocalEnv:
         env = make()
-        refuse_shared(env)
+        _refuse_owned(env)
         try:
             made = LocalEnv(host_of(env, make), executor)
-            _owners.update((id(each), weakref.ref(made)) for each in _innermost(env))
+            _owners.update((id(each), made) for each in _innermost(env))
             return made
         except BaseException:
             # It cannot be served, so no world will own it. The refusal says more than an error of its `close`.

@@ -40,8 +40,8 @@ class RealTime:
             they are dropped.
         reset_timeout: Seconds that the first Step of an agent waits for an episode to begin.
         rest_when_empty: Stand still while nobody is in the world, neither a player nor a spectator; None: where the
-            server has a page (`web=True`) and the world is no match. The last frame before it stands
-            applies the default action.
+            server has a page (`web=True`) and the world is no match. The last frame before it stands applies the
+            default action.
         clock: What the frames follow, such as `bridge.testing.VirtualClock()` in tests; None: the machine's clock.
     """
 

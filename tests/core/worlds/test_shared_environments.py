@@ -86,6 +86,15 @@ def test_agents_of_several_worlds_share_no_environment() -> None:
         one.step({agent: one.action_space(agent).sample() for agent in one.agents})
 
 
+def test_lanes_of_a_process_of_their_own_share_none_either() -> None:
+    env = CountingEnv(5)
+    with (
+        serve_gym(lambda: env, num_envs=2, isolation="process") as server,
+        pytest.raises(RefusedError, match=TOLD.format("lane")),
+    ):
+        make_vec_remote(server.url, timeout=60.0)
+
+
 @pytest.mark.parametrize("keywords", [{"isolation": "process"}, {"num_envs": 2, "vectorization_mode": "async"}])
 def test_processes_have_copies_of_their_own(keywords: dict[str, Any]) -> None:
     env = gymnasium.make("CartPole-v1")

@@ -70,8 +70,6 @@ class EndpointState(enum.Enum):
 def change_of(before: EndpointState, after: EndpointState) -> str:
     """Return what a change of state means to a user who reads the log: the rest of a sentence about the server."""
     if after is EndpointState.DARK:
-        if before is EndpointState.DRAINING:
-            return "has ended, after it drained"
         return "does not answer" if before is EndpointState.UNTRIED else "no longer answers"
     return _UP_AFTER[before] if after is EndpointState.UP else _TROUBLE_TEXTS[after]
 

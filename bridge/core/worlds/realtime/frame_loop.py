@@ -84,8 +84,6 @@ class FrameLoop(abc.ABC):
         self._catch_up = catch_up
         self._autoreset = autoreset
         self._rests = rest_when_empty
-        self._deserted = False
-        """True if the clock is to rest as soon as it may."""
         self._start: float | None = None
         self._index = 0
         self.loop_agents: list[LoopAgent] = []
@@ -98,7 +96,6 @@ class FrameLoop(abc.ABC):
         # A Reset of an agent that left since, or a ResetWorld of one that is not in: the next to come starts the clock.
         if self._rests and not self.loop_agents:
             return
-        self._deserted = False
         if self._start is None:
             self._start = now
             self._index = 1
@@ -147,7 +144,7 @@ class FrameLoop(abc.ABC):
         due = self.next_due()
         if due is None or now < due:
             return False
-        if self._deserted and self._may_rest():
+        if self._rests and not self.loop_agents and self._may_rest():
             self._start = None  # `start` sets it anew, so that the frames of the rest are not made up for
             return False
         late = now - due
@@ -260,7 +257,6 @@ class FrameLoop(abc.ABC):
                     self.drop_action(lane)
             if self._rests and not self.loop_agents:
                 # A robot must not stand with the last command of a client that left: the default action is next.
-                self._deserted = True
                 for lane in self.lanes:
                     lane.driven = lane.driven or lane.phase is Phase.RUNNING
                 if self._may_rest():
