@@ -17,7 +17,6 @@ from bridge.core.server.event_loop import EventLoop
 from bridge.core.server.limits import check_drain_timeout
 from bridge.core.server.registry import Registry
 from bridge.core.server.serving import ServingThread
-from bridge.core.signals import END_SIGNALS, handled_signals
 from bridge.errors import Code, RequestError
 
 __all__ = ["CLOSE_TIMEOUT", "Shutdown", "draining_line"]
@@ -99,6 +98,8 @@ class Shutdown:
         # By the wake-up descriptor the event loop hears of a signal also while this thread is in a call of an
         # environment: the deputy runs the loop then.
         self._loop.on_signal = self._on_signal
+        from bridge.core.signals import handled_signals  # where a server is started without it, nobody needs it
+
         self._handlers = {number: signal.signal(number, ignore) for number in handled_signals()}
         wakeup = signal.set_wakeup_fd(self._loop.wakeup_fd, warn_on_full_buffer=False)
         try:
@@ -118,7 +119,7 @@ class Shutdown:
             self._restore_handlers()
 
     def _on_signal(self, number: int) -> None:
-        if number not in END_SIGNALS:
+        if number not in self._handlers:
             return
         before, self._signal = self._signal, number
         # Whoever sends a second signal does not want to wait for clients, and a third, or a second Ctrl-C, for nothing.

@@ -199,6 +199,7 @@ def test_the_log_says_why_a_request_or_a_connection_was_refused(caplog: pytest.L
         assert len(refused()[-1].splitlines()) == 1
         assert len(refused()[-1]) < 600
         other = Inspector(server.url, 20.0)
+        other.read_property("server.version")  # it is connected
         with pytest.raises(errors.RefusedError, match="max_connections=2"):
             make_remote(server.url)
         assert "max_connections=2" in refused()[-1]
