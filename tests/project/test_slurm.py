@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -77,11 +78,12 @@ def lines(urls: Path) -> list[str]:
 
 
 def servers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if "-m" in child.cmdline() and "serve" in child.cmdline()
-    ]
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # a command of the script, which has ended
+            if {"-m", "serve"} <= {*child.cmdline()}:
+                found.append(child)
+    return found
 
 
 def test_the_script_is_shell() -> None:
