@@ -16,8 +16,8 @@ from bridge.core.client.envs.vector_env import RemoteVectorEnv, slots_of
 from bridge.core.client.messages import MessageReply, MessageWriter
 from bridge.core.client.options import checked_timeout
 from bridge.core.client.slots.results import Results
+from bridge.core.client.slots.slot import RemoteReport
 from bridge.core.client.slots.stepper import OnLost, Received
-from bridge.core.client.world.remote import RemoteReport
 from bridge.core.encoding.message_form import MessageForm, Origin
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import provided

@@ -52,7 +52,6 @@ from bridge.core.client.slots.slot import (
     Reason,
     StandBy,
 )
-from bridge.core.client.world.remote import RemoteRecord
 from bridge.errors import (
     Code,
     ConnectError,
@@ -87,8 +86,8 @@ class Server:
 class Remote:
     """A remote as the policy sees it."""
 
-    def __init__(self, server: Server, record: RemoteRecord) -> None:
-        self.server, self.record = server, record
+    def __init__(self, server: Server) -> None:
+        self.server = server
         self.url, self.silent, self.connected = server.url, True, True
         self.realtime, self.allowance = None, 0.0
 
@@ -151,7 +150,7 @@ class Fleet:
             self.spares.append(self.member(server, 0, StandBy(Reason.NAMED)))
 
     def member(self, server: Server, start: int, stands_by: StandBy | None = None) -> Member:
-        remote: Any = Remote(server, RemoteRecord())
+        remote: Any = Remote(server)
         remote.connected = False
         endpoint: Any = Placement.of_list([request_of(server.url)]).watch.endpoints[0]
         home = None if self.directory else endpoint
@@ -171,7 +170,7 @@ class Fleet:
     def connect(self, member: Member, request: Any = None, endpoint: Endpoint | None = None) -> None:
         url = member.remote.url if request is None else request.address.url
         server = next(server for server in self.servers if server.url == url)
-        member.remote = Remote(server, member.remote.record)  # type: ignore[assignment]
+        member.remote = Remote(server)  # type: ignore[assignment]
         member.endpoint = endpoint or member.endpoint
         member.deadline, member.silent_until = self.now + TIMEOUT, self.now + CONNECT_TIMEOUT
         member.handle_link(LinkEvent.CONNECT)
@@ -240,7 +239,7 @@ class Fleet:
             if first:
                 member.failures, member.refusal = 0, None
                 self.policy.saw(member, EndpointEvent.OBSERVED, self.now)
-                member.remote.record.back(self.now)
+                member.record.back(self.now)
 
     def lose(self, member: Member, error: RemoteError) -> None:
         remote = self.of(member)
@@ -293,10 +292,10 @@ class Fleet:
                 member.endpoint, spare.endpoint = spare.endpoint, member.endpoint
                 if spare.is_named:
                     member.home, spare.home = spare.home, member.home
+                    member.record, spare.record = spare.record, member.record
                     if lost:
                         spare.handle_link(LinkEvent.LOST)
                 else:
-                    member.remote.record = spare.remote.record
                     self.spares.remove(spare)
                     self._leave(spare)
             case Begin(member):
@@ -408,17 +407,17 @@ class Machine(RuleBasedStateMachine):
             self.check_that_all_run()
 
     def check_that_all_run(self) -> None:
-        stepped = {member: member.remote.record.steps_received for member in self.fleet.members}
+        stepped = {member: member.record.steps_received for member in self.fleet.members}
         self.fleet.advance(20.0)
         for member in self.fleet.members:
-            assert member.remote.record.steps_received != stepped[member], f"{member.title} stands still: {member}"
+            assert member.record.steps_received != stepped[member], f"{member.title} stands still: {member}"
 
     @invariant()
     def each_step_is_accounted_for(self) -> None:
         if "fleet" not in self.__dict__:
             return
         for member in self.fleet.members:
-            record = member.remote.record
+            record = member.record
             outstanding = member.episode in STEPPED
             assert record.steps_asked == record.steps_received + record.steps_lost + outstanding
 
@@ -472,7 +471,7 @@ class ListMachine(Machine):
 
 
 def received(fleet: Fleet) -> list[int]:
-    return [member.remote.record.steps_received for member in fleet.members]
+    return [member.record.steps_received for member in fleet.members]
 
 
 def spread(fleet: Fleet) -> list[int]:
@@ -524,7 +523,7 @@ def test_slots_of_a_list_leave_a_server_that_always_raises_try_it_again_and_go_b
     fleet.advance(CALM)
     assert [fleet.of(member).server.url for member in fleet.members] == [f"grpc://s{i % 3}:1" for i in range(6)]
     assert not fleet.spares
-    assert sum(member.remote.record.losses for member in fleet.members) == 0
+    assert sum(member.record.losses for member in fleet.members) == 0
 
 
 def urls(fleet: Fleet) -> list[str]:
@@ -603,7 +602,7 @@ def test_a_slot_leaves_a_server_of_a_list_that_drains_for_a_spare_that_the_user_
         fleet.servers[0].draining = True
         fleet.advance(20.0)
         assert urls(fleet) == ([fleet.servers[2].url, before[1]] if spares else before)
-        assert sum(member.remote.record.losses for member in fleet.members) == 0
+        assert sum(member.record.losses for member in fleet.members) == 0
 
 
 def test_slots_of_a_list_go_to_no_server_whose_environment_fails_as_theirs_does() -> None:
@@ -635,8 +634,8 @@ def test_slots_leave_a_server_that_drains_between_two_episodes() -> None:
     fleet.servers[0].draining = True
     fleet.advance(20.0)
     assert spread(fleet) == [0, 3, 3]
-    assert sum(member.remote.record.losses for member in fleet.members) == 0
-    assert sum(member.remote.record.moves for member in fleet.members) == 2
+    assert sum(member.record.losses for member in fleet.members) == 0
+    assert sum(member.record.moves for member in fleet.members) == 2
 
 
 def test_a_move_is_a_line_for_a_server_which_says_why_and_its_planned_end_is_no_warning(
@@ -695,7 +694,7 @@ def test_a_fleet_is_restarted_one_server_after_the_other_without_a_lost_episode(
         restart(fleet, server, away, period=15.0)
         fleet.advance(between)
         assert all(after > count for after, count in zip(received(fleet), before, strict=True))
-    assert sum(member.remote.record.losses for member in fleet.members) == 0
+    assert sum(member.record.losses for member in fleet.members) == 0
     fleet.advance(20.0)
     assert spread(fleet) == [2] * servers
 
@@ -734,7 +733,7 @@ def test_a_slot_of_a_list_is_back_within_seconds_after_a_long_restart() -> None:
         fleet.stop(fleet.servers[2])
         fleet.servers[2].up = True
         fleet.advance(8.0)
-    assert sum(member.remote.record.losses for member in fleet.members) == 0
+    assert sum(member.record.losses for member in fleet.members) == 0
 
 
 def test_a_planned_restart_is_told_in_two_lines(caplog: pytest.LogCaptureFixture) -> None:
@@ -771,7 +770,7 @@ def test_a_server_that_joins_gets_its_share_and_loses_no_episode() -> None:
     fleet.list_servers()
     fleet.advance(30.0)
     assert spread(fleet) == [3, 3]
-    assert sum(member.remote.record.losses for member in fleet.members) == 0
+    assert sum(member.record.losses for member in fleet.members) == 0
 
 
 def test_a_dead_server_that_stays_listed_is_asked_again_without_a_line_each_time(

@@ -1,6 +1,6 @@
-"""`bridge.core.client.world.remote`: how often a remote was lost, for how long, and when it is left alone."""
+"""`RemoteRecord`: how often a remote was lost, for how long, and when it is left alone."""
 
-from bridge.core.client.world.remote import BREAKER_LOSSES, BREAKER_REST, BREAKER_WINDOW, RemoteRecord
+from bridge.core.client.slots.slot import BREAKER_LOSSES, BREAKER_REST, BREAKER_WINDOW, RemoteRecord
 
 
 def test_the_breaker_leaves_alone_a_remote_that_goes_too_often() -> None:

@@ -186,7 +186,7 @@ def test_each_step_is_received_or_lost_once() -> None:
     one = begun()
     one.take(answer())
     one.handed()
-    record = one.remote.record
+    record = one.record
     assert (record.steps_asked, record.steps_received, record.steps_lost) == (0, 0, 0)
     one.step(b"", 1.0)
     one.take(answer())

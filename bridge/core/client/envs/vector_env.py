@@ -23,9 +23,9 @@ from bridge.core.client.envs.env import remote_metadata, remote_spec
 from bridge.core.client.options import VectorOptions, checked_urls
 from bridge.core.client.slots.joining import join
 from bridge.core.client.slots.results import Results
+from bridge.core.client.slots.slot import RemoteReport
 from bridge.core.client.slots.slots import Slots
 from bridge.core.client.slots.stepper import OnLost, Received
-from bridge.core.client.world.remote import RemoteReport
 from bridge.core.encoding.message_form import MessageForm, Origin
 from bridge.core.encoding.seeds import generator_of
 from bridge.core.encoding.tensors import Array

@@ -117,10 +117,9 @@ class SlotMembers:
         member.remote.close(0.0)
 
     def replace_remote(self, member: Member, request: WorldRequest) -> None:
-        """Give a member another remote, with the counters of the one that it had, which is forgotten."""
+        """Give a member another remote; the one that it had is forgotten."""
         before = self.of.pop(member.remote).remote
         member.remote = self._new_remote(request, like=before)
-        member.remote.record = before.record
         self.of[member.remote] = member
 
     def swap_worlds(self, member: Member, spare: Member) -> None:

@@ -159,8 +159,7 @@ class SlotPolicy:
         wait = pause(member.failures)
         if (ended := self.placement.ended) and member.endpoint.key in ended:
             wait = min(wait, LONGEST_RESTART_PAUSE)
-        remote = member.remote
-        member.retry_at = remote.record.lost(now, wait, why, url=remote.url, established=established)
+        member.retry_at = member.record.lost(now, wait, why, url=member.remote.url, established=established)
 
     def refused(self, member: Member, error: RemoteError, now: float) -> None:
         """Count that a Reset or Step was refused; the first time it is reset again at once."""
@@ -469,7 +468,7 @@ class SlotPolicy:
     def _change_over(self, member: Member, replacement: Member, now: float) -> Iterator[Decision]:
         """Give a world's slots to a replacement, and leave the server where they were."""
         before = member.remote
-        before.record.moves += 1
+        member.record.moves += 1
         yield TakeOver(member, replacement)
         if replacement in self.spares:  # it has a server of its own in the list
             yield from self._come_back_later(replacement, now)

@@ -12,9 +12,8 @@ from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
 from bridge.core.client.slots.members import SlotMembers
-from bridge.core.client.slots.slot import EpisodeEvent, EpisodeState, Member, SlotState
+from bridge.core.client.slots.slot import COUNTS, EpisodeEvent, EpisodeState, Member, RemoteReport, SlotState
 from bridge.core.client.slots.vector_pool import TRUNCATED, VectorPool
-from bridge.core.client.world.remote import COUNTS, RemoteReport
 from bridge.core.client.world.session_states import StepAnswered
 from bridge.core.client.world.steps import Batch, BegunAnswer, StepReader
 from bridge.core.encoding import values
@@ -220,7 +219,7 @@ class Results:
 
         The lanes that were in an episode are truncated by it.
         """
-        before = member.remote
+        before, record = member.remote, member.record
         self._pool.move_lanes(member)
         # No replacement stands ready yet: a later step moves it.
         if member.remote is before:
@@ -229,7 +228,7 @@ class Results:
         if before.realtime is not None and before.realtime.resetting is not None:
             cut &= ~before.realtime.resetting  # they are in no episode
         self.batch.truncations[rows] |= cut
-        before.record.episodes_moved += int(np.count_nonzero(cut))
+        record.episodes_moved += int(np.count_nonzero(cut))
         if self.moved is None:
             self.moved = np.zeros(self.size, np.bool_)
         self.moved[rows] = cut

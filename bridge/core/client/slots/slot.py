@@ -24,18 +24,23 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridge.errors import EnvironmentFailedError, RemoteError
 
 if TYPE_CHECKING:
     from bridge.core.client.endpoints import Endpoint, Kind, ListedEndpoint
-    from bridge.core.client.world.remote import Remote, RemoteReport
+    from bridge.core.client.world.remote import Remote
     from bridge.core.client.world.session_states import StepAnswered
     from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = [
+    "BREAKER_LOSSES",
+    "BREAKER_REST",
+    "BREAKER_WINDOW",
+    "COUNTS",
     "ENDINGS",
     "EPISODES",
     "LINKS",
@@ -47,6 +52,8 @@ __all__ = [
     "LinkState",
     "Member",
     "Reason",
+    "RemoteRecord",
+    "RemoteReport",
     "SlotState",
     "StandBy",
 ]
@@ -246,6 +253,129 @@ class StandBy(NamedTuple):
     """The key of the endpoint; empty: any."""
 
 
+BREAKER_LOSSES = 5
+"""Losses of a connection that had been made, within `BREAKER_WINDOW`, after which a remote is left alone."""
+BREAKER_WINDOW = 60.0
+"""Seconds."""
+BREAKER_REST = 30.0
+"""Seconds for which it is left alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteReport:
+    """The state of one remote, and the cost of its failures since the vector environment was made."""
+
+    url: str
+    """Its URL."""
+    slots: tuple[int, ...]
+    """The slots that it fills; none: it is a spare."""
+    state: str
+    """`connecting`, `resetting`, `running`, `lost`, `resting` (it went too often), or `spare` (ready to take over)."""
+    away: float | None
+    """Seconds since it went; None: it is there."""
+    reason: str | None
+    """The reason of its last loss, or of the last failed attempt to connect; None: there was none."""
+    losses: int
+    """The number of connections that were made and then lost."""
+    returns: int
+    """The number of times that it came back."""
+    seconds_away: float
+    """Seconds that it was away altogether, the present absence included."""
+    episodes_lost: int
+    """Episodes that were cut off, a lane each."""
+    steps_asked: int
+    """Steps that were sent to it, a lane each."""
+    steps_received: int
+    """Steps whose results were handed out."""
+    steps_lost: int
+    """Steps whose results never came: asked = received + lost + those outstanding."""
+    moves: int
+    """The number of moves of its slots to another server, because theirs drained, always failed, or had too many."""
+    episodes_moved: int
+    """Episodes of lanes that such a move truncated; none of them is in `episodes_lost`."""
+    by_server: Mapping[str, tuple[int, float]]
+    """The losses and the seconds away by the URL of the server that was lost: a slot may be at another one since."""
+
+
+@dataclasses.dataclass
+class RemoteRecord:
+    """The counters of the remotes that a member had one after the other, and their circuit breaker."""
+
+    moves: int = 0
+    losses: int = 0
+    returns: int = 0
+    episodes_lost: int = 0
+    episodes_moved: int = 0
+    steps_asked: int = 0
+    steps_received: int = 0
+    steps_lost: int = 0
+    reason: str | None = None
+    away_since: float | None = None
+    rests_until: float = 0.0
+    _past: float = 0.0
+    _away_from: str = ""
+    _losses_of: Counter[str] = dataclasses.field(default_factory=Counter)
+    _past_of: defaultdict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
+    _recent: deque[float] = dataclasses.field(default_factory=deque)
+
+    def lost(self, now: float, pause: float, reason: str, *, url: str, established: bool) -> float:
+        """Count a loss of the remote, or an attempt to connect that failed.
+
+        Args:
+            now: The time.
+            pause: Seconds until the next attempt, unless the breaker opens.
+            reason: Why.
+            url: The URL of the server that it was at, or was to connect to.
+            established: Whether there was a connection.
+
+        Returns:
+            When to try again.
+        """
+        self.reason = reason
+        # Attempts that fail while it is away do not begin another absence.
+        if self.away_since is None:
+            self.away_since, self._away_from = now, url
+        # Only connections that were made count: to a server that is not there, the growing pauses are enough. One that
+        # takes each connection and loses it would be joined again and again, as each episode that begins ends the row
+        # of failures.
+        if established:
+            self.losses += 1
+            self._losses_of[url] += 1
+            self._recent.append(now)
+            while self._recent and now - self._recent[0] > BREAKER_WINDOW:
+                self._recent.popleft()
+            if len(self._recent) >= BREAKER_LOSSES:
+                # After the rest it has as many losses again.
+                self._recent.clear()
+                self.rests_until = now + BREAKER_REST
+        return max(now + pause, self.rests_until)
+
+    def back(self, now: float) -> None:
+        """End the absence, if there is one: the remote answers."""
+        if self.away_since is not None:
+            self._past += now - self.away_since
+            self._past_of[self._away_from] += now - self.away_since
+            self.away_since = None
+            self.returns += 1
+
+    def report(self, now: float, url: str, slots: tuple[int, ...], state: str) -> RemoteReport:
+        """Return what there is to say."""
+        away = None if self.away_since is None else now - self.away_since
+        state = "resting" if state == "lost" and now < self.rests_until else state
+        counts: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
+        seconds = dict(self._past_of)
+        if away is not None:
+            seconds[self._away_from] = seconds.get(self._away_from, 0.0) + away
+        servers = {each: (self._losses_of[each], seconds.get(each, 0.0)) for each in {*self._losses_of, *seconds}}
+        return RemoteReport(
+            url, slots, state, away, self.reason, seconds_away=self._past + (away or 0.0), by_server=servers, **counts
+        )
+
+
+COUNTS = tuple(field.name for field in dataclasses.fields(RemoteRecord) if field.type == "int")
+"""The counters of a remote; `RemoteReport` says what each of them counts."""
+
+
 @dataclasses.dataclass(eq=False)
 class Member:
     """One remote, the slots that it fills, and their state: `link` and `episode`, which only methods of it assign."""
@@ -269,6 +399,8 @@ class Member:
     """Its slots in a batch."""
     stands_by: StandBy | None = None
     """What this spare is for; None: it fills slots."""
+    record: RemoteRecord = dataclasses.field(default_factory=RemoteRecord)
+    """What its failures, and those of its earlier remotes, have cost."""
     deadline: float = 0.0
     """The time from which on an outstanding answer is late; monotonic seconds."""
     silent_until: float = 0.0
@@ -324,7 +456,7 @@ class Member:
         following = EPISODES[self.episode, event]
         if event in _DROPS:
             if self.episode in STEPPED:
-                self.remote.record.steps_lost += self.lanes
+                self.record.steps_lost += self.lanes
             if self.answer is not None:
                 # In real time it may hold the records of ended episodes, which the server sends once.
                 self.remote.salvage(self.answer.message)
@@ -337,7 +469,7 @@ class Member:
         """Send a Step that `StepWriter` wrote."""
         self.episode = EPISODES[self.episode, EpisodeEvent.STEP]
         self.deadline = deadline
-        self.remote.record.steps_asked += self.lanes
+        self.record.steps_asked += self.lanes
         self.remote.send_step(request)
 
     def take(self, answer: StepAnswered) -> None:
@@ -351,7 +483,7 @@ class Member:
         assert answer is not None, "the table lets nobody hand out what has not come"
         # BEGUN and RENEWED hold the answers to Resets, which `steps_asked` does not count.
         if self.episode is EpisodeState.ANSWERED:
-            self.remote.record.steps_received += self.lanes
+            self.record.steps_received += self.lanes
         self.episode = EPISODES[self.episode, EpisodeEvent.END if answer.ended else EpisodeEvent.HANDED]
         # An observation shows that its world is well again, whatever it was lost by.
         self.last, self.answer, self.error = answer, None, None
@@ -370,7 +502,7 @@ class Member:
 
     def lose_episodes(self, count: int) -> None:
         """Count episodes that were cut off, and whose ends the user was told."""
-        self.remote.record.episodes_lost += count
+        self.record.episodes_lost += count
 
     def back(self, now: float) -> float | None:
         """End its absence, if there is one: its remote answers.
@@ -378,13 +510,13 @@ class Member:
         Returns:
             For how many seconds its slots were without an episode; None: the user knows of no absence.
         """
-        self.remote.record.back(now)
+        self.record.back(now)
         since, self.away_since = self.away_since, None
         return None if since is None else now - since
 
     def seconds_away(self, now: float) -> float | None:
         """Return for how long its remote has not answered; None: it is there."""
-        since = self.remote.record.away_since
+        since = self.record.away_since
         return None if since is None else now - since
 
     def report(self, now: float) -> RemoteReport:
@@ -392,7 +524,7 @@ class Member:
         stands_by = self.stands_by is not None
         slots = () if stands_by else tuple(range(self.start, self.start + self.lanes))
         state = "spare" if stands_by and self.ready else self.state.name.lower()
-        return self.remote.record.report(now, self.remote.url, slots, state)
+        return self.record.report(now, self.remote.url, slots, state)
 
     # What it is
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.core.client.attributes import missing_attributes
 from bridge.core.client.slots.pool import Question
 from bridge.core.client.slots.results import flat_report, remote_reports, slot_states
-from bridge.core.client.slots.slot import STEPPED, LinkState, Member
+from bridge.core.client.slots.slot import STEPPED, LinkState, Member, RemoteReport
 from bridge.core.client.slots.stepper import Stepper
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.turns import CallOrder
@@ -21,7 +21,7 @@ from bridge.core.client.world.extensions import (
     property_request,
     property_value,
 )
-from bridge.core.client.world.remote import Remote, RemoteReport
+from bridge.core.client.world.remote import Remote
 from bridge.core.client.world.world_request import WorldInfo
 from bridge.core.encoding.message_form import MessageForm
 from bridge.core.encoding.tensors import Array

@@ -215,10 +215,10 @@ class VectorPool(Pool):
         # What the policy gave is left for good. A spare that the user named and the slots swap places: the lost remote
         # stands by once it is back, as `spares=` says.
         if not spare.is_named:
-            member.remote.record = spare.remote.record
             self.members.drop(spare)
             return
         member.home, spare.home = spare.home, member.home
+        member.record, spare.record = spare.record, member.record
         # One that drains still has its connection: `Disconnect` follows, and ends it.
         if lost:
             spare.handle_link(LinkEvent.LOST)
