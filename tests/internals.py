@@ -89,7 +89,7 @@ HELPERS = {
     ),
     "tests/core/client/test_policy.py": (
         "the tables whose policy it plays on random fleets",
-        "core.client.world.remote core.client.slots.endpoint core.client.slots.slot",
+        "core.client.slots.endpoint core.client.slots.slot",
     ),
     "tests/core/client/test_pool.py": ("the events that a pool hands out", "core.client.world.session_states"),
     "tests/core/transport/test_http2.py": (
