@@ -89,14 +89,14 @@ class FrameBuffer(Generic[S, R]):
         """The observation that was told last, or given up."""
         self._without_final = without_final
         self._skips = skips
-        self._shown = 0  # frames whose observation was told
+        self._frames_told = 0  # those whose own observation was told
         self._reward, self._frames, self._intervention = 0.0, 0, _NOBODY
         self._records: deque[tuple[int, R]] = deque(maxlen=_MOST_RECORDS)
 
     @property
     def frames_skipped(self) -> int:
         """Frames up to the observation told last whose own was not told; those of episodes left out count too."""
-        return 0 if self.last is None else self.last.passed - self._shown
+        return 0 if self.last is None else self.last.passed - self._frames_told
 
     @property
     def unseen(self) -> int:
@@ -207,7 +207,7 @@ class FrameBuffer(Generic[S, R]):
         observed = told.observed
         # An observation that is told again is no further frame.
         if observed.of_frame and (self.last is None or observed.passed > self.last.passed):
-            self._shown += 1
+            self._frames_told += 1
         self.last = observed
         return told
 

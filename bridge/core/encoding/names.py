@@ -22,6 +22,7 @@ __all__ = [
     "PROPERTY_RESPONSE_URL",
     "REALTIME_SIGNALS",
     "TIMING",
+    "TIMING_INDEX",
     "WATCH",
     "AttributeNames",
     "KnownNames",
@@ -78,6 +79,8 @@ TIMING = (
 
 `frames_dropped` were never run, because the clock was late; `frames_skipped` were run, and in no answer to this agent.
 """
+TIMING_INDEX = {name: index for index, name in enumerate(TIMING)}
+"""The place of each of them."""
 
 WATCH = (
     "picture",

@@ -309,7 +309,10 @@ def test_a_spare_tells_by_its_title_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("folders", "inside"),
     [
-        (("core/client/slots", "core/client/envs", "wrappers"), r"remote\w*(\[\w+\])?\.session\b|\.world\.reader\b"),
+        (
+            ("core/client/slots", "core/client/envs", "wrappers"),
+            r"remote\w*(\[\w+\])?\.(session\b|(world|realtime)\.)|\.placement\.watch\b",
+        ),
         (("core/client/envs", "wrappers"), r"slots\w*(\(\S+\))?\.(pool|stepper)\.|\.policy\."),
     ],
     ids=["session", "pool"],

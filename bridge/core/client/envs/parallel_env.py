@@ -315,7 +315,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             if missing:
                 raise InvalidActionError(f"expected an action for each of {self.agents}, got none for {missing}")
             # All are checked before the first is sent: else one wrong action would leave the others' on their way.
-            packed = {name: self._remotes[name].world.writer.write_action(actions[name]) for name in self.agents}
+            packed = {name: self._remotes[name].writer.write_action(actions[name]) for name in self.agents}
             # They share a connection, so all requests leave in one piece.
             with self._pool.corked():
                 for name, request in packed.items():

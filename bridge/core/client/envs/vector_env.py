@@ -311,8 +311,8 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
 
     def latency_summary(self) -> tuple[dict[str, Any], ...]:
         """Return for each remote `url`, and percentiles of `round_trip` and `observation_age` in seconds (U-11)."""
-        remotes = self._slots.remotes()
-        return tuple({"url": each.url, **each.realtime.latency.summary()} for each in remotes if each.realtime)
+        found = [(remote.url, remote.latency_summary()) for remote in self._slots.remotes()]
+        return tuple({"url": url, **summary} for url, summary in found if summary is not None)
 
     @property
     def urls(self) -> tuple[str, ...]:

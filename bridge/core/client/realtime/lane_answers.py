@@ -12,15 +12,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.core.encoding.frame_buffer import FrameBuffer, Observed, Told
-from bridge.core.encoding.names import TIMING
+from bridge.core.encoding.names import TIMING_INDEX
 from bridge.core.encoding.tensors import Array
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["LaneAnswers", "Shown"]
 
-_INDEX = {name: index for index, name in enumerate(TIMING)}
-_OBSERVED, _EPISODE, _SKIPPED = _INDEX["observed_at"], _INDEX["episode"], _INDEX["frames_skipped"]
-
+_OBSERVED, _EPISODE, _SKIPPED = (TIMING_INDEX[name] for name in ("observed_at", "episode", "frames_skipped"))
 _NO_MESSAGE = pb.EnvironmentResponse()
 
 
@@ -55,7 +53,7 @@ class LaneAnswers(FrameBuffer[Shown, dict[str, Any]]):
         self.over = False
         """True if the newest answer ended the episode."""
         self._since = 0
-        self._entered = 0  # the episode of the newest answer; 0: the next one is the first of its episode
+        self._episode = 0  # the episode of the newest answer; 0: the next one is the first of its episode
         self._sent = 0  # frames that were in answers
         self._arrived: Shown | None = None  # the newest observation, whether it counts or not
         # Of an episode whose first observation is not known to be of a frame: that one, and those since.
@@ -71,7 +69,7 @@ class LaneAnswers(FrameBuffer[Shown, dict[str, Any]]):
 
     def restart(self) -> None:
         """Expect the first answer of an episode."""
-        self.over, self._entered = False, 0
+        self.over, self._episode = False, 0
 
     def push(
         self,
@@ -104,11 +102,11 @@ class LaneAnswers(FrameBuffer[Shown, dict[str, Any]]):
         # After `_count`, because its frames count as unseen too.
         counts = counts and number >= self._since
         if counts:
-            if shown.episode != self._entered:
+            if shown.episode != self._episode:
                 self.began(shown)
                 if ends:  # it has no first observation to tell before
                     self.newest = None
-            self.over, self._entered = ends, 0 if ends else shown.episode
+            self.over, self._episode = ends, 0 if ends else shown.episode
             self.add(shown, reward, frames, intervention, terminated=terminated, truncated=truncated)
         self._release()
         return counts
@@ -147,7 +145,7 @@ class LaneAnswers(FrameBuffer[Shown, dict[str, Any]]):
         if frames > newest.passed - first.passed:
             first.of_frame = True
             self._sent += 1
-            self._shown += first.told
+            self._frames_told += first.told
             for shown in unsure:
                 shown.passed += 1
 
@@ -168,7 +166,7 @@ class LaneAnswers(FrameBuffer[Shown, dict[str, Any]]):
         told = self.take() if pops or self.last is None else Told(self.last)
         if told is None:
             told = Told(Shown(0, 0, False, message, timing))
-            skipped = int(timing[_SKIPPED]) + self._sent - self._shown
+            skipped = int(timing[_SKIPPED]) + self._sent - self._frames_told
         else:
             told.observed.told = True
             skipped = self.frames_skipped

@@ -11,7 +11,7 @@ import numpy as np
 
 from bridge.core.client.realtime.latency import Latency
 from bridge.core.encoding import values
-from bridge.core.encoding.names import TIMING
+from bridge.core.encoding.names import TIMING, TIMING_INDEX
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, unpack_tensor
 from bridge.errors import UNREADABLE, PeerError, TensorError
@@ -19,7 +19,6 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["RealtimeReader", "merge_latency", "read_records"]
 
-_INDEX = {name: index for index, name in enumerate(TIMING)}
 _COUNTS = (
     "episode",
     "frame",
@@ -144,7 +143,7 @@ class RealtimeReader:
             sent, arrived = self._times
             self._times = None
             self.latency.answered(
-                sent, float(first[_INDEX["received_at"]]), float(first[_INDEX["answered_at"]]), arrived
+                sent, float(first[TIMING_INDEX["received_at"]]), float(first[TIMING_INDEX["answered_at"]]), arrived
             )
         return timing
 
@@ -152,14 +151,14 @@ class RealtimeReader:
         """Return the figures of each lane out of its times, `(lanes, len(TIMING))`."""
         lanes = len(timing)
         figures: dict[str, Array] = {name: np.full(lanes, value) for name, value in self.latency.figures().items()}
-        observed = timing[:, _INDEX["observed_at"]].tolist()
+        observed = timing[:, TIMING_INDEX["observed_at"]].tolist()
         figures["observation_age"] = np.array(
             [self.latency.age(at, now) if math.isfinite(at) else math.nan for at in observed]
         )
         for name in ("step_time", "action_delay"):
-            figures[name] = timing[:, _INDEX[name]]
+            figures[name] = timing[:, TIMING_INDEX[name]]
         for name in _COUNTS:
-            figures[name] = timing[:, _INDEX[name]].astype(np.int64)
+            figures[name] = timing[:, TIMING_INDEX[name]].astype(np.int64)
         figures["stale"] = np.full(lanes, self.stale, np.int64)
         return figures
 

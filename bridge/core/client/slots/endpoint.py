@@ -299,8 +299,6 @@ class Placement:
     def __init__(self, watch: EndpointWatch | ListedEndpoints, request_for: Callable[[Endpoint], WorldRequest]) -> None:
         self.watch = watch
         self.request_for = request_for
-        self.ended: set[str] = set()
-        """The keys of the endpoints whose servers drained, and are gone."""
         self._records: defaultdict[str, EndpointRecord] = defaultdict(EndpointRecord)
         # Of thousands of dead addresses nobody reads a line each.
         self._log = LimitedLog(__name__, burst=10, rate=1 / 30)
@@ -309,6 +307,15 @@ class Placement:
     def of_list(cls, requests: Iterable[WorldRequest]) -> Placement:
         """Return the placement of a list of URLs, whose endpoints slots are pinned to."""
         return cls(ListedEndpoints([ListedEndpoint.of(each) for each in requests]), attrgetter("request"))
+
+    @property
+    def title(self) -> str:
+        """What has the endpoints, for errors."""
+        return self.watch.title
+
+    def poll(self, now: float, *, soon: bool = False) -> None:
+        """Read a directory again, without a wait, where that is due; `soon`: as soon as it may be read again."""
+        self.watch.poll(now, soon=soon)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy it without what was seen of the endpoints, whose times are of this machine's clock."""
@@ -393,7 +400,15 @@ class Placement:
 
     def is_well(self, key: str) -> bool:
         """Tell whether nothing speaks against an endpoint."""
-        return not self._records[key].rank[0]
+        return self._records[key].state in _WELL
+
+    def has_ended(self, key: str) -> bool:
+        """Tell whether the server of an endpoint drained, and is gone."""
+        return self._records[key].state is EndpointState.ENDED
+
+    def drains(self, endpoint: Endpoint) -> bool:
+        """Tell whether the directory says that an endpoint takes no further worlds."""
+        return endpoint.key in self.watch.draining
 
     def any_well(self, member: Member) -> bool:
         """Tell whether nothing speaks against another endpoint of the kind of a world's own."""
@@ -433,7 +448,7 @@ class Placement:
         if None not in slots and room < num_envs:
             raise SettingError(
                 f"expected endpoints with room for num_envs={num_envs} slots, got room for {room} on {len(slots)} of "
-                f"{self.watch.title}; start more servers, or ask for fewer slots"
+                f"{self.title}; start more servers, or ask for fewer slots"
             )
 
     def saw(self, key: str, event: EndpointEvent, now: float, why: str) -> bool:
@@ -446,8 +461,6 @@ class Placement:
         before = record.state
         # The first success is no change.
         changed = record.handle(event, now, self._pause) and (before, record.state) != (_S.UNTRIED, _S.UP)
-        if changed:
-            (self.ended.add if record.state is EndpointState.ENDED else self.ended.discard)(key)
         back = changed and record.state is EndpointState.UP
         if changed and before in _WELL and not back:
             # There is one server less: where one drained a moment ago, it may be back before its pause is over.

@@ -435,13 +435,13 @@ class _Search:
             return False
         if not asking and self._error is not None and self._error.unavailable:
             # All are away: who comes is in the directory, or will be.
-            placement.watch.poll(now, soon=True)
+            placement.poll(now, soon=True)
             self._asked.clear()
             if now >= self._look_at:
                 self._look_at = now + self._wait.pause_after(self._error)
         elif not asking or (now > self._until and self._error is not None):
             raise self._error or SettingError(
-                f"no endpoint of {placement.watch.title} has room for another world, after {have} worlds"
+                f"no endpoint of {placement.title} has room for another world, after {have} worlds"
             )
         return True
 

@@ -114,7 +114,7 @@ Decision: TypeAlias = Connect | AddSpare | DropSpare | Disconnect | TakeOver | B
 class SlotPolicy:
     """Decides where the worlds of a vector environment are, and when what failed is tried again."""
 
-    members: list[Member]
+    filling: list[Member]
     """Those that fill slots."""
     spares: list[Member]
     """Those that stand by."""
@@ -140,7 +140,7 @@ class SlotPolicy:
 
     def everybody(self) -> list[Member]:
         """Return the worlds that fill slots, and then the spares."""
-        return [*self.members, *self.spares]
+        return [*self.filling, *self.spares]
 
     # Events
 
@@ -148,7 +148,7 @@ class SlotPolicy:
         """Feed an event to the state machine of a world's endpoint; `why` tells of it in the log."""
         endpoint = member.endpoint
         back = self.placement.saw(endpoint.key, event, now, why or event.value)
-        if back and any(other.is_displaced_from(endpoint) for other in self.members):
+        if back and any(other.is_displaced_from(endpoint) for other in self.filling):
             _log.warning("%s answers again", member.remote.url)
 
     def lost(self, member: Member, error: RemoteError, now: float, *, established: bool) -> None:
@@ -157,7 +157,7 @@ class SlotPolicy:
         why = str(error)
         self.saw(member, event_of(error), now, why.partition("\n")[0])
         wait = pause(member.failures)
-        if (ended := self.placement.ended) and member.endpoint.key in ended:
+        if self.placement.has_ended(member.endpoint.key):
             wait = min(wait, LONGEST_RESTART_PAUSE)
         member.retry_at = member.record.lost(now, wait, why, url=member.remote.url, established=established)
 
@@ -171,7 +171,7 @@ class SlotPolicy:
 
     def permanent_error(self) -> RefusedError | None:
         """Return, once, what no waiting mends: settings that are refused, an environment that fails in every reset."""
-        for member in self.members:
+        for member in self.filling:
             # Only what the Reset itself was refused with. A refusal of an attempt to connect, such as that of a full
             # server while another one was away, says nothing of the world that was joined since.
             error = member.refusal
@@ -196,11 +196,11 @@ class SlotPolicy:
 
     def check(self, now: float) -> Iterator[Decision]:
         """Decide what to connect and what to begin, what is late, and who leaves its server."""
-        self.placement.watch.poll(now)
+        self.placement.poll(now)
         if now >= self.look_at:
             self.look_at = now + _PERIOD
             yield from self._look_for_moves(now)
-        for member in self.members:
+        for member in self.filling:
             # What is not named here waits for the user's next call.
             if member.link is LinkState.OFFLINE:
                 # Who has an end to tell takes no spare: its next episode begins once that was told.
@@ -257,7 +257,7 @@ class SlotPolicy:
         endpoint = placement.choose(Load(others), member.lanes, now, self.timeout, member.kind, proven=proven)
         if endpoint is None:
             # Nothing is free: perhaps a server was started since the last reading.
-            placement.watch.poll(now, soon=True)
+            placement.poll(now, soon=True)
             return
         if not member.is_at(endpoint):
             _log.debug("%s moves from %s to %s", member.title, member.remote.url, shown_url(endpoint.url))
@@ -273,11 +273,11 @@ class SlotPolicy:
 
     def is_leaving(self, member: Member) -> bool:
         """Tell whether a world is on a server that drains."""
-        return member.remote.draining or member.endpoint.key in self.placement.watch.draining
+        return member.remote.draining or self.placement.drains(member.endpoint)
 
     def _look_for_moves(self, now: float) -> Iterator[Decision]:
         """Connect worlds for slots that have to leave their servers, go back to them, or are too many there."""
-        joined = [member for member in self.members if member.link is LinkState.JOINED]
+        joined = [member for member in self.filling if member.link is LinkState.JOINED]
         drained = [member for member in joined if self.is_leaving(member)]
         for member in drained:
             self.saw(member, EndpointEvent.DRAINS, now)
@@ -358,7 +358,7 @@ class SlotPolicy:
 
         Lanes never go back by themselves, because it would cut episodes.
         """
-        away = [member for member in self.members if member.home is not None and member.is_displaced and member.single]
+        away = [member for member in self.filling if member.home is not None and member.is_displaced and member.single]
         wanted = Counter(member.home.key for member in away if member.home is not None)
         yield from self._keep_spares(Reason.GO_BACK, wanted)
         for member in away:
@@ -373,7 +373,7 @@ class SlotPolicy:
         Lanes are never moved for that, because it would cut episodes. Nor is anything while slots are away: they go to
         the emptiest endpoints by themselves. Who is pinned stays.
         """
-        free = [member for member in self.members if member.home is None]
+        free = [member for member in self.filling if member.home is None]
         if not all(member.single and member.link is LinkState.JOINED for member in free):
             return
         places = {member.endpoint.key: member.endpoint for member in free}
@@ -422,7 +422,7 @@ class SlotPolicy:
 
     def stand_in(self, member: Member, now: float) -> Endpoint | None:
         """Return an endpoint where others have joined, for a world whose server is not there; None: there is none."""
-        endpoint = self.placement.choose_well(Load(self.members), member, now, up=True)
+        endpoint = self.placement.choose_well(Load(self.filling), member, now, up=True)
         if endpoint is not None:
             self.saw(member, EndpointEvent.GONE, now)
             self._look(now)
@@ -474,7 +474,7 @@ class SlotPolicy:
             yield from self._come_back_later(replacement, now)
         _log.debug("%s moved from %s to %s", member.title, before.url, shown_url(member.remote.url))
         # A line a slot would be thousands.
-        if not any(other.remote.url == before.url for other in self.members):
+        if not any(other.remote.url == before.url for other in self.filling):
             _log.info("no slot is left at %s", before.url)
         # Where the replacement is still being joined, the episode begins when that is done.
         if member.ready:

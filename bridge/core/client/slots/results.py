@@ -12,7 +12,7 @@ from gymnasium import Space
 from gymnasium.vector import VectorEnv
 
 from bridge.core.client.slots.members import SlotMembers
-from bridge.core.client.slots.slot import COUNTS, EpisodeEvent, EpisodeState, Member, RemoteReport, SlotState
+from bridge.core.client.slots.slot import EpisodeEvent, EpisodeState, Member, SlotState
 from bridge.core.client.slots.vector_pool import TRUNCATED, VectorPool
 from bridge.core.client.world.session_states import StepAnswered
 from bridge.core.client.world.steps import Batch, BegunAnswer, StepReader
@@ -23,7 +23,7 @@ from bridge.core.encoding.step_codec import StepAnswer
 from bridge.core.encoding.tensors import Array
 from bridge.errors import UNREADABLE, Code, ConnectionLostError, EnvironmentFailedError, RemoteError, TensorError
 
-__all__ = ["InfoJoiner", "Results", "flat_report", "remote_reports", "slot_states"]
+__all__ = ["InfoJoiner", "Results", "slot_states"]
 
 # Bytes of an answer up to which reading it as a stack of one is quicker.
 _SMALL = 1024
@@ -169,8 +169,7 @@ class Results:
                 continue
             member.handed()
             self._any_info = self._any_info or bool(info)
-            realtime = member.remote.realtime
-            resetting = None if realtime is None else realtime.resetting
+            resetting = member.remote.resetting
             if resetting is None:
                 valid[rows] = True
             else:  # in real time the server answers for all lanes as soon as one has an observation
@@ -225,8 +224,8 @@ class Results:
         if member.remote is before:
             return
         cut: Array = ~self.ended[rows]
-        if before.realtime is not None and before.realtime.resetting is not None:
-            cut &= ~before.realtime.resetting  # they are in no episode
+        if before.resetting is not None:
+            cut &= ~before.resetting  # they are in no episode
         self.batch.truncations[rows] |= cut
         record.episodes_moved += int(np.count_nonzero(cut))
         if self.moved is None:
@@ -248,7 +247,7 @@ class Results:
                 holder, key = (place, "error") if isinstance(info, list) else (place["error"], lane)
                 holder[key] = str(error)
             if self._tells:
-                member.lose_episodes(1)
+                member.record.episodes_lost += 1
                 first = reason.partition("\n")[0]
                 self._pool.note(f"{TRUNCATED}{first}", member.start + lane)
 
@@ -304,7 +303,7 @@ class Results:
         # Once: from then on the row is None, with the reason, until the world is back.
         if member.episode is EpisodeState.CUT and self._tells:
             member.handle(EpisodeEvent.TOLD)
-            member.lose_episodes(member.lanes)
+            member.record.episodes_lost += member.lanes
             self.batch.truncations[rows] = True
             # Written here: a call for each slot that a server took along would be hundreds.
             what = f"{TRUNCATED}{str(error).partition(chr(10))[0]}"
@@ -495,41 +494,7 @@ def slot_states(members: SlotMembers) -> Array:
         states = np.repeat(states, [member.lanes for member in filling])
     for member, state in zip(filling, found, strict=True):
         # In real time each lane of a running world may be between two episodes.
-        realtime = member.remote.realtime if state is SlotState.RUNNING else None
-        if realtime is not None and realtime.resetting is not None:
-            states[member.slots][realtime.resetting] = SlotState.RESETTING
+        resetting = member.remote.resetting if state is SlotState.RUNNING else None
+        if resetting is not None:
+            states[member.slots][resetting] = SlotState.RESETTING
     return states
-
-
-def flat_report(reports: Sequence[RemoteReport], states: Array, stalled: float) -> dict[str, float]:
-    """Return what `RemoteVectorEnv.report` does.
-
-    Args:
-        reports: Of each remote.
-        states: Of each slot, as `slot_states`.
-        stalled: Seconds for which calls waited for slots that were lost.
-    """
-    found = {f"slots/{state.name.lower()}": float(np.count_nonzero(states == state)) for state in SlotState}
-    found["stalled_seconds"] = stalled
-    for name in COUNTS:
-        key = "episodes_cut" if name == "episodes_lost" else name
-        found[key] = float(sum(getattr(report, name) for report in reports))
-    for report in reports:
-        _add_server(found, report.url, slots=len(report.slots))
-        # The servers that were lost, also those whose slots are elsewhere by now.
-        for url, (losses, seconds) in report.by_server.items():
-            _add_server(found, url, losses=losses, seconds_away=seconds)
-    return found
-
-
-def _add_server(found: dict[str, float], url: str, **numbers: float) -> None:
-    """Add to what a report has of a server, at which several remotes may be or have been."""
-    for name in ("slots", "losses", "seconds_away"):
-        key = f"servers/{url}/{name}"
-        found[key] = found.get(key, 0.0) + float(numbers.get(name, 0.0))
-
-
-def remote_reports(members: Sequence[Member]) -> tuple[RemoteReport, ...]:
-    """Say how each member's remote is."""
-    now = time.monotonic()
-    return tuple(member.report(now) for member in members)

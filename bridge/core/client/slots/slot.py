@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = [
+    "ASKED",
     "BREAKER_LOSSES",
     "BREAKER_REST",
     "BREAKER_WINDOW",
@@ -499,10 +500,6 @@ class Member:
         self.episodes += together
 
     # What its failures cost
-
-    def lose_episodes(self, count: int) -> None:
-        """Count episodes that were cut off, and whose ends the user was told."""
-        self.record.episodes_lost += count
 
     def back(self, now: float) -> float | None:
         """End its absence, if there is one: its remote answers.

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from bridge.core.client.attributes import missing_attributes
 from bridge.core.client.slots.pool import Question
-from bridge.core.client.slots.results import flat_report, remote_reports, slot_states
-from bridge.core.client.slots.slot import STEPPED, LinkState, Member, RemoteReport
+from bridge.core.client.slots.results import slot_states
+from bridge.core.client.slots.slot import COUNTS, STEPPED, LinkState, Member, RemoteReport, SlotState
 from bridge.core.client.slots.stepper import Stepper
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.client.turns import CallOrder
@@ -150,11 +152,12 @@ class Slots:
 
     def remote_reports(self) -> tuple[RemoteReport, ...]:
         """Say how each remote is, spares last."""
-        return remote_reports(self.pool.everybody())
+        now = time.monotonic()
+        return tuple(member.report(now) for member in self.pool.everybody())
 
     def report(self) -> dict[str, float]:
         """Return what `RemoteVectorEnv.report` does."""
-        return flat_report(self.remote_reports(), self.states(), self.pool.stalled)
+        return _flat_report(self.remote_reports(), self.states(), self.pool.stalled)
 
     # Attributes, methods and properties of the environments
 
@@ -338,3 +341,31 @@ class Slots:
             member = at[slot]
             lanes.setdefault(member, []).append(slot - member.start)
         return lanes
+
+
+def _flat_report(reports: Sequence[RemoteReport], states: Array, stalled: float) -> dict[str, float]:
+    """Return what `RemoteVectorEnv.report` does.
+
+    Args:
+        reports: Of each remote.
+        states: Of each slot, as `slot_states`.
+        stalled: Seconds for which calls waited for slots that were lost.
+    """
+    found = {f"slots/{state.name.lower()}": float(np.count_nonzero(states == state)) for state in SlotState}
+    found["stalled_seconds"] = stalled
+    for name in COUNTS:
+        key = "episodes_cut" if name == "episodes_lost" else name
+        found[key] = float(sum(getattr(report, name) for report in reports))
+    for report in reports:
+        _add_server(found, report.url, slots=len(report.slots))
+        # The servers that were lost, also those whose slots are elsewhere by now.
+        for url, (losses, seconds) in report.by_server.items():
+            _add_server(found, url, losses=losses, seconds_away=seconds)
+    return found
+
+
+def _add_server(found: dict[str, float], url: str, **numbers: float) -> None:
+    """Add to what a report has of a server, at which several remotes may be or have been."""
+    for name in ("slots", "losses", "seconds_away"):
+        key = f"servers/{url}/{name}"
+        found[key] = found.get(key, 0.0) + float(numbers.get(name, 0.0))

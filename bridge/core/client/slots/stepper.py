@@ -134,9 +134,9 @@ class Stepper:
         server knows how. It holds for that step alone."""
         self._in_step = False
         self._stepped: Results | None = None
+        """The results of a step whose slots that ended begin their next episodes (SAME_STEP); None: there are none."""
         self._unbegun: dict[int, EnvironmentFailedError] = {}
         """Why lanes could not begin their next episodes in the step that ended the last ones (SAME_STEP), by slot."""
-        """The results of a step whose slots that ended begin their next episodes."""
 
     def begin_reset(
         self,
@@ -266,7 +266,7 @@ class Stepper:
         requests: list[bytes] = []
         for (member, position), request in zip(running, written, strict=True):
             if request is None:
-                writer = member.remote.world.writer
+                writer = member.remote.writer
                 request = writer.first_step if member in acted else writer.write_columns(columns, position)
             requests.append(request)
         if len(slot_members.filling) < len(slot_members.at):  # there are lanes
@@ -291,7 +291,7 @@ class Stepper:
 
     def _write_steps(self, plan: list[tuple[Member, int]], columns: list[Any]) -> list[bytes | None]:
         """Write the Steps of single environments, those of the same form at once; None: one to be written by itself."""
-        writers = [member.remote.world.writer for member, _ in plan]
+        writers = [member.remote.writer for member, _ in plan]
         forms = [writer.form for writer in writers]
         found: list[bytes | None] = [None] * len(plan)
         for form in set(forms) - {None}:
@@ -308,7 +308,7 @@ class Stepper:
         members = [member for member in running if member.remote.realtime is not None]
         # All are written before one is sent, which checks their sizes.
         plan = [(member.start, member.remote) for member in members]
-        requests = [remote.world.writer.write_columns(columns, start) for start, remote in plan]
+        requests = [remote.writer.write_columns(columns, start) for start, remote in plan]
         for (_, remote), request in zip(plan, requests, strict=True):
             remote.act(request)
         return set(members)

@@ -469,7 +469,7 @@ class VectorPool(Pool):
     def poll_nowait(self) -> float:
         """Do what is due between calls, as `Pool` does; look again soon while worlds are away."""
         wait = super().poll_nowait()
-        away = any(member.link is not LinkState.JOINED for member in self.policy.everybody())
+        away = any(member.link is not LinkState.JOINED for member in self.everybody())
         return min(_AWAY_PERIOD, wait) if away else wait
 
     # Gathering
@@ -513,4 +513,4 @@ class VectorPool(Pool):
         # First, so that the keepalive thread connects nothing again.
         self.closed = True
         keepalive.remove(self)
-        self.close([member.remote for member in self.policy.everybody()], timeout)
+        self.close([member.remote for member in self.everybody()], timeout)

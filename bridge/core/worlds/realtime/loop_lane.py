@@ -254,7 +254,7 @@ class LaneBuffer(FrameBuffer[Seen, Ended]):
     def enter(self, first: Seen) -> Told[Seen]:
         """Enter the running episode."""
         if self.last is None:  # what passed before is not skipped: nobody was there to see it
-            self._shown = first.passed - first.of_frame
+            self._frames_told = first.passed - first.of_frame
         self.entered = first.episode
         return super().enter(first)
 
