@@ -204,7 +204,7 @@ class Fleet:
         else:
             remote.silent = False
             server.worlds.add(remote)
-            self.policy.saw(member, EndpointEvent.JOINED, self.now)
+            self.policy.endpoint_event(member, EndpointEvent.JOINED, self.now)
             member.handle_link(LinkEvent.JOINED)
             member.single, member.refusal = True, None
             if member.stands_by is not None:
@@ -238,7 +238,7 @@ class Fleet:
             member.take(SimpleNamespace(message="message", ended=self._steps[member] >= EPISODE))  # type: ignore[arg-type]
             if first:
                 member.failures, member.refusal = 0, None
-                self.policy.saw(member, EndpointEvent.OBSERVED, self.now)
+                self.policy.endpoint_event(member, EndpointEvent.OBSERVED, self.now)
                 member.record.back(self.now)
 
     def lose(self, member: Member, error: RemoteError) -> None:
@@ -892,13 +892,13 @@ def test_where_a_slot_may_go_at_once_nothing_speaks_against_the_server() -> None
     assert places.choose_well(Load([slot, member_at(b)]), slot, 0.0) is c, "the one with fewer slots, and of its kind"
     assert places.choose_well(Load([slot]), slot, 0.0, up=True) is None, "nobody has joined there"
     for endpoint in (b, c):
-        places.saw(endpoint.key, EndpointEvent.JOINED, 0.0, "")
+        places.handle(endpoint.key, EndpointEvent.JOINED, 0.0, "")
     assert places.choose_well(Load([slot]), slot, 0.0, up=True) is b
     assert places.choose_well(Load([slot, member_at(b, failures=1)]), slot, 0.0) is c, "there a reset has just failed"
-    places.saw(c.key, EndpointEvent.GONE, 0.0, "")
+    places.handle(c.key, EndpointEvent.GONE, 0.0, "")
     assert places.choose_well(Load([slot, member_at(b, failures=1)]), slot, 0.0) is None
     assert places.any_well(slot)
-    places.saw(b.key, EndpointEvent.RAISED, 0.0, "")
+    places.handle(b.key, EndpointEvent.RAISED, 0.0, "")
     assert not places.any_well(slot), "the last one is of another kind"
 
 
@@ -906,12 +906,12 @@ def test_a_server_that_slots_of_a_list_have_left_is_tried_by_one_at_a_time_and_a
     places = placement()
     key = places.watch.endpoints[0].key
     assert places.may_try(key, 0.0, 10.0)
-    places.saw(key, EndpointEvent.RAISED, 0.0, "ValueError")
+    places.handle(key, EndpointEvent.RAISED, 0.0, "ValueError")
     assert not places.may_try(key, 1.0, 10.0)
     assert places.may_try(key, 20.0, 10.0)
     assert not places.may_try(key, 21.0, 10.0), "one is under way"
-    assert not places.saw(key, EndpointEvent.JOINED, 22.0, ""), "its resets may fail as before"
-    assert places.saw(key, EndpointEvent.OBSERVED, 23.0, ""), "it is well again"
+    assert not places.handle(key, EndpointEvent.JOINED, 22.0, ""), "its resets may fail as before"
+    assert places.handle(key, EndpointEvent.OBSERVED, 23.0, ""), "it is well again"
     assert places.may_try(key, 23.0, 10.0)
     assert not caplog.records, "the slots of a list tell by themselves what they lose"
 
@@ -919,7 +919,7 @@ def test_a_server_that_slots_of_a_list_have_left_is_tried_by_one_at_a_time_and_a
 def test_a_copy_has_seen_nothing_of_the_servers() -> None:
     places = placement()
     key = places.watch.endpoints[0].key
-    places.saw(key, EndpointEvent.GONE, 1e9, "")  # by the clock of a machine that runs for years
+    places.handle(key, EndpointEvent.GONE, 1e9, "")  # by the clock of a machine that runs for years
     copied = pickle.loads(pickle.dumps(places))
     assert (places.may_try(key, 5.0, 10.0), copied.may_try(key, 5.0, 10.0)) == (False, True)
     assert [endpoint.key for endpoint in copied.watch.endpoints] == list(URLS)

@@ -212,7 +212,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             ResetNeededError: No episode is running.
         """
         # As `with self._conflicts`, in two calls less in each step. The turn is not taken: the keepalive thread works
-        # on this pool only where Steps are in flight, and `_step_ahead` takes it.
+        # on this pool only where Steps are in flight, and `_step_in_flight` takes it.
         try:
             del self._conflicts.free[0]
         except IndexError:
@@ -225,7 +225,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             if self._closed or self._rollout is not None or world is None or session.state is not ClientState.RUNNING:
                 self._refuse_step()
             if world.answers is not None:
-                return self._step_ahead(world, action)
+                return self._step_in_flight(world, action)
             remote.send_step(world.writer.write_action(action))
             message, reader, _ = self._pool.wait(remote, StepAnswered, "to a step")
             return reader.read(message, remote.now())
@@ -237,7 +237,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         finally:
             self._conflicts.free.append(True)
 
-    def _step_ahead(self, world: JoinedWorld, action: Any) -> Transition:
+    def _step_in_flight(self, world: JoinedWorld, action: Any) -> Transition:
         """Apply an action, and return the newest that Steps in flight have brought."""
         with self._pool.turn:
             self._remote.send_step(world.writer.write_action(action))

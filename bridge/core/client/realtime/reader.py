@@ -40,9 +40,19 @@ class RealtimeReader:
         lanes: The number of lanes; None for a single environment.
         layout: Of one environment's observation.
         diagnostics: Whether to ask for times (U-11).
+        in_flight: Whether Steps are in flight: their answers say times and which lanes reset, whoever asks for those.
     """
 
-    def __init__(self, url: str, uids: Mapping[str, int], lanes: int | None, layout: Layout, diagnostics: bool) -> None:
+    def __init__(
+        self,
+        url: str,
+        uids: Mapping[str, int],
+        lanes: int | None,
+        layout: Layout,
+        diagnostics: bool,
+        *,
+        in_flight: bool,
+    ) -> None:
         self.latency = Latency()
         self.resetting: Array | None = None
         """Which lanes had no observation in the last answer; None: it was not asked for."""
@@ -50,13 +60,11 @@ class RealtimeReader:
         """The `latency` that was put into an info last; of single environments."""
         self.stale = 0
         """Answers of episodes that had been given up."""
-        self.in_flight = False
-        """True if Steps are in flight: their answers say times and which lanes reset, whoever asks for those."""
         self._url = url
         self._uids = dict(uids)
         self._lanes = lanes
         self._layout = layout
-        self._diagnostics = diagnostics
+        self._diagnostics, self._in_flight = diagnostics, in_flight
         self._partial = lanes is not None
         self._salvaged: list[dict[str, Any]] = []
         self._times: tuple[float, float] | None = None
@@ -70,9 +78,9 @@ class RealtimeReader:
     def wanted(self) -> list[int]:
         """The UIDs to ask for."""
         names = ["frames", "episodes"]
-        if self._diagnostics or self.in_flight:
+        if self._diagnostics or self._in_flight:
             names.append("timing")
-        if self._partial or self.in_flight:  # of Steps in flight the AnswerBuffer waits for the lanes
+        if self._partial or self._in_flight:  # of Steps in flight the AnswerBuffer waits for the lanes
             names.append("resetting")
         return [self._uids[name] for name in names if name in self._uids]
 

@@ -451,7 +451,7 @@ class Placement:
                 f"{self.title}; start more servers, or ask for fewer slots"
             )
 
-    def saw(self, key: str, event: EndpointEvent, now: float, why: str) -> bool:
+    def handle(self, key: str, event: EndpointEvent, now: float, why: str) -> bool:
         """Feed an event to an endpoint's state machine; the log says a change of its state, and `why`.
 
         Returns:

@@ -46,9 +46,9 @@ __all__ = [
 _PERIOD = 0.1
 # Seconds for which the next episode waits for a replacement that is still connecting; later it begins where it was.
 _PATIENCE = 5.0
-# Seconds between two looks for an uneven spread, and the worlds that stand ready at a time to even it out.
+# Seconds between two looks for an uneven spread, and the spares at a time with which it is evened out.
 _EVEN_PERIOD = 1.0
-_MOST_RELIEFS = 8
+_MOST_AHEAD = 8
 # Seconds until a spare connects again to the server that its slots have left.
 _RETURN = 1.0
 
@@ -144,10 +144,10 @@ class SlotPolicy:
 
     # Events
 
-    def saw(self, member: Member, event: EndpointEvent, now: float, why: str = "") -> None:
+    def endpoint_event(self, member: Member, event: EndpointEvent, now: float, why: str = "") -> None:
         """Feed an event to the state machine of a world's endpoint; `why` tells of it in the log."""
         endpoint = member.endpoint
-        back = self.placement.saw(endpoint.key, event, now, why or event.value)
+        back = self.placement.handle(endpoint.key, event, now, why or event.value)
         if back and any(other.is_displaced_from(endpoint) for other in self.filling):
             _log.warning("%s answers again", member.remote.url)
 
@@ -155,7 +155,7 @@ class SlotPolicy:
         """Count that a world was lost, or that an attempt to connect to it failed, and say when to try again."""
         member.failures += 1
         why = str(error)
-        self.saw(member, event_of(error), now, why.partition("\n")[0])
+        self.endpoint_event(member, event_of(error), now, why.partition("\n")[0])
         wait = pause(member.failures)
         if self.placement.has_ended(member.endpoint.key):
             wait = min(wait, LONGEST_RESTART_PAUSE)
@@ -166,7 +166,7 @@ class SlotPolicy:
         member.failures += 1
         # A reset that fails now and then says nothing about the server: its state changes after three in a row.
         if member.fails_every_reset:
-            self.saw(member, event_of(error), now, str(error).partition("\n")[0])
+            self.endpoint_event(member, event_of(error), now, str(error).partition("\n")[0])
         member.retry_at = now + (pause(member.failures - 1) if member.failures > 1 else 0.0)
 
     def permanent_error(self) -> RefusedError | None:
@@ -280,7 +280,7 @@ class SlotPolicy:
         joined = [member for member in self.filling if member.link is LinkState.JOINED]
         drained = [member for member in joined if self.is_leaving(member)]
         for member in drained:
-            self.saw(member, EndpointEvent.DRAINS, now)
+            self.endpoint_event(member, EndpointEvent.DRAINS, now)
         # A single environment leaves at the end of its episode. The episodes of lanes have no common end: they leave
         # after a step, in the middle of some.
         self.lanes_leave = any(not member.single for member in drained)
@@ -301,12 +301,12 @@ class SlotPolicy:
             yield from self._even_out(now)
         self._tell_plans()
 
-    def _keep_spares(self, reason: Reason, wanted: Counter[str]) -> Iterator[Decision]:
-        """Drop the spares for a reason that are too many.
+    def _drop_surplus(self, reason: Reason, wanted: Counter[str]) -> Iterator[Decision]:
+        """Drop the spares for a reason that are too many, and take those that stay off the number that is wanted.
 
         Args:
             reason: The reason.
-            wanted: The number that is wanted for each endpoint; those that there are are taken off.
+            wanted: The number for each endpoint.
         """
         for spare in tuple(self.spares):
             stands_by = spare.stands_by
@@ -319,7 +319,7 @@ class SlotPolicy:
 
     def _add_spare(self, endpoint: Endpoint, lanes: int, reason: Reason, place: Endpoint, why: str = "") -> AddSpare:
         """Return the decision to connect a world at an endpoint, for the slots of a place; `why` is for the log."""
-        # A server in trouble is only asked again: `Placement.saw` tells when it answers. A dead one that a directory
+        # A server in trouble is only asked again: `Placement.handle` tells when it answers. A dead one that a directory
         # goes on listing would be announced with each try.
         level = logging.INFO if self.placement.is_well(endpoint.key) else logging.DEBUG
         self._plans[level, shown_url(endpoint.url), shown_url(place.url), why or reason.value] += lanes
@@ -339,7 +339,7 @@ class SlotPolicy:
     def _replace(self, leaving: Sequence[Member], now: float) -> Iterator[Decision]:
         """Connect worlds for slots that have to leave their servers."""
         wanted = Counter(member.endpoint.key for member in leaving)
-        yield from self._keep_spares(Reason.LEAVE, wanted)
+        yield from self._drop_surplus(Reason.LEAVE, wanted)
         if not leaving:
             return  # as nearly always: a load goes through all slots
         load = Load(self.everybody())
@@ -360,7 +360,7 @@ class SlotPolicy:
         """
         away = [member for member in self.filling if member.home is not None and member.is_displaced and member.single]
         wanted = Counter(member.home.key for member in away if member.home is not None)
-        yield from self._keep_spares(Reason.GO_BACK, wanted)
+        yield from self._drop_surplus(Reason.GO_BACK, wanted)
         for member in away:
             home = member.home
             if home is not None and wanted[home.key] > 0 and self.placement.may_try(home.key, now, self.timeout):
@@ -377,14 +377,14 @@ class SlotPolicy:
         if not all(member.single and member.link is LinkState.JOINED for member in free):
             return
         places = {member.endpoint.key: member.endpoint for member in free}
-        yield from self._keep_spares(Reason.EVEN_OUT, Counter(member.endpoint.key for member in free))
+        yield from self._drop_surplus(Reason.EVEN_OUT, Counter(member.endpoint.key for member in free))
         load = Load(self.everybody())
         for spare in self.spares:
             if spare.stands_by is not None and spare.stands_by.place:
                 load.slots[spare.stands_by.place] -= 1  # as if the slot had moved already
         for kind in {place.kind for place in places.values()}:
             crowded = [place for place in places.values() if place.kind == kind]
-            for _ in range(_MOST_RELIEFS - len(self.spares)):
+            for _ in range(_MOST_AHEAD - len(self.spares)):
                 most = max(crowded, key=lambda place: load.slots[place.key])
                 # With a difference of one a move would only turn it round, and slots would go back and forth for ever.
                 at_most = load.slots[most.key] - 2
@@ -424,7 +424,7 @@ class SlotPolicy:
         """Return an endpoint where others have joined, for a world whose server is not there; None: there is none."""
         endpoint = self.placement.choose_well(Load(self.filling), member, now, up=True)
         if endpoint is not None:
-            self.saw(member, EndpointEvent.GONE, now)
+            self.endpoint_event(member, EndpointEvent.GONE, now)
             self._look(now)
         return endpoint
 

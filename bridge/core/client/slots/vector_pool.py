@@ -376,14 +376,14 @@ class VectorPool(Pool):
         member.failures, member.settings, member.refusal = 0, None, None
         # Lanes begin their further episodes by themselves, without a Reset that could hold a seed.
         member.reseeds = member.reseeds and member.single
-        self.policy.saw(member, EndpointEvent.OBSERVED, now)
+        self.policy.endpoint_event(member, EndpointEvent.OBSERVED, now)
         away = member.back(now)
         if away is not None:
             self.note(f"back after {away:.0f} s", member.start, member.lanes)
 
     def _joined(self, member: Member, now: float) -> None:
         """Mark a world as joined: a spare stands ready, a slot asks for its next episode."""
-        self.policy.saw(member, EndpointEvent.JOINED, now)
+        self.policy.endpoint_event(member, EndpointEvent.JOINED, now)
         member.handle_link(LinkEvent.JOINED)
         member.single, member.refusal = member.remote.single, None
         if member.stands_by is not None:

@@ -60,7 +60,7 @@ class RequestKind(enum.Enum):
     JOINING = "joining"
     RESET = "reset"
     STEP = "step"
-    HELD = "held step"
+    IN_FLIGHT = "step in flight"
     ACT = "act"
     QUESTION = "question"
 
@@ -233,19 +233,19 @@ class ClientSession:
         mask = self._settings.get("reset_mask")
         answers.begin(self._episode, None if mask is None else unpack_tensor(mask, "reset_mask"))
         # At least this one, also if as many as are wanted are still in flight from the episode before.
-        self._send_ahead(world, answers, now, 1)
-        self.ask_ahead(now)
+        self._send_in_flight(world, answers, now, 1)
+        self.ask_for_frame(now)
 
-    def ask_ahead(self, now: float) -> None:
+    def ask_for_frame(self, now: float) -> None:
         """Ask for what Steps in flight bring; `due` gives it, or the next answer."""
         world = self._require_world()
         if world.answers is not None:
             world.answers.asked += 1
-            self._send_ahead(world, world.answers, now, world.answers.may_send)
+            self._send_in_flight(world, world.answers, now, world.answers.may_send)
 
-    def _send_ahead(self, world: JoinedWorld, answers: AnswerBuffer, now: float, count: int) -> None:
+    def _send_in_flight(self, world: JoinedWorld, answers: AnswerBuffer, now: float, count: int) -> None:
         for _ in range(count):
-            self._send(RequestKind.HELD, world.writer.first_step, now)
+            self._send(RequestKind.IN_FLIGHT, world.writer.first_step, now)
         answers.in_flight += count
 
     def step(self, request: bytes, now: float) -> None:
@@ -270,13 +270,13 @@ class ClientSession:
         else:
             self._newest_act = act
 
-    def step_ahead(self, request: bytes, now: float) -> None:
+    def step_in_flight(self, request: bytes, now: float) -> None:
         """Act by a Step that `StepWriter` wrote, and ask for what Steps in flight bring."""
         # The server refuses Steps in flight after the end of an episode until a Reset comes, which `begin` sends.
         if self.state is ClientState.ENDED:
             self.begin(None, now, reset=False)
             return
-        self.ask_ahead(now)
+        self.ask_for_frame(now)
         # Without an action there is nothing to apply: the last one stays in force.
         if self.world is not None and request != self.world.writer.first_step:
             self.act(request, now)
@@ -485,7 +485,7 @@ class ClientSession:
             self._move(Trigger.STEP_RAN if ran else Trigger.STEP_ENDED)
         return StepAnswered(answer, world.reader, ended=not ran)
 
-    def _on_held(self, answer: Answer) -> Event | None:
+    def _on_step_in_flight(self, answer: Answer) -> Event | None:
         world, (request, message, error, now) = self._require_world(), answer
         answers = world.answers
         if answers is None or (error is None and message.WhichOneof("payload") != "step"):
@@ -504,7 +504,7 @@ class ClientSession:
         if not answers.push(message, request.number, request.sent, now):
             world.dropped()
         # One for each that was answered, so that as many as a round trip has frames are on their way.
-        self._send_ahead(world, answers, now, answers.may_send)
+        self._send_in_flight(world, answers, now, answers.may_send)
         return self.due(now)
 
     def _on_step_or_reset(self, answer: Answer) -> Event | None:
@@ -568,7 +568,7 @@ class ClientSession:
         RequestKind.JOINING: _on_joining,
         RequestKind.RESET: _on_step_or_reset,
         RequestKind.STEP: _on_step_or_reset,
-        RequestKind.HELD: _on_held,
+        RequestKind.IN_FLIGHT: _on_step_in_flight,
         RequestKind.ACT: _on_act,
         RequestKind.QUESTION: _on_reply,
     }

@@ -85,10 +85,10 @@ class JoinedWorld:
             from bridge.core.client.realtime.reader import RealtimeReader
 
             single = Layout(self.info.observation_space, "observation")
-            self.realtime = RealtimeReader(url, self._uids, lanes, single, request.diagnostics)
+            in_flight = "round_trip" in properties  # the server holds Steps until there is a new frame
+            self.realtime = RealtimeReader(url, self._uids, lanes, single, request.diagnostics, in_flight=in_flight)
             tensors = [(uid, leaf) for (uid, _), leaf in zip(leaves, layout.leaves, strict=True)]
-            if "round_trip" in properties:  # the server holds Steps until there is a new frame
-                self.realtime.in_flight = True
+            if in_flight:
                 fps, round_trip = float(properties["fps"]), float(properties["round_trip"])
                 uid = properties["episode_uid"]
                 if not isinstance(uid, np.integer) or uid <= 0 or int(uid) in specs.actions:

@@ -67,7 +67,7 @@ class Remote:
     """The clock."""
     _call: AnyCall | None = None
     _number: int = 0
-    _ahead: bool = False  # Steps are in flight
+    _in_flight: bool = False  # Steps are
 
     def __post_init__(self, known: WorldInfo | None) -> None:
         self.url = self.request.address.url
@@ -274,8 +274,8 @@ class Remote:
     def send_step(self, request: bytes) -> None:
         """Ask for a Step that `StepWriter` wrote."""
         session = self.session
-        if self._ahead:
-            session.step_ahead(request, self.now())
+        if self._in_flight:
+            session.step_in_flight(request, self.now())
             self._flush()
             self._expect()
             return
@@ -369,13 +369,13 @@ class Remote:
             self.session.server_version = call.server_version
         event = self.session.receive(what, arrived)
         # As in nearly every step: then the session has nothing to send.
-        if isinstance(event, StepAnswered) and not self._ahead:
+        if isinstance(event, StepAnswered) and not self._in_flight:
             return event
         self._flush()
         if isinstance(event, Joined):
             self.request = self.session.request
             if self.answers is not None:
-                self._ahead = True
+                self._in_flight = True
                 # Between calls too, the session sends a Step for each answer: else the frames of a long pause would
                 # not arrive.
                 self.poller.look_every(self.answers.frame / 2)
@@ -433,7 +433,7 @@ class Remote:
         """End the connection, if there is one, within `timeout` seconds."""
         # Before it is closed: what is delivered meanwhile finds no connection, and is dropped.
         call, self._call = self._call, None
-        self._ahead = False
+        self._in_flight = False
         if self.session.state not in (ClientState.OFFLINE, ClientState.LOST):
             self.session.connection_lost(ConnectionLostError(self.url, "the connection was closed"))
         if call is not None:
