@@ -142,7 +142,7 @@ def finish_step(env: Any) -> Any:
 
 def sign_of_life_after(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Have clients ask a server for a sign of life that has been quiet for so long; a tenth of it is a look's pause."""
-    monkeypatch.setattr("bridge.core.transport.keepalive.KEEPALIVE", seconds)
+    monkeypatch.setattr("bridge.core.client.wire.keepalive.KEEPALIVE", seconds)
 
 
 def look_every(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

@@ -53,7 +53,7 @@ HELPERS = {
         core.server.connection core.server.connections core.server.grpc_server
         core.server.grpc_services core.server.http_protocol core.server.serving
         core.transport.address
-        core.transport.keepalive recording.library recording.replay_world web.watching.takeovers""",
+        core.client.wire.keepalive recording.library recording.replay_world web.watching.takeovers""",
     ),
     "tests/support.py": (
         "worlds, registries and sessions without a server; spaces as tensors, with any Gymnasium",

@@ -6,9 +6,9 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+from bridge.core.client.wire import keepalive
 from bridge.core.client.wire.poller import PolledConnection, Poller, PollerTimer
 from bridge.core.server.event_loop import EventLoop
-from bridge.core.transport import keepalive
 from bridge.core.worlds.scheduling import Timer
 
 __all__ = ["LoopPoller"]

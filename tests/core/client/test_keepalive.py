@@ -11,7 +11,7 @@ import h2.connection
 import h2.events
 import pytest
 
-from bridge.core.transport import keepalive
+from bridge.core.client.wire import keepalive
 from bridge.errors import ConnectError, ConnectionLostError, PeerError
 from tests.inside import Call, new_poller, sign_of_life_after
 from tests.support import until

@@ -17,11 +17,11 @@ from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from bridge.core.client.slots.slot import Member
+from bridge.core.client.wire import keepalive
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.remote import Delivery, Remote
 from bridge.core.client.world.session_states import Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.logs import LOOK, tell
-from bridge.core.transport import keepalive
 from bridge.errors import ConnectionLostError, RefusedError, RemoteError, RemoteTimeoutError
 from bridge.pb import dm_env_rpc_pb2 as pb
 

@@ -18,13 +18,13 @@ from bridge.core.client.slots.members import SlotMembers
 from bridge.core.client.slots.pool import Pool, Question
 from bridge.core.client.slots.resets import further_seeds, reset_settings
 from bridge.core.client.slots.slot import EpisodeEvent, EpisodeState, LinkEvent, LinkState, Member
+from bridge.core.client.wire import keepalive
 from bridge.core.client.world.remote import Delivery
 from bridge.core.client.world.session_states import Event, Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.encoding.seeds import pack_seed
 from bridge.core.encoding.tensors import Array
 from bridge.core.logs import LimitedLog, SafeLog
-from bridge.core.transport import keepalive
 from bridge.errors import ConnectionLostError, PeerError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 

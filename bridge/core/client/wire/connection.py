@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from bridge.core.client.wire import keepalive
 from bridge.core.client.wire.dialer import Dialer, known_targets
 from bridge.core.client.wire.grpc_client import CallRefused, GrpcClient, Received
 from bridge.core.client.wire.poller import Poller
 from bridge.core.extras import needed
 from bridge.core.ownership import forget_in_child
-from bridge.core.transport import keepalive
 from bridge.core.transport.address import Address, is_loopback
 from bridge.core.transport.service import remedy
 from bridge.core.transport.sockets import AT_ONCE, let_receive_wait, send_parts

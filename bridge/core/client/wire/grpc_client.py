@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import unquote
 
-from bridge.core.transport import keepalive
+from bridge.core.client.wire import keepalive
 from bridge.core.transport.address import Address, shown_token, withheld
 from bridge.core.transport.frames import ErrorCode, Event, HeadersReceived, Http2Error, Stream, StreamReset
 from bridge.core.transport.http2 import Http2

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
-from bridge.core.transport import keepalive
+from bridge.core.client.wire import keepalive
 from bridge.core.transport.sockets import RECEIVE_TIMEOUT
 
 __all__ = ["PolledConnection", "Poller", "PollerTimer"]

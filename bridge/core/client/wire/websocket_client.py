@@ -12,8 +12,8 @@ from websockets.protocol import OPEN, Protocol, Side
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
+from bridge.core.client.wire import keepalive
 from bridge.core.client.wire.grpc_client import CarriedCall, Received, call_error
-from bridge.core.transport import keepalive
 from bridge.core.transport.address import Address, shown_token
 from bridge.core.transport.service import HELLO, code_of_status, remedy
 from bridge.core.transport.websocket import (
