@@ -311,7 +311,7 @@ def test_a_spare_tells_by_its_title_what_it_is() -> None:
     [
         (
             ("core/client/slots", "core/client/envs", "wrappers"),
-            r"remote\w*(\[\w+\])?\.(session\b|(world|realtime)\.)|\.placement\.watch\b",
+            r"remote\w*(\[\w+\])?\.(session\b|world\.)",
         ),
         (("core/client/envs", "wrappers"), r"slots\w*(\(\S+\))?\.(pool|stepper)\.|\.policy\."),
     ],
