@@ -50,6 +50,8 @@ class ClockPart:
         # Records of ended episodes have the final observation of one lane, whereas observations are of all of them.
         self._finals = Layout(spaces[0], "observation")
         self.loop_agent = loop_agent
+        self.buffers = loop_agent.buffers
+        """Its news, a buffer for each lane."""
         self.wait = wait
         shape = () if lanes is None else (lanes,)
         self.specs = [
@@ -84,7 +86,7 @@ class ClockPart:
             received: When the Step came, seconds of the clock.
             now: When it is answered.
         """
-        lanes, buffers = agent.lanes, self.loop_agent.buffers
+        lanes, buffers = agent.lanes, self.buffers
         self.episodes = [(index, ended) for index, buffer in enumerate(buffers) for ended in buffer.take_records()]
         infos: dict[int, Mapping[str, object]] = {}
         pairs = list(zip(taken, buffers, strict=True))

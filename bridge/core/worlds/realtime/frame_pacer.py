@@ -76,7 +76,7 @@ class FramePacer(Pacer):
         self._driver = FrameDriver(self, self.loop, world.scheduler, self.options.clock)
         self._waiters = Waiters(world.scheduler, lambda: self.world.refuse_if_over())
         self.inside: dict[Agent, EnvAgent] = {}
-        """The agents that are in, those that only watch too."""
+        """The agents that are in, those that only watch too, each by itself; second streams are not."""
         self.acting = ActingStreams(self)
         """Lets in the second streams of agents."""
         self._ordered: ResetRequest | None = None
@@ -280,7 +280,7 @@ class FramePacer(Pacer):
 
     def act_on_arrival(self, agent: EnvAgent, action: object, actions: Mapping[int, Array]) -> float:
         """Leave an action for the next frames of the episode that it names, else of that which its agent was told."""
-        received, buffers = self.now(), agent.part.loop_agent.buffers
+        received, buffers = self.now(), agent.part.buffers
         # U-5: lanes begin their next episodes by themselves, so the one that an agent was told last by now may not be
         # the one that it had seen when it chose its action.
         named = actions.get(agent.episode_uid)
@@ -296,7 +296,7 @@ class FramePacer(Pacer):
         if not agent.reports:
             part.timing[..., :2] = received, self.now()
             return pb.RUNNING
-        buffer = part.loop_agent.buffers[0]
+        buffer = part.buffers[0]
         # The last Step was refused, as below: this one is the first of the next episode.
         if agent.lanes is None and not buffer.reading:
             return await self.begin(agent)
@@ -353,20 +353,20 @@ class FramePacer(Pacer):
 
     def _abandon(self, agent: EnvAgent) -> None:
         """Take an agent out of the episodes that it is in."""
-        for buffer in agent.part.loop_agent.buffers:
+        for buffer in agent.part.buffers:
             buffer.abandon()
 
     def rest(self, agent: EnvAgent) -> bool:
         """Keep an agent without a client, for which a default action stands in; False: it only watches."""
         if agent.watches:  # it takes nobody's place, so nobody can take it from it
             return False
-        for buffer in agent.part.loop_agent.buffers:
+        for buffer in agent.part.buffers:
             self.loop.drop_action(buffer.lane)
         return True
 
     async def _wait_for_frame(self, agent: EnvAgent) -> None:
         """Return once each lane that the agent is in has had a frame, or its episode ended."""
-        before = [(buffer, buffer.lane.frames) for buffer in agent.part.loop_agent.buffers]
+        before = [(buffer, buffer.lane.frames) for buffer in agent.part.buffers]
 
         def passed() -> bool:
             # A lane that the agent is not in may be long in its reset, and an end is news enough.

@@ -23,14 +23,14 @@ class RealtimeLoop(FrameLoop):
     def _choose(self, lane: LoopLane, now: float) -> object:
         return self._newest_action(lane, now)
 
-    def stepped(self, job: Job, now: float, spent: float, seen: Transition) -> None:
+    def stepped(self, job: Job, now: float, spent: float, step: Transition) -> None:
         """A frame of an environment returned; `spent` is what it took, in seconds."""
         self.step_times.add(spent)
         lane = self._current(job)
         if lane is None:
             return
-        lane.add(now, seen, self.step_frames)
-        if seen.ended:
+        lane.add(now, step, self.step_frames)
+        if step.ended:
             self._renew(lane)
 
     def _cut_off(self, lane: LoopLane, error: str | None = None, finished: bool = False) -> None:

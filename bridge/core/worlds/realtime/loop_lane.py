@@ -175,22 +175,22 @@ class LoopLane:
         for buffer in self.buffers:
             buffer.began(self.newest)
 
-    def add(self, now: float, seen: Transition, frames: int = 1) -> None:
+    def add(self, now: float, step: Transition, frames: int = 1) -> None:
         """Add a step of so many frames that returned at `now`, seconds, to the episode, and end that where it did."""
         # An intervention is of this frame alone, but the newest info may be told twice, or frames later: buffers keep
         # it apart.
-        info, intervention = split_intervention(seen.info)
+        info, intervention = split_intervention(step.info)
         # A person who takes over acts in the place of what the loop chose, which may have been the default action.
         self.driven = self.driven or bool(intervention)
-        self.reward += seen.reward
+        self.reward += step.reward
         self.length += frames
         self.frames += frames
-        self.newest = Seen(self.episode, self.frames, True, seen.observation, info, now)
+        self.newest = Seen(self.episode, self.frames, True, step.observation, info, now)
         for buffer in self.buffers:
-            buffer.add(self.newest, seen.reward, frames, intervention)
-        self.move(LaneEvent.ENDED if seen.ended else LaneEvent.STEPPED)
-        if seen.ended:
-            self.end(self.episode, seen, finished=True)
+            buffer.add(self.newest, step.reward, frames, intervention)
+        self.move(LaneEvent.ENDED if step.ended else LaneEvent.STEPPED)
+        if step.ended:
+            self.end(self.episode, step, finished=True)
 
     def end(self, episode: int, last: Transition = CUT_OFF, error: str | None = None, finished: bool = False) -> None:
         """Tell of the end of an episode.
