@@ -18,7 +18,7 @@ def test_waiting_says_every_five_seconds_for_what(caplog, monkeypatch):
             link=None,
             episode=None,
             away=True,
-            away_since=90.0,
+            lost_at=90.0,
             title=title,
             remote=SimpleNamespace(url=url),
             state=SlotState.LOST,

@@ -312,9 +312,11 @@ class RemoteRecord:
     steps_lost: int = 0
     reason: str | None = None
     away_since: float | None = None
+    """The time when it went, or first could not be reached; monotonic seconds. None: it is there."""
     rests_until: float = 0.0
-    _past: float = 0.0
-    _away_from: str = ""
+    """The time until which it is left alone; monotonic seconds."""
+    _past: float = 0.0  # seconds of the absences that are over
+    _away_from: str = ""  # the URL of the server that it is away from, or was last
     _losses_of: Counter[str] = dataclasses.field(default_factory=Counter)
     _past_of: defaultdict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
     _recent: deque[float] = dataclasses.field(default_factory=deque)
@@ -428,8 +430,9 @@ class Member:
     """Attempts in a row to connect or to reset that failed."""
     retry_at: float = 0.0
     """The time of the next attempt; monotonic seconds."""
-    away_since: float | None = None
-    """The time when its remote was lost, monotonic seconds; None: it has an observation since, or never had one."""
+    lost_at: float | None = None
+    """The time when its user's loop lost it, monotonic seconds; None: it has an observation since, or never had one.
+    Unlike `record.away_since` it says nothing of a spare, or of a server that did not answer after a move."""
 
     def __post_init__(self) -> None:
         self.place(self.start, self.lanes)
@@ -508,7 +511,7 @@ class Member:
             For how many seconds its slots were without an episode; None: the user knows of no absence.
         """
         self.record.back(now)
-        since, self.away_since = self.away_since, None
+        since, self.lost_at = self.lost_at, None
         return None if since is None else now - since
 
     def seconds_away(self, now: float) -> float | None:
@@ -551,7 +554,7 @@ class Member:
     @property
     def away(self) -> bool:
         """True if its remote was lost, which its loop was told, and has no observation since."""
-        return self.away_since is not None and self.episode not in SETTLED
+        return self.lost_at is not None and self.episode not in SETTLED
 
     @property
     def kind(self) -> Kind:

@@ -66,7 +66,7 @@ def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
         if first < len(members):
             now = time.monotonic()
             # Only what a lost slot costs is counted, not the time that environments take.
-            pool.stalled += now - looked if members[first].away_since is not None else 0.0
+            pool.stalled += now - looked if members[first].lost_at is not None else 0.0
             looked = now
             if now >= tell_at:
                 tell_at = now + _PERIOD

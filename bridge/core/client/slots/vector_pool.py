@@ -432,8 +432,8 @@ class VectorPool(Pool):
             member.error = event.error
         member.handle_link(LinkEvent.LOST)
         # A slot that moves is not away: it has left one server by itself, and the next did not answer.
-        if member.stands_by is None and event.established and member.away_since is None and member.last is not None:
-            member.away_since = now
+        if member.stands_by is None and event.established and member.lost_at is None and member.last is not None:
+            member.lost_at = now
         self.policy.lost(member, event.error, now, established=event.established)
 
     def abandon_question(self) -> None:
