@@ -1,4 +1,4 @@
-"""Waits for remotes: they deliver to one poller, and a pool waits for their answers, such as those to a `Question`.
+"""Waits for remotes: they deliver to one poller, and a pool waits for their answers.
 
 `Pool` is enough for one remote environment, or for the agents of one world, whose failures are the caller's.
 `bridge.core.client.slots.vector_pool` adds what a vector environment needs: retries, spares, and slots that come and
@@ -7,25 +7,22 @@ go.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import queue
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import TypeVar
 
-from bridge.core.client.slots.slot import Member
 from bridge.core.client.wire import keepalive
 from bridge.core.client.wire.poller import Poller
 from bridge.core.client.world.remote import Delivery, Remote
 from bridge.core.client.world.session_states import Joined, Lost, Refused, Replied, StepAnswered
 from bridge.core.logs import LOOK, tell
 from bridge.errors import ConnectionLostError, RefusedError, RemoteError, RemoteTimeoutError
-from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["Awaited", "Pool", "Question"]
+__all__ = ["Awaited", "Pool"]
 
 Awaited = TypeVar("Awaited", Joined, StepAnswered, Replied)
 """An event that a caller waits for."""
@@ -189,28 +186,3 @@ class Pool:
             remote.leave()
         for remote in leaving:  # while the first one is waited for, the answers to all are taken
             remote.finish(max(0.0, deadline - time.monotonic()))
-
-
-@dataclasses.dataclass
-class Question:
-    """Requests for a property or a call that are outstanding."""
-
-    purpose: str
-    slots: Sequence[int]
-    """The slots that are asked, in the order of the results."""
-    lanes: Mapping[Member, list[int]]
-    """Their lanes in each world."""
-    missing: dict[Member, None]
-    """The worlds that have not answered."""
-    answers: dict[Member, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
-    """The answers."""
-    failure: RemoteError | None = None
-    """The first refusal, or loss."""
-
-    def take(self, member: Member, event: Replied | Lost) -> None:
-        """Keep what a world has answered, or that it was lost."""
-        if member in self.missing:
-            del self.missing[member]
-            self.failure = self.failure or event.error
-            if isinstance(event, Replied):
-                self.answers[member] = event.message

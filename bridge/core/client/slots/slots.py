@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bridge.core.client.attributes import missing_attributes
-from bridge.core.client.slots.pool import Question
 from bridge.core.client.slots.results import slot_states
 from bridge.core.client.slots.slot import COUNTS, STEPPED, LinkState, Member, RemoteReport, SlotState
 from bridge.core.client.slots.stepper import Stepper
-from bridge.core.client.slots.vector_pool import VectorPool
+from bridge.core.client.slots.vector_pool import Question, VectorPool
 from bridge.core.client.turns import CallOrder
 from bridge.core.client.world.extensions import (
     attribute_write,

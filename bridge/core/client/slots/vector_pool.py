@@ -6,16 +6,17 @@ keepalive thread that all pools of the process share drives them in between, and
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from bridge.core.client.endpoints import Endpoint
 from bridge.core.client.slots import policy
 from bridge.core.client.slots.endpoint import EndpointEvent, Placement
 from bridge.core.client.slots.members import SlotMembers
-from bridge.core.client.slots.pool import Pool, Question
+from bridge.core.client.slots.pool import Pool
 from bridge.core.client.slots.resets import further_seeds, reset_settings
 from bridge.core.client.slots.slot import EpisodeEvent, EpisodeState, LinkEvent, LinkState, Member
 from bridge.core.client.wire import keepalive
@@ -25,10 +26,10 @@ from bridge.core.client.world.world_request import WorldRequest
 from bridge.core.encoding.seeds import pack_seed
 from bridge.core.encoding.tensors import Array
 from bridge.core.logs import LimitedLog, SafeLog
-from bridge.errors import ConnectionLostError, PeerError, SettingError
+from bridge.errors import ConnectionLostError, PeerError, RemoteError, SettingError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
-__all__ = ["VectorPool"]
+__all__ = ["TRUNCATED", "Question", "VectorPool"]
 
 # If we did not poll for this many seconds, deadlines are extended by the gap: nobody else is to blame.
 _POLL_GAP = 1.0
@@ -41,6 +42,31 @@ _log = SafeLog(__name__)
 TRUNCATED = "truncated: "
 """How a note of an episode that ended so begins; the reason follows."""
 _MOST_RANGES = 8  # of slots, such as "0 to 3", in a line of the log
+
+
+@dataclasses.dataclass
+class Question:
+    """Requests for a property or a call that are outstanding."""
+
+    purpose: str
+    slots: Sequence[int]
+    """The slots that are asked, in the order of the results."""
+    lanes: Mapping[Member, list[int]]
+    """Their lanes in each world."""
+    missing: dict[Member, None]
+    """The worlds that have not answered."""
+    answers: dict[Member, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
+    """The answers."""
+    failure: RemoteError | None = None
+    """The first refusal, or loss."""
+
+    def take(self, member: Member, event: Replied | Lost) -> None:
+        """Keep what a world has answered, or that it was lost."""
+        if member in self.missing:
+            del self.missing[member]
+            self.failure = self.failure or event.error
+            if isinstance(event, Replied):
+                self.answers[member] = event.message
 
 
 class VectorPool(Pool):
