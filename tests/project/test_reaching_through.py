@@ -10,7 +10,19 @@ import pytest
 from tests.places import ROOT
 
 FOLDERS = ("bridge/core/client", "bridge/core/adapters", "wrappers")
-PARTS = {"stepper", "pool", "policy", "placement", "watch", "members", "remote", "record", "realtime", "session"}
+PARTS = {
+    "stepper",
+    "pool",
+    "poller",
+    "policy",
+    "placement",
+    "watch",
+    "members",
+    "remote",
+    "record",
+    "realtime",
+    "session",
+}
 """What is behind a vector environment: each has methods that say what is asked of it."""
 
 

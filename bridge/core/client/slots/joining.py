@@ -220,8 +220,7 @@ class _Join:
         tell_at, log_at = now + LOOK, now + _LOG
         while self._begin_more(now):
             # Not `pool.gather`: it would let the policy connect again what fails, and here a failure is raised.
-            pool.poller.ready(min(LOOK, _LOOK))
-            pool.drain()
+            pool.drain(min(LOOK, _LOOK))
             now = time.monotonic()
             if self._search.asks:
                 for member in list(missing):

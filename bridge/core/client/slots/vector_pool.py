@@ -477,11 +477,13 @@ class VectorPool(Pool):
                 member.deadline += missed
         return missed
 
-    def drain(self) -> None:
-        """Handle what has come, without waiting."""
+    def drain(self, wait: float = 0.0) -> None:
+        """Handle what has come; where nothing has, wait at most so many seconds for it."""
+        items = self.poller.ready(wait)
         self._extend_deadlines(time.monotonic())
-        while items := self.poller.ready(0.0):
+        while items:
             self._handle_all(items)
+            items = self.poller.ready(0.0)
 
     def _work_between_calls(self) -> None:
         """Take what has come, and connect what was lost."""
