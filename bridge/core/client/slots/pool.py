@@ -139,7 +139,7 @@ class Pool:
     @property
     def in_flight(self) -> bool:
         """True if a world's Steps are in flight, so that the thread that works between calls takes what comes."""
-        return self.poller.renew_every < math.inf
+        return self.poller.look_period < math.inf
 
     def poll_nowait(self) -> float:
         """Do what is due between calls, without waiting, unless the owner is in one; called by the keepalive thread.
@@ -153,7 +153,7 @@ class Pool:
                 self._work_between_calls()
             finally:
                 self.turn.release()
-        return min(keepalive.period(), self.poller.renew_every)
+        return min(keepalive.period(), self.poller.look_period)
 
     def _work_between_calls(self) -> None:
         """Take what has come. How a connection ended is left to the owner's next call."""
@@ -179,7 +179,7 @@ class Pool:
         """Leave the worlds of remotes and end their connections, within `timeout` seconds in all."""
         if self.in_flight:
             # The poller looks often only for Steps in flight, of which none is left.
-            self.poller.renew_every = math.inf
+            self.poller.look_seldom()
             keepalive.remove(self)
         leaving, deadline = list(remotes), time.monotonic() + timeout
         for remote in leaving:

@@ -79,7 +79,7 @@ class Poller(Generic[T]):
         """Sockets that may carry further calls, by where to."""
         self.watches_health = False
         """True if connections ask to be told when their servers drain, because their calls may move elsewhere."""
-        self.renew_every = math.inf
+        self.look_period = math.inf
         """Seconds between two looks of the keepalive thread, because Steps are in flight; inf: none are."""
         # Reentrant: the garbage collector runs anywhere, also where it is held, and may close a connection there.
         self.lock = threading.RLock()
@@ -93,9 +93,13 @@ class Poller(Generic[T]):
 
     def look_every(self, seconds: float) -> None:
         """Have the keepalive thread take what has come between calls this often; the shortest time counts."""
-        self.renew_every = min(self.renew_every, seconds)
+        self.look_period = min(self.look_period, seconds)
         # The keepalive thread sleeps for as long as it was told at its last look.
         keepalive.look_soon()
+
+    def look_seldom(self) -> None:
+        """Undo `look_every`: no Steps are in flight any more."""
+        self.look_period = math.inf
 
     def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
         """Have `call` called by whatever looks after the sockets, and wake it; from any thread, after `add_poster`."""
