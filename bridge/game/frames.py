@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from bridge.core.worlds.group import ONE
-from bridge.core.worlds.realtime.frame_loop import FrameLoop
+from bridge.core.worlds.realtime.frame_loop import FrameLoop, LaneLoop
 from bridge.core.worlds.realtime.joint_loop import JointLoop
-from bridge.core.worlds.realtime.loop import RealtimeLoop
 from bridge.core.worlds.realtime.loop_lane import LoopLane, Phase
 from bridge.game.environment import GameEnvironment
 
@@ -99,7 +98,7 @@ class GameFrames(FrameLoop):
         return part.unused or self._may_repeat(name, part.observation, part.action)
 
 
-class OneGameFrames(GameFrames, RealtimeLoop):
+class OneGameFrames(GameFrames, LaneLoop):
     """Of a program with one agent."""
 
     def __init__(self, *given: Any, **options: Any) -> None:

@@ -96,5 +96,5 @@ class RealtimeOptions(RealTime):
             raise SettingError(f"expected reset_timeout to be a positive number of seconds, got {self.reset_timeout!r}")
 
     def timing(self) -> dict[str, Any]:
-        """Return the keywords of a `RealtimeLoop`."""
+        """Return the keywords of a `LaneLoop`."""
         return {name: getattr(self, name) for name in ("max_action_age", "catch_up", "autoreset", "rest_when_empty")}

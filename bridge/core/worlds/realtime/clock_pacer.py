@@ -10,8 +10,8 @@ import numpy as np
 from bridge.core.worlds.base import OTHER_WORLD, PacedWorld
 from bridge.core.worlds.environment import Job
 from bridge.core.worlds.group import ONE, neutral_action
+from bridge.core.worlds.realtime.frame_loop import LaneLoop
 from bridge.core.worlds.realtime.frame_pacer import FramePacer, Outcome
-from bridge.core.worlds.realtime.loop import RealtimeLoop
 from bridge.core.worlds.realtime.loop_lane import LoopAgent, Phase
 from bridge.core.worlds.settings import ResetRequest, Settings
 from bridge.errors import Code, RequestError, SettingError
@@ -31,12 +31,12 @@ class ClockPacer(FramePacer):
 
     SETTINGS: tuple[str, ...] = ("role", "wait")
     """The settings of a JoinWorld."""
-    LOOP: type[RealtimeLoop] = RealtimeLoop
+    LOOP: type[LaneLoop] = LaneLoop
     """Decides when frames are due."""
     by_lane = True
-    loop: RealtimeLoop
+    loop: LaneLoop
 
-    def _make_loop(self, world: PacedWorld) -> RealtimeLoop:
+    def _make_loop(self, world: PacedWorld) -> LaneLoop:
         """Return what decides which frames are due."""
         facts, options = world.env.facts, self.options
         if facts.num_envs is not None and not facts.steps_lanes:

@@ -4,7 +4,7 @@ The driver calls `poll(now)`, runs the returned jobs, and reports their results 
 of the loop at hand. A job carries its lane and episode; results of an episode that is over are dropped and counted.
 
 `FrameLoop` has what all real-time worlds share. What an episode's parts are is for the two loops that derive from it:
-`RealtimeLoop`, whose lanes are environments with an agent each, and `JointLoop`, of one environment of several agents.
+`LaneLoop`, whose lanes are environments with an agent each, and `JointLoop`, of one environment of several agents.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bridge.core.worlds.environment import Job, Transition, kept
 from bridge.core.worlds.realtime.loop_lane import RETRY, LaneBuffer, LaneEvent, LoopAgent, LoopLane, Phase, Seen
 from bridge.core.worlds.realtime_options import check_timing
 
-__all__ = ["FrameLoop"]
+__all__ = ["FrameLoop", "LaneLoop"]
 
 
 class FrameLoop(abc.ABC):
@@ -331,3 +331,32 @@ class FrameLoop(abc.ABC):
         times = {"step_time": self.step_times, "lateness": self.lateness, "action_delay": self.action_delays}
         summaries = {name: samples.summary() for name, samples in times.items()}
         return {**counts, "frames_dropped": self.dropped, **summaries}
+
+
+class LaneLoop(FrameLoop):
+    """Says when frames of one environment or of several lanes are due, and which action each of them takes."""
+
+    def join(self, player: bool) -> LoopAgent:
+        """Add an agent."""
+        return self._admit(LoopAgent(self.lanes, player))
+
+    def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer) -> bool:
+        """True if the lane of one of an agent's buffers has an episode for it, where it is in none."""
+        return buffer.lane.phase is Phase.RUNNING
+
+    def _choose(self, lane: LoopLane, now: float) -> object:
+        return self._newest_action(lane, now)
+
+    def stepped(self, job: Job, now: float, spent: float, step: Transition) -> None:
+        """A frame of an environment returned; `spent` is what it took, in seconds."""
+        self.step_times.add(spent)
+        lane = self._current(job)
+        if lane is None:
+            return
+        lane.add(now, step, self.step_frames)
+        if step.ended:
+            self._renew(lane)
+
+    def _cut_off(self, lane: LoopLane, error: str | None = None, finished: bool = False) -> None:
+        self.drop_action(lane)
+        lane.end(lane.episode, error=error, finished=finished)
