@@ -13,6 +13,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 
@@ -38,6 +39,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000, help="of the training (default: 20,000)")
     parser.add_argument("--episodes", type=int, default=20, help="of the evaluation (default: 20)")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # the networks are small
     if arguments.model is not None:
         server = served(PPO.load(arguments.model, device="cpu"), arguments.port)
         print(f"serving {arguments.model} at {server.url}", flush=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 
+import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecMonitor
@@ -27,6 +28,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50_000)
     parser.add_argument("--episodes", type=int, default=16, help="to evaluate on at the end")
     arguments = parser.parse_args()
+    torch.set_num_threads(1)  # the networks are small
     with contextlib.ExitStack() as stack:
         urls = arguments.urls or [stack.enter_context(serve_gym("CartPole-v1", num_envs=8)).url]
         envs = VecMonitor(SB3VecEnv(make_vec_remote(urls, num_envs=arguments.num_envs, blocking=True)))

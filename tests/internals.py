@@ -87,9 +87,9 @@ HELPERS = {
         "what the session takes and gives: who wants which world, events, extensions",
         "core.client.world.session_states core.client.world.extensions core.client.world.world_request",
     ),
-    "tests/core/client/test_policy.py": (
-        "the tables whose policy it plays on random fleets",
-        "core.client.slots.endpoint core.client.slots.slot",
+    "tests/core/client/policy_fleet.py": (
+        "the policy and its tables, which it plays on fleets of servers",
+        "core.client.slots.endpoint core.client.slots.policy core.client.slots.slot",
     ),
     "tests/core/client/test_pool.py": ("the events that a pool hands out", "core.client.world.session_states"),
     "tests/core/transport/test_http2.py": (
@@ -124,7 +124,6 @@ HELPERS = {
         "core.server.auth",
     ),
     "tests/project/test_protocol_docs.py": ("the end of a stream in the server's table", "core.server.session"),
-    "tests/core/server/test_dying_clients.py": ("the table of which each state is killed in", "core.server.session"),
     "tests/core/server/test_session_fast.py": (
         "the codec with which our client writes Steps",
         "core.encoding.step_codec",

@@ -371,16 +371,20 @@ def objects_of(*packages: str) -> Counter[type]:
     return Counter(type(each) for each in gc.get_objects() if str(type(each).__module__).startswith(packages))
 
 
-def sampled(values: Iterable[Any], every: int, first: int = 0, *, slow: bool = False) -> list[Any]:
+def sampled(values: Iterable[Any], every: int, first: int = 0, *, slow: bool | int = False) -> list[Any]:
     """Return parameters of which `make test` plays each `every`-th one, from `first` on; `make test-all` plays all.
 
-    A tuple is one set of several parameters. `.ci/run` plays all of them, too, if they are `slow` ones.
+    A tuple is one set of several parameters. `.ci/run` plays those, too, that are `slow`: True is all of them, a number
+    each so-many-th one.
     """
-    mark = pytest.mark.slow if slow else pytest.mark.repeat
+
+    def mark(index: int) -> pytest.MarkDecorator:
+        return pytest.mark.slow if slow and index % slow == 0 else pytest.mark.repeat
+
     return [
         value
         if index % every == first
-        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark)
+        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark(index))
         for index, value in enumerate(values)
     ]
 

@@ -86,6 +86,7 @@ def grown(function: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_of_saves_without_end_those_beyond_the_bound_take_no_memory() -> None:
     virtual = Virtual(States(max_states=50))
     with closing(virtual.handler):
@@ -105,6 +106,7 @@ def test_of_saves_without_end_those_beyond_the_bound_take_no_memory() -> None:
         assert virtual.states() == 1, "its own are gone, and nobody else's"
 
 
+@pytest.mark.slow
 def test_of_saves_without_end_that_are_released_nothing_is_left() -> None:
     virtual = Virtual(States(max_states=50))
     with closing(virtual.handler):

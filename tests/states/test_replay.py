@@ -68,10 +68,10 @@ def kept(env: Any) -> None:
     ("kind", "seed", "isolation"),
     [
         ("LunarLander-v3", 3, None),
-        ("LunarLander-v3", None, "process"),
-        pytest.param("BipedalWalker-v3", None, None, marks=pytest.mark.slow),
+        pytest.param("LunarLander-v3", None, "process", marks=pytest.mark.slow),
+        pytest.param("BipedalWalker-v3", None, None, marks=pytest.mark.repeat),
         pytest.param(wrapped, 3, None, marks=pytest.mark.slow),
-        pytest.param(wrapped, None, "process", marks=pytest.mark.slow),
+        pytest.param(wrapped, None, "process", marks=pytest.mark.repeat),
         pytest.param("BipedalWalker-v3", 3, "process", marks=pytest.mark.slow),
     ],
     ids=stable_id,

@@ -143,7 +143,7 @@ def row(value: Any, lane: int) -> Any:
 
 
 @pytest.mark.parametrize("place", ["single", "lanes", "isolated"])
-@pytest.mark.parametrize("make", sampled(MAKERS, 12), ids=title_of)
+@pytest.mark.parametrize("make", sampled(MAKERS, len(MAKERS), slow=12), ids=title_of)
 def test_it_goes_on_bit_for_bit_from_each_part_of_an_episode(make: functools.partial[Any], place: str) -> None:
     pytest.importorskip(make.args[-2])
     given: dict[str, Any] = {"num_envs": 3} if place == "lanes" else {}

@@ -1,8 +1,11 @@
-"""The table of an endpoint, and when one in trouble is tried again."""
+"""The table of an endpoint, when one in trouble is tried again, and where a slot may go."""
 
 from __future__ import annotations
 
 import itertools
+import pickle
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -11,10 +14,13 @@ from bridge.core.client.slots.endpoint import (
     EndpointEvent,
     EndpointRecord,
     EndpointState,
+    Load,
+    Placement,
     change_of,
     event_of,
 )
 from bridge.errors import Code, ConnectError, EnvironmentFailedError, PeerError, RefusedError
+from tests.core.client.policy_fleet import member_at, request_of
 
 WELL = (EndpointState.UNTRIED, EndpointState.UP)
 
@@ -128,3 +134,65 @@ def test_who_is_well_comes_first_and_the_last_to_fail_last() -> None:
 )
 def test_what_an_error_says_of_an_endpoint(error: ConnectError, event: EndpointEvent) -> None:
     assert event_of(error) is event
+
+
+# A list of URLs, whose endpoints slots are pinned to
+
+URLS = ("grpc://a:1", "grpc://b:1", "grpc://c:1", "grpc://d:1/Other-v0")
+
+
+def placement(*requests: Any) -> Placement:
+    """The placement of a list; by itself of `URLS`, the last of which is of another environment."""
+    return Placement.of_list(requests or [request_of(url, f"the path {urlsplit(url).path!r}") for url in URLS])
+
+
+def test_where_a_slot_may_go_at_once_nothing_speaks_against_the_server() -> None:
+    places = placement()
+    a, b, c, _ = places.watch.endpoints
+    slot = member_at(a)
+    assert places.choose_well(Load([slot, member_at(b)]), slot, 0.0) is c, "the one with fewer slots, and of its kind"
+    assert places.choose_well(Load([slot]), slot, 0.0, up=True) is None, "nobody has joined there"
+    for endpoint in (b, c):
+        places.handle(endpoint.key, EndpointEvent.JOINED, 0.0, "")
+    assert places.choose_well(Load([slot]), slot, 0.0, up=True) is b
+    assert places.choose_well(Load([slot, member_at(b, failures=1)]), slot, 0.0) is c, "there a reset has just failed"
+    places.handle(c.key, EndpointEvent.GONE, 0.0, "")
+    assert places.choose_well(Load([slot, member_at(b, failures=1)]), slot, 0.0) is None
+    assert places.any_well(slot)
+    places.handle(b.key, EndpointEvent.RAISED, 0.0, "")
+    assert not places.any_well(slot), "the last one is of another kind"
+
+
+def test_a_server_that_slots_of_a_list_have_left_is_tried_by_one_at_a_time_and_after_a_pause(caplog: Any) -> None:
+    places = placement()
+    key = places.watch.endpoints[0].key
+    assert places.may_try(key, 0.0, 10.0)
+    places.handle(key, EndpointEvent.RAISED, 0.0, "ValueError")
+    assert not places.may_try(key, 1.0, 10.0)
+    assert places.may_try(key, 20.0, 10.0)
+    assert not places.may_try(key, 21.0, 10.0), "one is under way"
+    assert not places.handle(key, EndpointEvent.JOINED, 22.0, ""), "its resets may fail as before"
+    assert places.handle(key, EndpointEvent.OBSERVED, 23.0, ""), "it is well again"
+    assert places.may_try(key, 23.0, 10.0)
+    assert not caplog.records, "the slots of a list tell by themselves what they lose"
+
+
+def test_a_copy_has_seen_nothing_of_the_servers() -> None:
+    places = placement()
+    key = places.watch.endpoints[0].key
+    places.handle(key, EndpointEvent.GONE, 1e9, "")  # by the clock of a machine that runs for years
+    copied = pickle.loads(pickle.dumps(places))
+    assert (places.may_try(key, 5.0, 10.0), copied.may_try(key, 5.0, 10.0)) == (False, True)
+    assert [endpoint.key for endpoint in copied.watch.endpoints] == list(URLS)
+
+
+def test_only_listed_urls_of_one_kind_replace_each_other_and_a_world_that_exists_is_of_its_own() -> None:
+    own, second, level = placement(
+        *(request_of(f"grpc://{host}:1", kind) for host, kind in (("own", "a"), ("second", "a"), ("level", "another")))
+    ).watch.endpoints
+    assert own.kind == second.kind != level.kind
+    worlds = [request_of(f"grpc://{host}:1?world=arena", None) for host in ("a", "b")]
+    agents = [request_of("grpc://a:1?world=arena", None, agent) for agent in ("red", "blue")]
+    endpoints = placement(*worlds, *worlds, *agents).watch.endpoints
+    assert len(endpoints) == 4, "each once"
+    assert len({endpoint.kind for endpoint in endpoints}) == 4
