@@ -166,7 +166,7 @@ def test_each_step_says_its_seconds_and_all_of_them_are_listed_at_the_end(run_al
     said = re.findall(r"^== (.+): \d+ s$", done.stdout, re.MULTILINE)
     listed = re.findall(r"^ +\d+ s  (.+)$", done.stdout, re.MULTILINE)
     assert listed == [*said, "in all"]
-    assert "tests" in said
+    assert "tests, networks" in said
     calls = re.findall(r"^CALLED make (.*)$", done.stdout, re.MULTILINE)
     assert len(said) >= len(calls)
     assert any("timed-check " in call for call in calls)
@@ -176,10 +176,10 @@ def test_each_step_says_its_seconds_and_all_of_them_are_listed_at_the_end(run_al
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_a_step_that_fails_ends_all_and_the_seconds_so_far_are_listed(run_all: Callable[..., Any]) -> None:
-    done = run_all(FAILS="make test-ci")
+    done = run_all(FAILS="timed-test-ci")
     assert done.returncode == 2
-    assert re.search(r"^ +\d+ s  tests\n +\d+ s  in all$", done.stdout, re.MULTILINE)
-    assert "timed-test-network" not in done.stdout
+    assert re.search(r"^ +\d+ s  tests, networks\n +\d+ s  in all$", done.stdout, re.MULTILINE)
+    assert "timed-test-peers" not in done.stdout
     assert run_all(FAILS="grpcjs").returncode == 0, "its tests are skipped"
 
 
