@@ -321,6 +321,11 @@ class ServerGroup(Server):
             child.write(f"drain {grace}")
         deadline = time.monotonic() + grace
         for child in self._children:
+            child.wait(deadline)
+        for child in self._children:
+            child.tell_to_stop()
+        deadline = max(deadline, time.monotonic()) + _END_TIMEOUT
+        for child in self._children:
             child.end(deadline)
 
     def __repr__(self) -> str:
@@ -405,17 +410,26 @@ class _ServerProcess:
             return False
         return True
 
-    def end(self, deadline: float) -> None:
-        """Wait for its end until a deadline; then stop it, and end it by force where it does not stop."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
+    def wait(self, deadline: float) -> bool:
+        """Wait for its end; False: it has not ended by the deadline, in monotonic seconds."""
+        try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def tell_to_stop(self) -> None:
+        """End its standard input, which is the order to stop."""
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
-                # The end of its standard input is the order to stop.
                 self.process.stdin.close()
-        try:
-            self.process.wait(_END_TIMEOUT)
-        except subprocess.TimeoutExpired:
+
+    def end(self, deadline: float) -> None:
+        """Wait for its end until a deadline, and end it by force where it has not stopped."""
+        if not self.wait(deadline):
+            _log.warning(
+                "the server process %d did not stop within %g s, and is killed", self.process.pid, _END_TIMEOUT
+            )
             self.process.kill()
             self.process.wait()
         self._reader.join(5.0)

@@ -26,7 +26,7 @@ from bridge.errors import RemoteTimeoutError, SettingError, StartError
 from bridge.facade.process_group import ServerGroup
 from bridge.wrappers import BlockingReset
 from tests.preloaded import Program
-from tests.support import assert_identical, sampled
+from tests.support import assert_identical, sampled, until
 
 pytestmark = pytest.mark.slow
 
@@ -203,6 +203,21 @@ def test_processes_that_are_killed_are_told_and_none_that_is_left_is_an_error(ca
         assert all(
             f"{pid} of {url} ended by itself" in caplog.text for pid, url in zip(group.pids, group.urls, strict=True)
         )
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="servers are suspended, which needs POSIX")
+def test_processes_that_do_not_stop_are_killed_together_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    group = serve_gym("CartPole-v1", processes=2)
+    pids = group.pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    until(lambda: all(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids))
+    group.stop()
+    assert gone(pids)
+    killed = [record for record in caplog.records if "did not stop within 15 s, and is killed" in record.getMessage()]
+    assert [record.args[0] for record in killed if isinstance(record.args, tuple)] == pids
+    first, second = killed
+    assert second.created - first.created < 10  # one after the other would take 15 s more
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals are those of POSIX")
