@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codeop
 import contextlib
 import inspect
 import io
@@ -137,6 +138,26 @@ def test_what_the_readme_shows_between_two_machines_works(tmp_path: Path, monkey
 
 def test_the_readme_is_short() -> None:
     assert len(README.split()) <= 650
+
+
+def assert_can_be_pasted(block: str) -> None:
+    """Expect no SyntaxError at Python's prompt: before Python 3.13 only an empty line ends a loop there."""
+    compiled, lines = codeop.CommandCompiler(), []
+    for line in [*block.splitlines(), ""]:
+        lines.append(line)
+        if compiled("\n".join(lines), "<stdin>", "single") is not None:
+            lines = []
+    assert not "".join(lines).strip()
+
+
+def test_the_python_blocks_can_be_pasted_at_a_prompt() -> None:
+    # A class has empty lines between its methods: it is for a file.
+    texts = [README, *(page.read_text(encoding="utf-8") for page in pages_of_docs())]
+    found = [content for text in texts for language, content in blocks(text) if language == "python"]
+    found = [content for content in found if not re.search(r"^(class |def |if __name__)|\A ", content, re.MULTILINE)]
+    assert len(found) > 15
+    for block in found:
+        assert_can_be_pasted(block)
 
 
 def pages_of_docs() -> list[Path]:
