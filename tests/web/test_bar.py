@@ -127,6 +127,7 @@ def test_the_picture_stands_still_while_one_takes_over_and_gives_back(opened, tm
             page.click("#play")
             says(page, "#badge", "hold a key")
             check("before a key")
+            assert page.is_visible("#badge")  # on a phone too: nothing else says what to do
             page.keyboard.down("ArrowLeft")
             says(page, "#badge", "you act for agent")
             says(page, "#worlds", "takes over")

@@ -149,6 +149,30 @@ def test_recording_is_switched_on_and_off_for_a_world(opened, tmp_path):
         env.close()
 
 
+def test_what_was_said_of_a_world_s_recording_goes_with_the_world(opened, tmp_path):
+    with serve_gym(Paddle, web=True, record=tmp_path) as server:
+        page = opened(server.web_url)
+        page.click("#begin")
+        says(page, "#record-text", "Recording")
+        page.click("#record")
+        says(page, "#announcement", "Recording is off")
+        page.click("#play")  # the world ends, and the next one is recorded
+        page.wait_for_function("() => document.getElementById('announcement').textContent === ''")
+
+
+def test_the_title_of_the_recordings_is_not_broken_in_its_words_on_a_phone(opened, tmp_path):
+    with serve_gym(Paddle, web=True, record=tmp_path) as server:
+        page = opened(server.web_url)
+        page.set_viewport_size({"width": 320, "height": 568})
+        page.click("#more")
+        page.click("#replays")
+        title = page.locator("#recordings-title")
+        lines = "(node) => node.offsetHeight / parseFloat(getComputedStyle(node).fontSize)"
+        assert title.evaluate(lines) < 2  # one line
+        inside = "(node) => node.scrollWidth <= node.clientWidth"
+        assert page.locator("#recordings").evaluate(inside)
+
+
 def test_a_server_that_records_nothing_says_how_to_have_it_record(opened):
     with serve_gym(Paddle, web=True) as server:
         env = make_remote(f"{server.url}?world=")

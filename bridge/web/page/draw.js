@@ -36,7 +36,7 @@ function drawWords() {
   $("offer").disabled = Boolean(offer?.waits);
   $("badge").hidden = !badge;
   write($("badge"), badge?.text ?? "");
-  $("badge").className = badge?.live ? "badge live" : "badge";
+  $("badge").className = ["badge", badge?.live && "live", badge?.mine && "mine"].filter(Boolean).join(" ");
   write($("stage-title"), short(playing?.own ? playing.title : world?.title ?? server.title ?? ""));
   const idle = selected === null ? !firstWorld() : world?.waiting; // nobody plays: there is no picture
   $("empty").hidden = Boolean(playing || state.wanted || !idle || !isKnown());

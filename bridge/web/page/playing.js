@@ -69,7 +69,7 @@ export async function takeOver(chosen) {
       note("trip", `${(performance.now() - sent).toFixed(1)} ms`);
       const left = Math.ceil(values(answer.observations.get(wanted[2]))[0]);
       const gone = worldOf(play.name)?.seats?.[seat] === false;
-      badge(gone ? `${seat} has left: nothing moves until it is back` : acting ? `you act for ${seat}` : left > SOON ? `${seat} acts: hold a key` : `hold a key, or ${seat} goes on without you in ${left} s`, acting && !gone);
+      badge(gone ? `${seat} has left: nothing moves until it is back` : acting ? `you act for ${seat}` : left > SOON ? `${seat} acts: hold a key` : `hold a key, or ${seat} goes on without you in ${left} s`, acting && !gone, true);
       if (changed !== null) state.waitingKeys.push({at: changed, frame: values(answer.observations.get(wanted[1]))[0] + 1});
       if (play.changed === null) await Promise.race([pause(100), new Promise((resolve) => (play.wake = resolve))]);
     }
@@ -263,6 +263,6 @@ function free(world, seat) {
 export function stopped() {
   state.playing = null;
   state.waitingKeys.length = 0;
-  state.badge = state.selected === null ? null : {text: worldOf(state.selected)?.replay ? "replay" : "watching", live: false};
+  state.badge = state.selected === null ? null : {text: worldOf(state.selected)?.replay ? "replay" : "watching", live: false, mine: false};
   draw();
 }

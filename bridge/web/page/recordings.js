@@ -19,13 +19,14 @@ export class Recordings {
   #wake = () => {};
   #dragging = false;
   #found = {episodes: [], reading: false, problem: ""}; // the list, as the server said it last
+  #said = null; // {name, text}: what was announced last of a world's recording
   #idle = false; // whether episodes are listed in which nobody acted
   #state = null;
 
   // The world of a replay that the list of worlds may not have yet.
   expected = null;
 
-  // page: {token(), server(), selected(), playing(), select(name), leave(), tell(text), announce(text)}
+  // page: {token(), server(), selected(), playing(), select(name), leave(), tell(text), announce(text), retract(text)}
   constructor(page) {
     this.#page = page;
     $("record").onclick = () => this.#switch();
@@ -73,6 +74,10 @@ export class Recordings {
     const {records, servers} = this.#page.server();
     const world = this.#target();
     const on = world?.recording === true;
+    if (this.#said && this.#said.name !== world?.name) { // another world's recording is on or off by itself
+      this.#page.retract(this.#said.text);
+      this.#said = null;
+    }
     const nothing = records ? "" : servers ? GATEWAY : NOTHING;
     const obstacle = nothing || (typeof world?.recording !== "boolean" ? NO_WORLD : "");
     for (const name of ["record", "replays"]) $(name).classList.toggle("off", Boolean(nothing)); // on narrow screens they are in the way
@@ -97,7 +102,9 @@ export class Recordings {
       await stream.ask(request.write("world.recording", textTensor(recording ? "off" : "on")));
       const world = this.#world(name);
       if (world) world.recording = !recording;
-      this.#page.announce(recording ? "Recording is off: what is played now is not kept." : "Recording is on: the next episode is kept.");
+      const text = recording ? "Recording is off: what is played now is not kept." : "Recording is on: the next episode is kept.";
+      this.#said = {name, text};
+      this.#page.announce(text);
       this.update();
     } catch (error) {
       this.#page.tell(error.message.split("\n")[0]);

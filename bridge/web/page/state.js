@@ -27,7 +27,7 @@ export const state = {
   message: null, // a problem
   /** @type {{text: string, button: string, waits: boolean} | null} */
   offer: null, // of a seat that was left; `waits`: whether the person has accepted it
-  badge: null, // {text, live}: what the person is in the world that is looked at
+  badge: null, // {text, live, mine}: what the person is in the world that is looked at
   selected: invitation?.world ?? storedSeat()?.world ?? null, // the name of the world that is looked at
   selectedServer: undefined, // behind a gateway: the name of its server
   lost: false, // whether that server is

@@ -5,7 +5,7 @@ import {play, stop} from "./playing.js";
 import {Recordings} from "./recordings.js";
 import {state} from "./state.js";
 import {intTensor, request} from "./wire.js";
-import {announce, tell} from "./words.js";
+import {announce, retract, tell} from "./words.js";
 import {refresh, select, selectFirst} from "./worlds.js";
 
 export const recordings = new Recordings({
@@ -21,6 +21,7 @@ export const recordings = new Recordings({
   leave: selectFirst,
   tell,
   announce,
+  retract,
 });
 
 export const match = new MatchView({

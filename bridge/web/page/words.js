@@ -58,6 +58,11 @@ export function announce(text, aloud = true) {
   $("announcement").textContent = text;
 }
 
+// Take an announcement back that no longer holds, if it is the one that is shown.
+export function retract(text) {
+  if ($("announcement").textContent === text) announce("");
+}
+
 export async function askForToken(problem) {
   $("token-problem").textContent = problem.split(";")[0]; // the rest is for programs
   const dialog = $("ask-token");
@@ -67,8 +72,9 @@ export async function askForToken(problem) {
   session.setItem("token", state.token);
 }
 
-export function badge(text, live) {
-  state.badge = {text, live};
+// live: whether what it says is what the person does now. mine: a narrow bar has room for it too, as the person has the seat.
+export function badge(text, live, mine = live) {
+  state.badge = {text, live, mine};
   draw();
 }
 
