@@ -180,12 +180,15 @@ def test_a_page_begins_with_whom_it_is_for_and_what_they_will_have(page: str) ->
     assert re.match(r"# [^\n]+\n\nFor whoever [^.\n]+\. At the end you have [^.\n]+\.\n\n", text), text[:300]
 
 
-def test_the_table_of_extras_names_each_that_is_for_users() -> None:
+def test_the_table_of_extras_names_each_that_is_for_users(capsys: pytest.CaptureFixture[str]) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     contributors = {"bench", "check", "dist", "docs", "test", "test-core", "trainers"}
     table = API.partition("## Extras")[2].partition("## Command line")[0]
     assert re.findall(r"^\| `(\S+)` \|", table, re.MULTILINE) == sorted(extras.keys() - contributors)
     assert "reference.md#extras" in README
+    for command, option in re.findall(r"`gymnasium-bridge (\w+)(?: (--\w+))?`", table):
+        main([command, "--help"])
+        assert option in capsys.readouterr().out, (command, option)
 
 
 def test_the_demo_leaves_what_the_blocks_before_the_trainers_need() -> None:
