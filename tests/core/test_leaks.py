@@ -18,6 +18,7 @@ from bridge import make_remote, make_vec_remote, serve_gym
 from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.places import ROOT
+from tests.preloaded import run
 from tests.support import SERVE, sampled, server_process, until
 
 pytestmark = pytest.mark.slow
@@ -179,3 +180,19 @@ def test_a_script_that_ends_without_stopping_its_server_ends(attempt: int) -> No
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "end"
+
+
+@pytest.mark.parametrize(("ending", "told"), [("", True), ("server.stop()", False), ("play(server)", False)])
+def test_a_script_that_ends_before_anybody_has_played_is_told_how_to_wait(ending: str, told: bool) -> None:
+    script = (
+        "import bridge\n"
+        "def play(server):\n"
+        "    env = bridge.make_remote(server.url, token='a-secret')\n"
+        "    env.reset(); env.step(0); env.close()\n"
+        "server = bridge.serve_gym('CartPole-v1', token='a-secret')\n"
+        f"{ending}\n"
+    )
+    done = run("-c", script)
+    assert done.returncode == 0, done.stderr
+    assert ("Server.wait() and bridge.serve() serve until Ctrl-C" in done.stderr) is told
+    assert "a-secret" not in done.stderr

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 from urllib.parse import quote
 
 from bridge.core.extras import needed
+from bridge.core.logs import SafeLog
 from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.auth import Gate, Security
 from bridge.core.server.calls import Calls, ServedSession
@@ -51,6 +52,7 @@ __all__ = ["SWITCH_INTERVAL", "Attachment", "CoreServer", "Sessions", "Transport
 
 Transport: TypeAlias = Literal["http2", "grpcio"]
 
+_log = SafeLog(__name__)
 _LIMITS = CoreLimits()
 _OPEN = Security()
 _OVERVIEW = Overview()
@@ -189,7 +191,7 @@ class CoreServer:
         self._stopped = threading.Event()
         self._warn_of(security)
         # For a program that ends without `stop`: environments are closed, and the file of the Unix socket goes.
-        atexit.register(self.stop, 0.0)
+        atexit.register(self._end_with_program)
         forget_in_child(self)
 
     def _listen(self, port: int, metrics_port: int | None, limits: CoreLimits, observers: Sequence[Observer]) -> int:
@@ -306,7 +308,7 @@ class CoreServer:
         """In a forked process: leave the server to the parent process."""
         forget_lock_in_child()
         self._serving.after_fork()
-        atexit.unregister(self.stop)
+        atexit.unregister(self._end_with_program)
         self._shutdown.after_fork()
         leak(self._connections)
         leak(self._loop)
@@ -592,9 +594,18 @@ class CoreServer:
             # Not where Ctrl-C ended the wait: the server still drains, and the next `stop`, or the end of the program,
             # ends it.
             self._stopped.set()
-            atexit.unregister(self.stop)
+            atexit.unregister(self._end_with_program)
         finally:
             self._stopping.release()
+
+    def _end_with_program(self) -> None:
+        """Stop where the program ends without `stop`. A script that was to wait for clients, and does not, is told."""
+        if self._serving.begun.is_set() and not self.status()["steps"] and not self.connections:
+            _log.warning(
+                "the program ends, and its server with it, before anybody has played there; Server.wait() and "
+                "bridge.serve() serve until Ctrl-C"
+            )
+        self.stop()
 
     def _end_loop(self, grace: float) -> None:
         serving = self._serving

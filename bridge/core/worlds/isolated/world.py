@@ -35,6 +35,8 @@ _GRACE = 2.0
 """Seconds that a world's process has for closing its environment, once it is idle."""
 _START = 120.0
 """Seconds that a process has for its start and its imports, before the environment is made."""
+_ITS_START = "its start (what it printed says why; a script has to guard it by if __name__ == '__main__':)"
+"""What a process is said to have ended in that did not get as far as making its environment."""
 _CHUNK = 1 << 18
 """Bytes that are read from the pipe at a time: the memory for as many is allocated for each read, however few come."""
 _LOOK = 0.01
@@ -109,7 +111,7 @@ class WorldProcess:
         if _WAITS_FOR_PROCESSES:
             # The end of the pipe is not enough: what the environment has started itself may hold its other end open.
             runtime.add_reader(self._process.sentinel, self._on_exit)
-        await self.ask(b"h", b"", "its start (see what it printed)", limit=_START)  # imports are not its time
+        await self.ask(b"h", b"", _ITS_START, limit=_START)  # imports are not its time
         description: list[Any] = values.decode(await self.ask(b"?", b"", "its construction"))
         return description
 
