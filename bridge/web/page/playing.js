@@ -50,7 +50,8 @@ export async function takeOver(chosen) {
     state.joining = null;
     state.playing = {stream, keyboard, own: false, takesOver: true, name: state.selected, changed: null, wake: () => {}};
     recall(keyboard);
-    badge(`ready to take over from ${seat}: hold a key`, true);
+    const hold = matchMedia("(pointer: coarse)").matches ? "hold a button" : "hold a key"; // a phone has no keys
+    badge(`ready to take over from ${seat}: ${hold}`, true);
     $("stage").focus({preventScroll: true});
     const play = state.playing;
     const wanted = ["acting", "steps", "seconds_left"].map((name) => joined.observations.get(name).uid);
@@ -69,7 +70,7 @@ export async function takeOver(chosen) {
       note("trip", `${(performance.now() - sent).toFixed(1)} ms`);
       const left = Math.ceil(values(answer.observations.get(wanted[2]))[0]);
       const gone = worldOf(play.name)?.seats?.[seat] === false;
-      badge(gone ? `${seat} has left: nothing moves until it is back` : acting ? `you act for ${seat}` : left > SOON ? `${seat} acts: hold a key` : `hold a key, or ${seat} goes on without you in ${left} s`, acting && !gone, true);
+      badge(gone ? `${seat} has left: nothing moves until it is back` : acting ? `you act for ${seat}` : left > SOON ? `${seat} acts: ${hold}` : `${hold}, or ${seat} goes on without you in ${left} s`, acting && !gone, true);
       if (changed !== null) state.waitingKeys.push({at: changed, frame: values(answer.observations.get(wanted[1]))[0] + 1});
       if (play.changed === null) await Promise.race([pause(100), new Promise((resolve) => (play.wake = resolve))]);
     }
