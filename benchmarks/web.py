@@ -63,7 +63,7 @@ def server(*options: str, env: str = "CartPole-v1") -> Iterator[tuple[str, int, 
 @contextmanager
 def page_of(url: str) -> Iterator[Any]:
     """Open a page in Chromium, without a window."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-headless-shell"))), None)
     if chromium is None:
         raise SystemExit("chromium is not installed: apt-get install --no-install-recommends chromium")
     from playwright.sync_api import sync_playwright

@@ -286,7 +286,7 @@ def by_touch(browser: Browser, game: Game, seconds: float) -> int:
 
 def chromium() -> str:
     """Return the path of the browser."""
-    found = shutil.which("chromium") or shutil.which("google-chrome")
+    found = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-headless-shell"))), None)
     if found is None:
         raise SystemExit("chromium is not installed: apt-get install --no-install-recommends chromium")
     return found

@@ -280,7 +280,7 @@ PICTURES = {
 
 def main() -> int:
     """Take those that are named, or all of them."""
-    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-headless-shell"))), None)
     if chromium is None:
         print("chromium is not installed: apt-get install --no-install-recommends chromium", file=sys.stderr)
         return 1
