@@ -182,7 +182,9 @@ def test_a_script_that_ends_without_stopping_its_server_ends(attempt: int) -> No
     assert done.stdout.strip() == "end"
 
 
-@pytest.mark.parametrize(("ending", "told"), [("", True), ("server.stop()", False), ("play(server)", False)])
+@pytest.mark.parametrize(
+    ("ending", "told"), [("", True), ("server.stop()", False), ("play(server)", False), ("1 / 0", False)]
+)
 def test_a_script_that_ends_before_anybody_has_played_is_told_how_to_wait(ending: str, told: bool) -> None:
     script = (
         "import bridge\n"
@@ -193,6 +195,6 @@ def test_a_script_that_ends_before_anybody_has_played_is_told_how_to_wait(ending
         f"{ending}\n"
     )
     done = run("-c", script)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == (ending == "1 / 0"), done.stderr
     assert ("Server.wait() and bridge.serve() serve until Ctrl-C" in done.stderr) is told
     assert "a-secret" not in done.stderr

@@ -8,6 +8,7 @@ import functools
 import math
 import os
 import socket
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -600,7 +601,8 @@ class CoreServer:
 
     def _end_with_program(self) -> None:
         """Stop where the program ends without `stop`. A script that was to wait for clients, and does not, is told."""
-        if self._serving.begun.is_set() and not self.status()["steps"] and not self.connections:
+        raised = hasattr(sys, "last_value")  # an exception has ended the program, and says more
+        if self._serving.begun.is_set() and not raised and not self.status()["steps"] and not self.connections:
             _log.warning(
                 "the program ends, and its server with it, before anybody has played there; Server.wait() and "
                 "bridge.serve() serve until Ctrl-C"
