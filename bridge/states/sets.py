@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,10 @@ __all__ = ["copied_set"]
 _WORD = ctypes.c_ssize_t
 _NEIGHBOURS = 9
 """How many cells after the first one are looked at, before another place is."""
+_SHUFFLED = 100
+"""How many items a set has at most of which further orders are tried: a larger one hardly ever needs them."""
+_SHUFFLES = 64
+"""How many."""
 _MASK = 2 ** (8 * ctypes.sizeof(_WORD)) - 1
 
 
@@ -143,6 +148,10 @@ def _grown(order: list[Any], mask: int) -> Iterator[set[Any]]:
                 number += 1
             made.update(order[left - 1 :])
             yield made
+    # Items that compete for a cell of the larger table got it by their places in the smaller one.
+    if len(order) <= _SHUFFLED:
+        for seed in range(_SHUFFLES):
+            yield set(random.Random(seed).sample(order, len(order)))
 
 
 def _more(first: list[Any], order: list[Any]) -> set[Any]:

@@ -48,6 +48,23 @@ def test_a_copied_set_has_and_keeps_the_order(size: int, keys: str, removing: fl
     assert removing or made >= 18, "one from which nothing was removed can be copied"
 
 
+@pytest.mark.parametrize(
+    "items",
+    [
+        [67, 45, 74, 3, 29],
+        [215, 73, 960, 417, 580, 601, 493, 216, 708, 60, 621, 769, 287, 787, 425, 66, 271, 622, 984, 801],
+    ],
+    ids=["of 5", "of 20"],
+)
+def test_items_that_competed_for_a_cell_as_their_set_grew_are_copied(items: list[int]) -> None:
+    value: set[int] = set()
+    for item in items:
+        value.add(item)
+    copied = copied_set(value)
+    assert copied is not None
+    assert list(copied) == list(value)
+
+
 def test_a_set_that_something_was_popped_from_is_not_copied() -> None:
     value = set(range(10))
     value.pop()
