@@ -38,15 +38,22 @@ IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes, np.flo
 """Types of most of the values that environments hold: known at once, without a look at what they derive from."""
 
 
-def has_cells(function: types.FunctionType) -> bool:
-    """True if the closure of a function holds more than functions without one, classes and modules."""
+def has_cells(function: types.FunctionType, within: tuple[Any, ...] = ()) -> bool:
+    """True if the closure of a function holds more than functions without one, classes and modules.
+
+    Args:
+        function: The function.
+        within: The functions whose closures led to it.
+    """
+    if any(function is outer for outer in within):  # one that calls itself
+        return True
     for cell in function.__closure__ or ():
         try:
             value = cell.cell_contents
         except ValueError:  # it is empty yet
             return True
         if isinstance(value, types.FunctionType):
-            if has_cells(value):
+            if has_cells(value, (*within, function)):
                 return True
         elif not isinstance(value, (type, types.ModuleType)):
             return True

@@ -74,3 +74,19 @@ def test_what_changes_but_once_in_a_process_is_found_for_a_copy_and_for_a_replay
     verdict = judge(Remembers)
     assert verdict.way == ""
     assert "by replay: an environment that was replayed did not go on as the original" in verdict.reason
+
+
+class CallsItself(Walk):
+    """Keeps a function that its own closure holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def depth(left: int) -> int:
+            return 0 if left == 0 else 1 + depth(left - 1)
+
+        self._depth = depth
+
+
+def test_a_function_that_calls_itself_is_refused_by_its_name() -> None:
+    assert "_depth is a function whose closure holds a builtins.function" in examine(CallsItself)
