@@ -106,6 +106,7 @@ class GameSource:
             await first
             timer.cancel()
         if handover.closed:
+            handover.settled.set()
             raise RequestError(Code.UNAVAILABLE, "the game was closed")
         if handover.waits is None:
             text = f"the game has not called exchange() for {_FIRST:g} s; connect again once its loop runs"
