@@ -142,7 +142,12 @@ class GameEnvironment(EnvironmentProxy):
         since = self._scheduler.now() - self.handover.last
         # A server that got no processor time itself has not read the calls of that time yet: then it has not looked,
         # either.
-        if self.handover.closed is not None or self.handover.waiting or since < self._patience or self._idle_looks < _LOOKS:
+        if (
+            self.handover.closed is not None
+            or self.handover.waiting
+            or since < self._patience
+            or self._idle_looks < _LOOKS
+        ):
             return None
         text = f"the game stands still: the last call of exchange() was {since:.1f} s ago; send the request again"
         if self.chosen.actions is None:
@@ -165,17 +170,17 @@ class GameEnvironment(EnvironmentProxy):
         """Have a call look for news; those of a program that waits are read also without one."""
         # What the program has shown before it was closed is told first.
         reads = self._pending is not None and self.handover.unread
-        if self.handover.closed is not None and not self._closing and not reads:
-            self._closing = True
-            if self.handover.in_order:
-                # The step that is under way, or the next one, returns the end of the episode.
-                self.all_ended().add_done_callback(partial(self._scheduler.call_soon, self._give_up))
-            else:  # the answer to all is the error
-                self._give_up()
         if self._pending is not None:
             self._pending.set_result(None)
         elif self.handover.waits:
             self._read_all()
+        if self.handover.closed is not None and not self._closing and not reads:
+            self._closing = True
+            if self.handover.in_order:
+                # The step that is under way goes on first, and returns the end of the episode.
+                self.all_ended().add_done_callback(partial(self._scheduler.call_soon, self._give_up))
+            else:  # the answer to all is the error
+                self._give_up()
 
     def _give_up(self) -> None:
         """Refuse all requests from now on: the program is gone."""
