@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from bridge.core.extras import has_feature
-from bridge.core.worlds.environment import EnvironmentProperty
+from bridge.core.worlds.environment import EnvFacts, EnvironmentProperty
 
 __all__ = ["ENVIRONMENT_PROPERTIES"]
 
@@ -16,10 +16,10 @@ def _controls(env: Any) -> str:
     return controls_of(env)
 
 
-def _controls_of_agent(name: str, space: Any) -> str:
-    from bridge.web.controls import controls_of_space, known_agent_names
+def _controls_of_agent(facts: EnvFacts, agent: str, space: Any) -> str:
+    from bridge.web.controls import controls_of_agent
 
-    return controls_of_space(space, names=known_agent_names(name, space))
+    return controls_of_agent(facts, agent, space)
 
 
 def _way(env: Any) -> str:

@@ -166,8 +166,9 @@ def _serve(handover: Handover, served: _Served) -> Server:
     if several:
         realtime = dataclasses.replace(realtime, default_action=lambda agent, seen, space: defaults[str(agent)])
     names = options.action_names()
-    if names is not None and several:
-        raise SettingError("action_names are of a game of one agent: leave it out of web=Web(…)")
+    if names is not None:
+        for _, space in given.values():
+            names.check(space)
     source = GameSource(
         title=served.name,
         spaces=given,
@@ -179,7 +180,6 @@ def _serve(handover: Handover, served: _Served) -> Server:
         traits={"play_fps": options.play_fps(), "one_world": True},
         names=names,
     )
-    source.describe()  # it raises where these are no names of the actions
     # There is no second program that could be made: a world without clients stays.
     bounds = dataclasses.replace(options.bounds, idle_timeout=None, abandoned_timeout=None)
     server = options.server(source, security, bounds=bounds)

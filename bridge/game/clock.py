@@ -41,7 +41,7 @@ class _FramePacer(ProgramPacer, FramePacer):
     def bind(self, world: PacedWorld) -> None:
         """Begin with a world, whose environment is a `GameEnvironment`."""
         super().bind(world)
-        self.loop.env, self._env.noticed, self._env.closing = self._env, self._changed, self._begin_last
+        self.loop.env, self._env.noticed = self._env, self._changed
         self._offered: object = None
         """Whose actions were offered last, and when they came; None: others than agents' were in it."""
 
@@ -136,12 +136,6 @@ class _FramePacer(ProgramPacer, FramePacer):
         if job.kind == "step" and self.world.substitution is not None:
             self.world.substitution.substituted(self._env.chosen.substitutes)
         return super().run_job(job, at)
-
-    def _begin_last(self) -> None:
-        """Begin the frame that is due when the program is closed, which ends the episode."""
-        while not self.over and (jobs := self.loop.poll(self.now())):
-            for job in jobs:
-                self._scheduler.start(self.run_job(job, None), lambda result, error: None)
 
     def _note(self, job: Job, now: float, spent: float, outcome: Outcome | None, error: str) -> None:
         """Tell the loop what came of a job, at the time at which the program called."""

@@ -95,6 +95,8 @@ class GameEnvironment(EnvironmentProxy):
         """When the program had called last at the last look."""
         self._idle_looks = 0
         """Looks in a row that found no call since the one before."""
+        self._closing = False
+        """True if it was seen that the program is closed."""
         self._gone: RequestError | None = None
         self._observations: dict[str, Any] = {}
         """What each agent of the round was told last."""
@@ -119,8 +121,8 @@ class GameEnvironment(EnvironmentProxy):
         """True if somebody who plays asked for the round that begins next; False: one that runs is as good."""
         self.late: Callable[[], bool] = lambda: False
         """Called when a program has waited for too long; returns whether it is stepped now, by default actions."""
-        self.closing: Callable[[], None] = lambda: None
-        """Called before the program is gone."""
+        self.all_ended: Callable[[], PendingResult[None]] = PendingResult
+        """Returns what is done once all agents were told of the end of the episode that they are in."""
         self.noticed: Callable[[], None] = lambda: None
         """Called when the program begins to stand still, and when it is gone."""
         handover.notify = lambda: scheduler.call_soon_threadsafe(self._wake)
@@ -140,7 +142,12 @@ class GameEnvironment(EnvironmentProxy):
         since = self._scheduler.now() - self.handover.last
         # A server that got no processor time itself has not read the calls of that time yet: then it has not looked,
         # either.
-        if self.handover.waiting or since < self._patience or self._idle_looks < _LOOKS:
+        if (
+            self.handover.closed is not None
+            or self.handover.waiting
+            or since < self._patience
+            or self._idle_looks < _LOOKS
+        ):
             return None
         text = f"the game stands still: the last call of exchange() was {since:.1f} s ago; send the request again"
         if self.chosen.actions is None:
@@ -163,17 +170,25 @@ class GameEnvironment(EnvironmentProxy):
         """Have a call look for news; those of a program that waits are read also without one."""
         # What the program has shown before it was closed is told first.
         reads = self._pending is not None and self.handover.unread
-        if self.handover.closed is not None and self._gone is None and not reads:
-            self.closing()
-            self._gone = self.handover.closed
-            self.noticed()
-            # Once a step that is under way has returned.
-            settled = self.handover.settled.set
-            self._scheduler.call_soon(partial(self._scheduler.call_soon, partial(self._scheduler.call_soon, settled)))
         if self._pending is not None:
             self._pending.set_result(None)
         elif self.handover.waits:
             self._read_all()
+        if self.handover.closed is not None and not self._closing and not reads:
+            self._closing = True
+            if self.handover.in_order:
+                # The step that is under way goes on first, and returns the end of the episode.
+                self.all_ended().add_done_callback(partial(self._scheduler.call_soon, self._give_up))
+            else:  # the answer to all is the error
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """Refuse all requests from now on: the program is gone."""
+        self._gone = self._gone or self.handover.closed
+        self.noticed()
+        # Once the answers that this leads to are written.
+        settled = self.handover.settled.set
+        self._scheduler.call_soon(partial(self._scheduler.call_soon, partial(self._scheduler.call_soon, settled)))
 
     def _read_all(self) -> None:
         while (news := self.handover.read()) is not None:
@@ -239,7 +254,7 @@ class GameEnvironment(EnvironmentProxy):
                 if not waits and not (enters and before.actions is not None) and not self.round_comes(seed, options):
                     self.offer(Choice(None, seed, options))  # type: ignore[arg-type]
                     before = self.chosen
-                self._take(news := await self._next_news())
+                self._take(news := await self._next_news(begins=True))
                 if news.first and (plain or before.begins(seed, options)):
                     break
                 if enters and news.alive and self.chosen.actions is not None:
@@ -294,11 +309,13 @@ class GameEnvironment(EnvironmentProxy):
         seen = {name: self._observations[name] for name in self._alive}
         return News(self.read_at, 0, observations=seen, truncated=dict.fromkeys(seen, True))
 
-    async def _next_news(self) -> News:
-        """Wait for the program's next call."""
+    async def _next_news(self, *, begins: bool = False) -> News:
+        """Wait for the program's next call; once it is closed, one that `begins` a round waits until all is over."""
         while (news := self.handover.read()) is None:
             if self._gone is not None:
                 raise self._gone
+            if self.handover.closed is not None and self.handover.in_order and not begins:
+                raise self.handover.closed
             # In real time its agents are told so at once, and the frame waits.
             if self.handover.waits and (still := self.standstill()) is not None:
                 raise still

@@ -158,7 +158,7 @@ class Game:
         return {name: actions[name] for name in news.alive} if self._several else actions[ONE]
 
     def close(self) -> None:
-        """End it: the episode that runs is truncated, and the server stops. Again: nothing.
+        """End it: the episode that runs is truncated, and the server stops once agents were told. Again: nothing.
 
         May be called by any thread; an `exchange` that waits in another one raises ClosedError. A forked process leaves
         the game to its parent.
@@ -262,8 +262,9 @@ def _ended(news: News) -> set[str]:
 
 def _number(name: str, reward: Any) -> float:
     try:
-        if not isinstance(reward, (str, bytes)):  # `float` would read them
-            return as_number(reward)
+        value = reward.item() if isinstance(reward, np.ndarray) and reward.size == 1 else reward
+        if not isinstance(value, (str, bytes)):  # `float` would read them
+            return as_number(value)
     except RequestError:
         pass
     raise SettingError(f"expected reward to be a number, got {reward!r:.80}")

@@ -79,7 +79,7 @@ class GameSource:
         """Return what the program shows, and as an environment with its spaces; raises SettingError by the names."""
         screen = GameScreen(self.spaces, self.several, self.handover.defaults)
         described: Any = recognise(screen)
-        return screen, described if self.names is None else self.names.wrap(described)
+        return screen, described if self.names is None or self.several else self.names.wrap(described)
 
     async def make_world(self, name: str, settings: Settings, runtime: Runtime) -> EnvWorld:
         """Build the default world; raises RequestError for any other, or where the program does not call."""
@@ -90,6 +90,10 @@ class GameSource:
         await self._wait_for_program(runtime)
         screen, described = self.describe()
         inner = await adopt(lambda: described, runtime.executor)
+        if self.several:
+            names = None if self.names is None else self.names.names
+            defaults = self.handover.defaults
+            inner.facts = dataclasses.replace(inner.facts, default_actions=defaults, action_names=names)
         times = self.standstill, self.timeout
         env = GameEnvironment(inner, screen, self.handover, runtime.scheduler, *times)
         world = EnvWorld(name, env, runtime.scheduler, self._pacer())
@@ -106,6 +110,7 @@ class GameSource:
             await first
             timer.cancel()
         if handover.closed:
+            handover.settled.set()
             raise RequestError(Code.UNAVAILABLE, "the game was closed")
         if handover.waits is None:
             text = f"the game has not called exchange() for {_FIRST:g} s; connect again once its loop runs"

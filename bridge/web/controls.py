@@ -15,12 +15,14 @@ from gymnasium import Space, spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
+from bridge.core.worlds.environment import EnvFacts
 from bridge.core.worlds.group import neutral_action
 from bridge.core.worlds.kinds import GymEnv, Lanes, metadata_of, read_attribute, spec_of
 
 __all__ = [
     "ACTION_NAMES",
     "controls_of",
+    "controls_of_agent",
     "controls_of_space",
     "default_keys",
     "does_nothing",
@@ -189,6 +191,18 @@ def controls_of(env: GymEnv | Lanes) -> str:
     default = read_attribute(env, "default_action", None)
     rate = float(fps) if isinstance(fps, (int, float)) else None
     return controls_of_space(env.action_space, own, names, rate, axes, default)
+
+
+def controls_of_agent(facts: EnvFacts, agent: str, space: Space[object]) -> str:
+    """Return what keys do for one of several agents, or in one of several lanes, as JSON.
+
+    Args:
+        facts: Those of the environment.
+        agent: The agent's name.
+        space: Its action space.
+    """
+    names = _fitting(facts.action_names, space) or known_agent_names(facts.name, space)
+    return controls_of_space(space, names=names, default=facts.default_actions.get(agent))
 
 
 def _enum_names(env: GymEnv) -> list[str] | None:

@@ -42,7 +42,7 @@ class Web:
         action_names: What people are told that the actions of a Discrete space are called, in their order; as one
             string: with commas between them. LEFT, RIGHT, UP and DOWN are played by the arrows, FIRE by the space bar,
             others by a letter of their names. None: the names that the environment's `get_action_meanings` returns.
-            Environments of several agents take none.
+            In a game of several agents they are those of each; environments of several agents take none.
         quality: Of pictures as JPEG, 1 to 100: from 90 on each pixel has its own color, and 100 sends all pictures
             without loss, as PNG. Drawings are sent so in any case, unless that takes half more than a JPEG.
     """

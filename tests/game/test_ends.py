@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -13,9 +14,12 @@ import numpy as np
 import pytest
 
 from bridge import make_remote, serve_game
+from bridge.core.encoding.tensors import pack_tensor
 from bridge.errors import BridgeError, ClosedError
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.recording.reader import read_folder
 from tests.game.loops import ACTION, OBSERVATION, in_thread, walking
+from tests.peers import Stream
 from tests.support import sampled, until
 
 AT_START = np.zeros(2, np.float32)
@@ -78,6 +82,122 @@ def test_close_by_another_thread_ends_a_wait_at_once(process, begun):
         if begun:
             until(lambda: hears_the_end(env))
             env.close()
+
+
+PAIR = (OBSERVATION, ACTION)
+
+
+@contextlib.contextmanager
+def playing_in_real_time(folder, agents, **keywords):
+    """Have a game run whose agents have stepped; give it, their environments and what it passes last, and close it."""
+    spaces = [dict.fromkeys(agents, PAIR)] if agents else PAIR
+    game, envs, held = serve_game(*spaces, record=folder, **keywords), [], []
+
+    def exchange(number):
+        seen = np.array([number, 0], np.float32)
+        game.exchange(dict.fromkeys(agents, seen) if agents else seen, 1.0)
+        return game.begins
+
+    def begin():
+        envs.extend(make_remote(game.url, **named) for named in ([{"agent": name} for name in agents] or [{}]))
+        with contextlib.ExitStack() as stack:  # of several agents the round begins once all have asked
+            for env in envs:
+                stack.enter_context(in_thread(env.reset))
+        for env in envs:
+            env.step(1)
+        held.append(True)
+
+    with in_thread(begin):
+        until(lambda: (exchange(1), bool(held))[1])
+    try:
+        yield game, envs, exchange
+    finally:
+        game.close()
+        for env in envs:
+            env.close()
+
+
+@pytest.mark.parametrize("agents", [(), ("red", "blue")], ids=["one", "two"])
+def test_who_steps_after_the_end_of_a_game_in_real_time_is_told_its_last_observation(process, agents, tmp_path):
+    """No Step is under way when it is closed, and the next ones come while `close` waits for them."""
+    with playing_in_real_time(tmp_path, agents, process=process) as (game, envs, exchange):
+        exchange(7)
+        with in_thread(game.close):
+            told = []
+            for env in envs:
+                for _ in range(1000):
+                    seen, _, terminated, truncated, _ = env.step(1)
+                    if terminated or truncated:
+                        told.append((seen.tolist(), terminated, truncated))
+                        break
+        assert told == [([7.0, 0.0], False, True)] * len(envs)
+        for env in envs:
+            with pytest.raises(BridgeError, match=r"the game was closed|the connection was lost|cannot connect"):
+                env.reset()
+    ends = [episode.end for episode in read_folder(tmp_path).episodes()]
+    assert ends[-1] == "truncated"
+
+
+def test_who_steps_after_an_exception_in_the_loop_is_told_its_text(process, tmp_path):
+    with playing_in_real_time(tmp_path, (), process=process) as (game, (env,), _):
+
+        def fail():
+            with contextlib.suppress(ValueError), game:
+                raise ValueError("the engine is gone")
+
+        with in_thread(fail):
+            found = []
+            until(lambda: found or found.extend(failures_of(env)))
+    assert "ValueError in its loop: the engine is gone" in found[0]
+
+
+def failures_of(env):
+    """Step; return the text of the error, if there is one."""
+    try:
+        env.step(1)
+    except BridgeError as error:
+        return [str(error)]
+    return []
+
+
+def test_a_round_that_ends_just_before_the_game_is_told_as_terminated(process):
+    with playing_in_real_time(None, (), process=process) as (game, (env,), _):
+        game.exchange(AT_START + 3, 2.0, terminated=True)
+        with in_thread(game.close):
+            ends = []
+            until(lambda: ends or ends.extend(end for end in [env.step(1)] if end[2] or end[3]))
+    (seen, _, terminated, truncated, _) = ends[0]
+    assert (seen.tolist(), terminated, truncated) == ([3.0, 3.0], True, False)
+
+
+def test_close_waits_for_no_agent_that_is_in_no_episode_any_more(process):
+    with playing_in_real_time(None, (), process=process) as (game, (env,), _):
+        env.close()
+        until(lambda: not game.server.connections)
+        ended = threading.Event()
+        with in_thread(lambda: (game.close(), ended.set())):
+            assert ended.wait(20)
+
+
+def test_a_person_who_plays_when_the_game_is_closed_is_told_the_end(process):
+    with playing_in_real_time(None, (), process=process, web=True) as (game, (env,), exchange):
+        env.close()
+        until(lambda: (exchange(1), not game.server.connections)[1])
+        stream = Stream(game.server, own_connection=True)
+        states = []
+
+        def play():
+            stream.join("", player="person:Ann")
+            while not states or states[-1] == pb.RUNNING:
+                answer = stream.ask(step=pb.StepRequest(actions={1: pack_tensor(np.int64(1))}))
+                states.append(answer.step.state if answer.HasField("step") else answer.error.message)
+
+        with in_thread(play):
+            until(lambda: (exchange(1), len(states) > 3)[1])
+            game.close()
+        stream.die()
+        stream.channel.close()
+    assert states[-1] == pb.INTERRUPTED
 
 
 def test_threads_that_close_at_once_and_a_program_that_waits_all_end(process):

@@ -43,6 +43,7 @@ def game():
         ({"reward": "much"}, "reward to be a number"),
         ({"reward": "1"}, "reward to be a number, got '1'"),
         ({"reward": b"1"}, "reward to be a number"),
+        ({"reward": np.array("1")}, "reward to be a number"),
         ({"reward": np.zeros(2)}, "reward to be a number"),
         ({"reward": None}, "reward to be a number"),
         ({"reward": 1j}, "reward to be a number"),

@@ -50,6 +50,46 @@ def test_no_key_does_what_the_game_does_where_nobody_acts(given, no_key, arrows,
     assert {key: keys[key] for key in ("left", "right")} == arrows
 
 
+def controls(server, **settings):
+    """Join, and return what keys do: the keys of each action, and the action without a key."""
+    stream = Stream(server, own_connection=True).join(**settings)
+    found = json.loads(stream.read_property("world.controls"))
+    stream.die()
+    stream.channel.close()
+    return {entry["action"]: entry["keys"][0] for entry in found["keys"]}, found["neutral"]
+
+
+@pytest.mark.parametrize(
+    ("given", "keys", "no_key"),
+    [
+        ({}, {1: "left", 2: "right"}, 0),
+        ({"default_action": {"red": 2}}, {0: "left", 1: "right"}, 2),
+        ({"web": Web(action_names="NOOP,UP,DOWN")}, {1: "up", 2: "down"}, 0),
+    ],
+)
+@pytest.mark.parametrize("role", ["player", "takeover"])
+def test_keys_of_each_of_several_agents_do_what_the_game_says_of_its_actions(given, keys, no_key, role, process):
+    pair, over = (OBSERVATION, spaces.Discrete(3)), threading.Event()
+    seen = dict.fromkeys(["red", "blue"], np.zeros(2, np.float32))
+
+    def loop(game):
+        with contextlib.suppress(ClosedError):
+            while not over.wait(0.01):
+                game.exchange(seen)
+                assert game.begins in (True, False)
+
+    keywords = {"web": True, **given}
+    with (
+        serve_game({"red": pair, "blue": pair}, process=process, **keywords) as game,
+        in_thread(lambda: loop(game)),
+    ):
+        try:
+            found, neutral = controls(game.server, agent="red", role=role)
+        finally:
+            over.set()
+    assert (neutral, {action: found[action] for action in keys}) == (no_key, keys)
+
+
 @in_browser
 @pytest.mark.parametrize("frame", [np.full((40, 60, 3), 90, np.uint8), None], ids=["pictures", "no_pictures"])
 @pytest.mark.slow

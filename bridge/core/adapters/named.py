@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from gymnasium import spaces
 
@@ -35,12 +36,20 @@ class ActionNames:
             raise SettingError(f"expected action_names to be {wanted}, got {names!r:.80}")
         return cls(tuple(found))
 
+    def check(self, space: spaces.Space[Any]) -> None:
+        """Raise SettingError where an action space is not Discrete, or has another number of actions."""
+        count = len(self.names)
+        if not isinstance(space, spaces.Discrete) or space.n != count:
+            wanted = f"one for each of its {space.n} actions" if isinstance(space, spaces.Discrete) else "none"
+            raise SettingError(f"action_names has {count} names; an environment with {space} takes {wanted}")
+
     def wrap(self, env: GymEnv) -> NamedActionsEnv:
         """Return the environment, whose actions have these names.
 
         Raises:
             SettingError: Its action space is not Discrete, or has another number of actions.
         """
+        self.check(env.action_space)
         return NamedActionsEnv(env, self.names)
 
     def wrap_lanes(self, env: Lanes) -> Lanes:
@@ -53,18 +62,10 @@ class ActionNames:
 
 
 class NamedActionsEnv(EnvWrapper):
-    """An environment whose `get_action_meanings` returns given names.
-
-    Raises:
-        SettingError: The action space is not Discrete, or has another number of actions.
-    """
+    """An environment whose `get_action_meanings` returns given names."""
 
     def __init__(self, env: GymEnv, names: Sequence[str]) -> None:
         super().__init__(env)
-        space = env.action_space
-        if not isinstance(space, spaces.Discrete) or space.n != len(names):
-            wanted = f"one for each of its {space.n} actions" if isinstance(space, spaces.Discrete) else "none"
-            raise SettingError(f"action_names has {len(names)} names; an environment with {space} takes {wanted}")
         self._names = list(names)
 
     def get_action_meanings(self) -> list[str]:

@@ -135,6 +135,10 @@ class EnvFacts:
     """True if each lane can be stepped by itself."""
     name: str = ""
     """How the metadata of an environment of several agents call it, such as `simple_tag_v3`."""
+    default_actions: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    """Of several agents what each does that nobody plays, by name; empty: it is not known."""
+    action_names: Sequence[str] | None = None
+    """What the actions of each of several agents are called, in their order; None: it is not known."""
 
     @property
     def observation_space(self) -> Space[object]:
@@ -310,8 +314,8 @@ class EnvironmentProperty:
     read: Callable[[Any], str]
     """Returns the text of an environment, or of a vector of them, in the thread that it belongs to. A feature is
     imported here, once somebody asks."""
-    read_agent: Callable[[str, Space[Any]], str] | None = None
-    """Returns the text for one of several agents, from the environment's name in its metadata and the action space;
+    read_agent: Callable[[EnvFacts, str, Space[Any]], str] | None = None
+    """Returns the text for one of several agents, from the environment's facts, the agent's name and its action space;
     None: it is the same for all of them, and `read` is asked."""
 
     @property

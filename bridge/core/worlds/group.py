@@ -137,7 +137,7 @@ class Group:
     """
 
     def __init__(self, facts: EnvFacts, players: Sequence[str] = ()) -> None:
-        self._name = facts.name
+        self._facts = facts
         self._by_lane = facts.num_envs is not None
         self._one = facts.spaces
         self.several = bool(facts.agents)
@@ -309,7 +309,7 @@ class Group:
             leaf("observation_space", TEXT, exact, lambda: space_to_json(observation_space)),
             leaf("action_space", TEXT, exact, lambda: space_to_json(action_space)),
             *(
-                leaf(each.name, TEXT, each.description, partial(each.read_agent, self._name, action_space))
+                leaf(each.name, TEXT, each.description, partial(each.read_agent, self._facts, name, action_space))
                 for each in environment_properties()
                 if each.read_agent is not None
             ),

@@ -16,10 +16,13 @@ class ResetOrder:
 
     Args:
         agents: Those that are still to be told.
+        interrupts: False: their sequences end by themselves, and it waits for that alone.
     """
 
-    def __init__(self, agents: set[object]) -> None:
+    def __init__(self, agents: set[object], interrupts: bool = True) -> None:
         self.agents = agents
+        self.interrupts = interrupts
+        """False: the sequences of its agents end by themselves."""
         self.asked = len(agents)
         """How many agents were to be told when it began."""
         self.cancelled = False
@@ -63,7 +66,7 @@ class ResetBook:
 
     def is_due(self, agent: object) -> bool:
         """True if an agent's next Step is to be answered INTERRUPTED."""
-        return any(agent in order.agents for order in self.orders)
+        return any(order.interrupts and agent in order.agents for order in self.orders)
 
     def take(self, agent: object) -> bool:
         """True if this Step of the agent is to be answered INTERRUPTED; it is told so once."""
@@ -88,6 +91,13 @@ class ResetBook:
         if caller is not None:
             self._cross_off(caller)  # two that reset the world at once do not wait for each other
         return order
+
+    def all_ended(self) -> PendingResult[None]:
+        """Return what is done once no agent is left in the sequence that it is in now."""
+        order = ResetOrder(set(self._running), interrupts=False)
+        if order.agents:
+            self.orders.append(order)
+        return order.finished
 
     def withdraw(self, order: ResetOrder) -> tuple[int, bool]:
         """End the wait for an order.

@@ -212,9 +212,9 @@ class TakeoverAgent(Agent):
             return self._world.properties()
 
         def controls() -> str:
-            from bridge.web.controls import controls_of_space, known_agent_names  # once somebody asks
+            from bridge.web.controls import controls_of_agent  # once somebody asks
 
-            return controls_of_space(self._space, names=known_agent_names(self._world.env.facts.name, self._space))
+            return controls_of_agent(self._world.env.facts, str(self._key), self._space)
 
         keys = Property("world.controls", TEXT, "what keys do for a person, as JSON", controls)
         return self._world.properties().merged(PropertyTree([keys]))
