@@ -288,8 +288,8 @@ class Top:
             **counts,
             uptime=int(said["uptime"] * 1000) / 1000,  # raises where it is infinite or NaN
         )
-        if said["draining"]:  # it waits for its last connection to end, and takes no further ones
-            self._forget(endpoint.url)
+        if said["draining"]:  # it waits for its last connection to end; a new one, at the next look, is no client's
+            self._leave(endpoint.url)
             self._draining[endpoint.url] = dataclasses.replace(row, steps_per_second=None)
         return row
 
@@ -312,6 +312,9 @@ class Top:
 
     def _forget(self, url: str) -> None:
         self._before.pop(url, None)
+        self._leave(url)
+
+    def _leave(self, url: str) -> None:
         inspector = self._inspectors.pop(url, None)
         if inspector is not None:
             with contextlib.suppress(RemoteError):
