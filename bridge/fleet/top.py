@@ -21,6 +21,7 @@ from bridge.core.transport.credentials import ClientCredentials
 from bridge.errors import (
     BridgeError,
     Code,
+    ConnectError,
     RefusedError,
     RemoteError,
     RemoteTimeoutError,
@@ -202,9 +203,11 @@ class Top:
             # A URL that is named twice is one server: two threads must not ask over its one connection.
             self._endpoints = tuple({endpoint.url: endpoint for endpoint in self._directory.endpoints()}.values())
         except (BridgeError, OSError, ValueError) as error:
+            problem = reason_of(error)
+            if not self._endpoints and isinstance(error, OSError):
+                raise ConnectError(self._target, f"the directory cannot be read: {problem}") from error
             if not self._endpoints:
                 raise
-            problem = reason_of(error)
         known = {endpoint.url for endpoint in self._endpoints}
         # Servers that have left the directory: their connections would keep them from ending.
         for url in set(self._inspectors) - known:

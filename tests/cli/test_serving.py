@@ -388,6 +388,7 @@ def test_a_server_process_that_fails_says_what_it_said_each_time() -> None:
         (["CartPole-v1", "--missing-agent", "end"], "--missing-agent cannot be given for CartPole-v1, a Gymnasium"),
         (["tests.parallel_envs:Relay", "--fps", "5", "--agent-timeout", "3"], "--agent-timeout are of lock-step"),
         (["CartPole-v1", "--env-kwargs", "gravity"], "expected --env-kwargs to be KEY=VALUE, e.g. gravity=9.8"),
+        (["CartPole-v1", "--max-action-age", "1"], "--max-action-age is for real-time worlds: give --fps too"),
         (["CartPole-v1", "--host", ""], "expected host to be an address, such as 0.0.0.0 for every one, got ''"),
         (["CartPole-v1", "--unix-path", ""], "expected --unix-path to be a path, or None, got ''"),
         (["CartPole-v1", "--metrics-host", "127.0.0.1"], "is the address of --metrics-port: give that too"),

@@ -114,7 +114,8 @@ def test_a_file_that_is_not_there_is_told_without_a_number_of_the_system(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["top", f"file://{tmp_path}/none", "--count", "1"]) == 1
-    assert capsys.readouterr().err.endswith(f": {tmp_path}/none: No such file or directory\n")
+    said = f"file://{tmp_path}/none: the directory cannot be read: {tmp_path}/none: No such file or directory\n"
+    assert capsys.readouterr().err.endswith(said)
 
 
 @everywhere
