@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from bridge.cli.program import OK, say
+from bridge.cli.program import OK, port_number, say
 from bridge.cli.running import server_logging
 from bridge.cli.target import find_policies
 from bridge.core.signals import sigterm_as_interrupt
@@ -33,7 +33,7 @@ def register(commands: Any) -> None:
     parser.add_argument("--rows", action="store_true", help="the function takes one observation, not a batch")
     parser.add_argument("--chunked", action="store_true", help="the function returns chunks: (rows, horizon, …)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="the port; 0: any free port (default: 8000)")
+    parser.add_argument("--port", type=port_number, default=8000, help="the port; 0: any free port (default: 8000)")
     parser.add_argument("--max-batch", type=int, default=64, metavar="N", help="most observations a call (default: 64)")
     parser.add_argument(
         "--max-wait", type=float, default=0.002, metavar="S", help="seconds to wait for company (default: 0.002)"

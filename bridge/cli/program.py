@@ -29,7 +29,7 @@ from typing import TextIO
 from bridge.core.extras import has_feature, says_what_to_install
 
 __all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "PROGRAM", "USAGE", "clean", "main", "make_parser"]
-__all__ += ["add_wait_option", "bytes_count", "positive", "positive_int", "say", "seconds", "table"]
+__all__ += ["add_wait_option", "bytes_count", "port_number", "positive", "positive_int", "say", "seconds", "table"]
 
 PROGRAM = "gymnasium-bridge"
 """The program's name in what it prints; `bridge` is installed too, and is also a command of iproute2."""
@@ -380,17 +380,29 @@ def add_wait_option(parser: argparse.ArgumentParser) -> None:
     """Add `--wait-for-server`, as `wait_for_server=` of `make_remote`."""
     parser.add_argument(
         "--wait-for-server",
-        type=positive,
+        type=_seconds_or_none,
         default=0.0,
         metavar="S",
         help="seconds to wait for a server that is not up yet (default: 0)",
     )
 
 
+def _seconds_or_none(text: str) -> float:
+    """Read what `positive` does, or 0, which is not to wait."""
+    return 0.0 if text == "0" else positive(text)
+
+
 def positive_int(text: str) -> int:
     """Read a positive integer, for `add_argument(type=…)`."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return int(text)
+
+
+def port_number(text: str) -> int:
+    """Read a port, for `add_argument(type=…)`."""
+    if not (text.isascii() and text.isdecimal() and int(text) <= 65535):
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
     return int(text)
 
 

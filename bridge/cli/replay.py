@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridge.cli.program import FAILED, OK, USAGE, positive, say
+from bridge.cli.program import FAILED, OK, USAGE, port_number, positive, say
 from bridge.cli.serve import SERVED_AT
 from bridge.cli.target import ENV_HELP, find_factory
 from bridge.errors import RecordingError, SettingError
@@ -53,7 +53,7 @@ def register(commands: Any) -> None:
         action="store_true",
         help="call the recorded methods and set the recorded attributes; only for what you trust",
     )
-    parser.add_argument("--port", type=int, default=0, help="with --serve: the port (default: any free one)")
+    parser.add_argument("--port", type=port_number, default=0, help="with --serve: the port (default: any free one)")
     parser.add_argument(
         "--fps", type=positive, metavar="X", help="with --serve: frames a second (default: as recorded)"
     )

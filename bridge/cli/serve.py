@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bridge.cli.hints import connecting_lines, joining_url
-from bridge.cli.program import OK, bytes_count, say, seconds
+from bridge.cli.program import OK, bytes_count, port_number, say, seconds
 from bridge.cli.running import add_running_options, read_key, run_server, server_logging, stop_on_eof
 from bridge.cli.short_help import add_short_help
 from bridge.cli.target import ENV_HELP, Target, find_policies, find_target
@@ -55,7 +55,7 @@ _PATH = "str | None"
 """How a command line gives a PEM file."""
 _SECTIONS = {
     "environment": "num_envs vectorization_mode env_kwargs time_action array device world default_action",
-    "address": "host port unix_path transport protocols metrics_port dial dial_ca dial_name",
+    "address": "host port unix_path transport protocols metrics_port metrics_host dial dial_ca dial_name",
     "access": "token token_file allow_env_factories",
     "processes and threads": "processes isolation thread_safe",
     "real time": "fps",
@@ -81,6 +81,7 @@ _METAVARS = {
     "web_hosts": "NAMES",
     "action_names": "NAMES",
     "host": "HOST",
+    "metrics_host": "HOST",
     "port": "PORT",
     "dial": "URL",
     "dial_name": "NAME",
@@ -268,6 +269,8 @@ def _option(name: str, keyword: _Keyword, known: Mapping[str, _Keyword]) -> dict
         read, metavar = _READ[kind], _METAVARS.get(name, {"int": "N", "float": "X"}.get(kind, "FILE"))
         if kind == "int" and name.endswith("_bytes"):
             read, metavar = bytes_count, "BYTES"
+        elif kind == "int" and re.search(r"(^|_)port$", name):
+            read = port_number
         elif kind == "float" and re.search(r"\bseconds\b", keyword.text, re.IGNORECASE):
             read, metavar = seconds, "SECONDS"
         return {**options, "type": _or_none(read) if "None" in annotation else read, "metavar": metavar}

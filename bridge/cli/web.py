@@ -10,12 +10,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.program import OK, say
+from bridge.cli.program import OK, in_options, say
 from bridge.cli.running import add_running_options, read_key, run_server, server_logging
 from bridge.cli.serve import add_sections, flag_of, grouped_keywords, keyword_options
 from bridge.core.extras import provided
 from bridge.core.server.core_server import CoreServer
 from bridge.core.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
+from bridge.errors import SettingError
 from bridge.web.gateway.serve import serve_gateway
 
 __all__ = ["register"]
@@ -84,7 +85,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal."""
     names = [flag.removeprefix("--").replace("-", "_") for flag, _ in _own_options()]
     keywords = {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
-    upstream = ClientCredentials.of(**credential_keywords(arguments, _UPSTREAM))
+    spelled = {name.removeprefix("upstream_"): text for name, text in arguments.spelled.items() if "upstream" in name}
+    try:
+        upstream = ClientCredentials.of(**credential_keywords(arguments, _UPSTREAM))
+    except SettingError as error:
+        raise SettingError(in_options(str(error), spelled)) from error
     if upstream.from_environment:  # the environment variable is for the gateway's own clients
         upstream = dataclasses.replace(upstream, token=None)
     given = grouped_keywords(keywords, serve_gateway)

@@ -198,6 +198,7 @@ class ServerOptions(ServingOptions):
             unix_path=self.unix_path,
             security=security,
             metrics_port=self.metrics_port,
+            metrics_host=self.metrics_host,
             transport=self.transport,
             insecure=self.insecure,
             protocols=(*of_page, *protocols, *named_protocols),

@@ -73,9 +73,10 @@ class ServerGroup(Server):
         forget_in_child(self)
         deadline = time.monotonic() + START_TIMEOUT
         try:
-            for index in range(processes):
+            of_each = [_shifted(arguments, index) for index in range(processes)]
+            for own in of_each:
                 # All are started before any is waited for: they start side by side.
-                self._children.append(_ServerProcess(_payload(env, _shifted(arguments, index))))
+                self._children.append(_ServerProcess(_payload(env, own)))
             for child in self._children:
                 said = child.read(deadline)
                 if said is None:
@@ -442,6 +443,9 @@ def _shifted(arguments: Mapping[str, Any], index: int) -> dict[str, Any]:
     mine = dict(arguments)
     for name, value in arguments.items():
         if (name == "port" or name.endswith("_port")) and isinstance(value, int) and value:
+            if value + index > 65535:
+                text = f"{name}={value} leaves no port for process {index + 1}: each takes the next one, up to 65535"
+                raise SettingError(f"{text}. Begin lower")
             mine[name] = value + index
         elif name in ("unix_path", "dial_name") and value is not None:
             mine[name] = f"{value}.{index}"

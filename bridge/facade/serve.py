@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -184,10 +185,15 @@ def _openenv(openenv: object, name: str, *, web: bool, single: bool) -> list[Por
 
 def _realtime(options: ServerOptions, default_action: Any) -> RealtimeOptions | None:
     """Join the keywords of real time, or raise SettingError where they stand without `fps`."""
+    if (options.fps, options.realtime) != (None, None):
+        from bridge.core.worlds.realtime_options import RealTime, RealtimeOptions
     if options.fps is not None:
-        from bridge.core.worlds.realtime_options import RealtimeOptions
-
         return RealtimeOptions.of(options.fps, default_action, options.realtime, rests=options.page is not None)
-    if default_action is not None or options.realtime is not None:
-        raise SettingError("default_action and realtime need a real-time world: give fps= too")
+    if options.realtime is not None:
+        RealtimeOptions.of(1.0, None, options.realtime)  # which raises where it is something else
+        plain = dataclasses.asdict(RealTime())
+        given = [f"{name}=…" for name, value in plain.items() if getattr(options.realtime, name) != value]
+        raise SettingError(f"realtime=RealTime({', '.join(given)}) is for real-time worlds: give fps= too")
+    if default_action is not None:
+        raise SettingError("default_action is for real-time worlds: give fps= too")
     return None

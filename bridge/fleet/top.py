@@ -21,6 +21,7 @@ from bridge.core.transport.credentials import ClientCredentials
 from bridge.errors import (
     BridgeError,
     Code,
+    ConnectError,
     RefusedError,
     RemoteError,
     RemoteTimeoutError,
@@ -202,9 +203,11 @@ class Top:
             # A URL that is named twice is one server: two threads must not ask over its one connection.
             self._endpoints = tuple({endpoint.url: endpoint for endpoint in self._directory.endpoints()}.values())
         except (BridgeError, OSError, ValueError) as error:
+            problem = reason_of(error)
+            if not self._endpoints and isinstance(error, OSError):
+                raise ConnectError(self._target, f"the directory cannot be read: {problem}") from error
             if not self._endpoints:
                 raise
-            problem = reason_of(error)
         known = {endpoint.url for endpoint in self._endpoints}
         # Servers that have left the directory: their connections would keep them from ending.
         for url in set(self._inspectors) - known:
@@ -288,8 +291,8 @@ class Top:
             **counts,
             uptime=int(said["uptime"] * 1000) / 1000,  # raises where it is infinite or NaN
         )
-        if said["draining"]:  # it waits for its last connection to end, and takes no further ones
-            self._forget(endpoint.url)
+        if said["draining"]:  # it waits for its last connection to end; a new one, at the next look, is no client's
+            self._leave(endpoint.url)
             self._draining[endpoint.url] = dataclasses.replace(row, steps_per_second=None)
         return row
 
@@ -312,6 +315,9 @@ class Top:
 
     def _forget(self, url: str) -> None:
         self._before.pop(url, None)
+        self._leave(url)
+
+    def _leave(self, url: str) -> None:
         inspector = self._inspectors.pop(url, None)
         if inspector is not None:
             with contextlib.suppress(RemoteError):

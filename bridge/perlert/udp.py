@@ -16,6 +16,7 @@ from typing import Any
 
 from bridge.core.logs import SafeLog
 from bridge.core.server.event_loop import READ
+from bridge.core.transport.sockets import check_listening
 from bridge.errors import ConnectError, SettingError
 from bridge.perlert.protocol.cipher import ClientSeal, ServerSeal
 from bridge.perlert.protocol.guard import Address
@@ -64,8 +65,7 @@ def receive(sock: socket.socket, size: int) -> tuple[bytes | None, Address, _Anc
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:  # the C library would take the rest of a division for it
-        raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
+    check_listening(host, port)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with contextlib.ExitStack() as stack:

@@ -19,7 +19,7 @@ from bridge.core.keywords import check_counts, grouped_class
 from bridge.core.server.auth import Gate, ListenKeywords, ListenOptions
 from bridge.core.signals import wait_or_stop
 from bridge.core.transport.credentials import TLS
-from bridge.core.transport.sockets import end_if_unreachable, listen_tcp
+from bridge.core.transport.sockets import check_listening, end_if_unreachable, listen_tcp
 from bridge.core.transport.websocket import LOGGER, without_ping_timeout
 from bridge.errors import RequestError, SettingError
 from bridge.policies import wire
@@ -130,8 +130,7 @@ class PolicyServer:
         check_counts(max_batch=max_batch, max_connections=max_connections, max_message_bytes=max_message_bytes)
         if not 0 <= max_wait < math.inf:
             raise SettingError(f"expected max_wait to be seconds, got {max_wait!r}")
-        if not 0 <= port <= 65535:  # the C library would take the rest of a division for it
-            raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
+        check_listening(host, port)
         security = options.security().for_host(host, insecure=insecure)
         self._function, self._gate, self._chunked = function, Gate(security.token), chunked
         self.token = None if security.token is None else str(security.token.reveal())

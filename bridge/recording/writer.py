@@ -248,6 +248,7 @@ class _Files:
         self._ended: deque[tuple[str, int]] = deque()
         self._ended_bytes = 0
         self._retry_at = 0.0
+        self._fails_since: float | None = None
         self._problem = ""
         self._told = False
 
@@ -257,10 +258,19 @@ class _Files:
         return time.monotonic() < self._retry_at
 
     def pause(self) -> None:
-        """Say that files cannot be written, and try no more for a while."""
-        self._retry_at = time.monotonic() + _PAUSE
-        told = "the recording in %s cannot be written, and lacks what comes now: %s; the next try is in %g s"
-        _log.error(told, self._folder, self._problem, _PAUSE)
+        """Try no more for a while, because files cannot be written; say so once until they can."""
+        now = time.monotonic()
+        self._retry_at = now + _PAUSE
+        if self._fails_since is None:
+            self._fails_since = now
+            told = "the recording in %s cannot be written, and lacks what comes until it can: %s; tried every %g s"
+            _log.error(told, self._folder, self._problem, _PAUSE)
+
+    def _resume(self) -> None:
+        """Say that files can be written again."""
+        if self._fails_since is not None:
+            passed, self._fails_since = time.monotonic() - self._fails_since, None
+            _log.warning("the recording in %s is written again, after %.0f s", self._folder, passed)
 
     def write(self, source: Encoder, batches: list[pa.RecordBatch]) -> bool:
         """Append record batches of a source, all or nothing; return whether they are written."""
@@ -289,6 +299,7 @@ class _Files:
         except OSError as error:
             self._problem = error.strerror or str(error)
             return False
+        self._resume()
         return True
 
     def end(self, source: Encoder) -> None:

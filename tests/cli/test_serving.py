@@ -388,9 +388,12 @@ def test_a_server_process_that_fails_says_what_it_said_each_time() -> None:
         (["CartPole-v1", "--missing-agent", "end"], "--missing-agent cannot be given for CartPole-v1, a Gymnasium"),
         (["tests.parallel_envs:Relay", "--fps", "5", "--agent-timeout", "3"], "--agent-timeout are of lock-step"),
         (["CartPole-v1", "--env-kwargs", "gravity"], "expected --env-kwargs to be KEY=VALUE, e.g. gravity=9.8"),
-        (["CartPole-v1", "--port", "70000"], "expected a port from 0 to 65535, got 70000"),
+        (["CartPole-v1", "--max-action-age", "1"], "--max-action-age is for real-time worlds: give --fps too"),
+        (["CartPole-v1", "--host", ""], "expected host to be an address, such as 0.0.0.0 for every one, got ''"),
+        (["CartPole-v1", "--unix-path", ""], "expected --unix-path to be a path, or None, got ''"),
+        (["CartPole-v1", "--metrics-host", "127.0.0.1"], "is the address of --metrics-port: give that too"),
+        (["CartPole-v1", "--port", "65535", "--processes", "2"], "--port 65535 leaves no port for process 2"),
         (["CartPole-v1", "--perlert", "70000"], "expected a port from 0 to 65535, got 70000"),
-        (["CartPole-v1", "--metrics-port", "70000"], "cannot listen on 127.0.0.1:70000 for --metrics-port"),
         (["CartPole-v1", "--dial-name", "one"], "--dial-ca and --dial-name are for a server that dials: give --dial"),
         (["CartPole-v1", "--array", "numpy", "--device", "cpu"], "--device 'cpu' is for --array 'torch' or 'jax'"),
         (["CartPole-v1", "--max-lanes", "0"], "expected --max-lanes to be a positive integer, got 0"),
@@ -405,6 +408,34 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(
     assert err.startswith("gymnasium-bridge: ")
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_waiting_for_no_server_can_be_said_as_it_is_by_default(cartpole: bridge.Server) -> None:
+    assert main(["info", cartpole.url, "--wait-for-server", "0"]) == 0
+
+
+@pytest.mark.parametrize("port", ["x", "70000", "-1", "80.5", ""])
+@pytest.mark.parametrize("command", [["serve", "CartPole-v1"], ["replay", "a/b", "--serve"], ["policy", "a:b"]])
+def test_what_is_no_port_is_said_of_the_option(
+    command: list[str], port: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, f"--port={port}"]) == 2
+    assert capsys.readouterr().err.endswith(f"argument --port: expected a port from 0 to 65535, got {port!r}\n")
+
+
+def test_what_is_no_port_of_metrics_is_said_of_that_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "CartPole-v1", "--metrics-port", "70000"]) == 2
+    assert "argument --metrics-port: expected a port from 0 to 65535, got '70000'" in capsys.readouterr().err
+
+
+def test_a_host_that_is_another_machine_s_is_named_and_no_other_port_is_proposed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "CartPole-v1", "--host", "192.0.2.1"]) == 1
+    said = capsys.readouterr().err
+    assert "cannot listen on --host '192.0.2.1': " in said
+    assert "Expected an address of this machine" in said
+    assert "port" not in said
 
 
 def test_a_port_in_use_is_one_line_and_exit_code_1(cartpole: bridge.Server, capfd: pytest.CaptureFixture[str]) -> None:
@@ -630,4 +661,4 @@ def test_the_exit_code_tells_an_address_that_may_be_free_later_from_a_wrong_sett
         port = str(taken.getsockname()[1])
         given = [option.format(taken=port) for option in options]
         assert main(["serve", "CartPole-v1", "--insecure", *given]) == code
-    assert "port" in capsys.readouterr().err or code == 2
+    assert "cannot listen on" in capsys.readouterr().err or code == 2

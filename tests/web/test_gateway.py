@@ -666,6 +666,8 @@ def test_the_command_says_what_is_wrong_with_its_urls(capsys):
     assert "http:// is not supported; use grpc://" in capsys.readouterr().err
     assert main(["web", "grpc://localhost:1", "perlert://localhost:1", "--port", "0"]) == 2
     assert "it names no environment" in capsys.readouterr().err
+    assert main(["web", "grpc://localhost:1", "--port", "0", "--upstream-token-file", "nowhere"]) == 2
+    assert "cannot read --upstream-token-file …: No such file" in capsys.readouterr().err
 
 
 class Reading(Saying):

@@ -216,6 +216,7 @@ class ServingKeywords(ListenKeywords, total=False):
 
     auth: Auth | None
     metrics_port: int | None
+    metrics_host: str | None
     start: bool
 
 
@@ -227,12 +228,15 @@ class ServingOptions(ListenOptions):
         auth: Who else may come in: viewers, or anybody; None: as `Auth` has it.
         metrics_port: Serve metrics for Prometheus at this port, by HTTP without TLS or token; 0: any free port;
             None: no metrics.
+        metrics_host: The address of `metrics_port`, such as 127.0.0.1 or that of a network of the operator's; None:
+            that of `host`.
         start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
             is called.
     """
 
     auth: Auth | None = None
     metrics_port: int | None = None
+    metrics_host: str | None = None
     start: bool = True
 
     @property

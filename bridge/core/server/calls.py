@@ -254,17 +254,17 @@ class Calls:
         Raises:
             RequestError: RESOURCE_EXHAUSTED: there are as many as there may be; UNAVAILABLE: the server is stopping.
         """
-        # Before a place is taken: a server that drains is to say so, also where it is full.
-        self._hub.check_open()
         places, refusal = self._count if may_act else self._viewers, None
         try:
+            # Before a place is taken: a server that drains is to say so, also where it is full.
+            self._hub.check_open()
             places.enter()
         except RequestError as error:
             if not may_act or self._operators.full:
                 self._note_refusal(f"peer={client.peer}", int(error.code), error.message)
                 raise
-            # An operator's tools only read properties. A full server lets a few in: whoever could not see what it does
-            # would take it for dead.
+            # An operator's tools only read properties. A server that is full or drains lets a few in: whoever could
+            # not see what it does would take it for dead.
             places, refusal = self._operators, error
             places.enter()
         session = self._open_session(self._hub, version, may_act)

@@ -493,8 +493,14 @@ class Connections:
 
     @property
     def clients(self) -> int:
-        """The number of connections with an open call, or whose client still takes the answers of one that was."""
-        return sum(bool(connection.calls or connection.unsent) for connection in self.all.values())
+        """The number of connections with an open call, or whose client still takes the answers of one that was.
+
+        Who was refused and only reads properties keeps no server from its end.
+        """
+        return sum(
+            bool(connection.unsent) or any(call.refusal is None for call in connection.calls)
+            for connection in self.all.values()
+        )
 
     def drain(self, grace: float) -> None:
         """Say on every connection that no more calls are taken; the open ones go on, whatever the grace.

@@ -34,6 +34,7 @@ from bridge.core.server.registry import Overview, Registry, WorldSource
 from bridge.core.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
 from bridge.core.server.shutdown import CLOSE_TIMEOUT, Shutdown
 from bridge.core.transport.address import is_loopback
+from bridge.core.transport.sockets import check_listening
 from bridge.core.worlds.base import start_error
 from bridge.core.worlds.messages import SessionMessage
 from bridge.core.worlds.observers import Observer
@@ -101,6 +102,7 @@ class CoreServer:
         unix_path: Where to listen on a Unix socket too; None: nowhere.
         security: Certificates, and the token.
         metrics_port: Where to show metrics, 0: any free port; None: nowhere.
+        metrics_host: The address of that port; None: `host`.
         transport: What speaks gRPC: `http2` or `grpcio`.
         insecure: Whether it goes without a token where others reach it; else it makes one.
         protocols: What is spoken at the port beside gRPC.
@@ -123,6 +125,7 @@ class CoreServer:
         unix_path: str | None = None,
         security: Security = _OPEN,
         metrics_port: int | None = None,
+        metrics_host: str | None = None,
         transport: Transport = "http2",
         insecure: bool = False,
         protocols: Sequence[PortProtocol] = (),
@@ -132,7 +135,9 @@ class CoreServer:
         observers: Sequence[Observer] = (),
         messages: Sequence[SessionMessage] = (),
     ) -> None:
-        _check_settings(port, transport)
+        _check_settings(host, port, unix_path, transport)
+        if metrics_host is not None and metrics_port is None:
+            raise SettingError(f"metrics_host={metrics_host!r} is the address of metrics_port: give that too")
         self._source = source
         self._host = host
         self._limits = limits
@@ -176,6 +181,7 @@ class CoreServer:
         timeouts = [seconds for seconds in (limits.idle_timeout, limits.abandoned_timeout) if seconds is not None]
         self._idle_worlds = IdleWorlds(self._registry.reap, min(timeouts, default=math.inf), self._loop.scheduler)
         self._metrics: Metrics | None = None
+        self._metrics_host = host if metrics_host is None else metrics_host
         self._port = self._listen(port, metrics_port, limits, observers)
         self._thread: threading.Thread | None = None
         self._running = False
@@ -207,7 +213,7 @@ class CoreServer:
             if metrics_port is not None:
                 from bridge.core.server.metrics import Metrics  # few servers have them
 
-                self._metrics = Metrics(self._host, metrics_port, self._measured, limits)
+                self._metrics = Metrics(self._metrics_host, metrics_port, self._measured, limits)
             undo.pop_all()
         self._calls.metrics = self._metrics
         return found
@@ -653,9 +659,10 @@ class CoreServer:
         return f"Server({self._source.title}, {self._url_of('grpc')}, {state})"
 
 
-def _check_settings(port: Any, transport: Any) -> None:
-    if not isinstance(port, int) or not 0 <= port <= 65535:
-        raise SettingError(f"expected a port from 0 to 65535, got {port!r}")
+def _check_settings(host: Any, port: Any, unix_path: Any, transport: Any) -> None:
+    check_listening(host, port)
+    if unix_path == "":
+        raise SettingError("expected unix_path to be a path, or None, got ''")
     if transport not in ("http2", "grpcio"):
         raise SettingError(f"expected transport to be 'http2' or 'grpcio', got {transport!r}")
 

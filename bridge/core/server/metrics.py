@@ -12,6 +12,7 @@ from bridge.core.callers import Callers
 from bridge.core.extras import needed
 from bridge.core.logs import reason_of
 from bridge.core.server.limits import CoreLimits
+from bridge.core.transport.sockets import check_listening
 from bridge.errors import Code, ListenError, SettingError
 from bridge.version import __version__
 
@@ -120,11 +121,12 @@ class Metrics:
         limits: The server's limits.
 
     Raises:
-        ListenError: The port is in use.
-        SettingError: The package `prometheus-client` is not installed.
+        ListenError: The port is in use, or the address is not of this machine.
+        SettingError: The package `prometheus-client` is not installed, or there is no such port.
     """
 
     def __init__(self, host: str, port: int, status: Callable[[], dict[str, Any]], limits: CoreLimits) -> None:
+        check_listening(host, port, "metrics_")
         with needed("metrics_port needs the package prometheus-client", "ops"):
             from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, start_http_server
         registry = CollectorRegistry()
@@ -134,9 +136,10 @@ class Metrics:
         self._latency = Histogram("bridge_step_seconds", _LATENCY, registry=registry, buckets=_BUCKETS)
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
-        except (OSError, OverflowError) as error:
-            raise (SettingError if isinstance(error, (OverflowError, PermissionError)) else ListenError)(
-                f"cannot listen on {host}:{port} for metrics_port: {reason_of(error)}; port 0 takes any free one"
+        except OSError as error:
+            raise (SettingError if isinstance(error, PermissionError) else ListenError)(
+                f"cannot listen on {host}:{port} for metrics_port: {reason_of(error)}; port 0 takes any free one, and "
+                "metrics_host names another address of this machine"
             ) from error
         self.port: int = self._server.server_port
         # None is ever let in: a scrape takes a moment, so of many at a time the oldest is one that says nothing.

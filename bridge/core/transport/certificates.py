@@ -64,6 +64,9 @@ def make_certificates(
     """
     if not days > 0:
         raise SettingError(f"expected days to be positive, got {days!r}")
+    for name in names:
+        if not name or any(map(str.isspace, name)):
+            raise SettingError(f"expected names and addresses such as gpu-box.lan or 192.168.1.20, got {name!r}")
     paths = {name: Path(folder) / name for name in FILES}
     if there := [str(path) for path in paths.values() if path.exists()]:
         raise SettingError(f"{', '.join(there)} already exists; delete it, or choose another folder")
@@ -74,7 +77,11 @@ def make_certificates(
     except OverflowError as error:
         raise SettingError(f"expected days to end before the year 10000, got {days!r}") from error
     authority = _Authority(begin, end)
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        text = f"cannot make the folder {os.fspath(folder)!r}: {error.strerror or error}"
+        raise SettingError(f"{text}. Expected one that is there, or that this user may make") from error
     reached = list(dict.fromkeys(["localhost", "127.0.0.1", "::1", socket.gethostname(), *names]))
     made = {
         "ca": (authority.certificate, authority.key),

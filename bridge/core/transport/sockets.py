@@ -21,6 +21,7 @@ __all__ = [
     "PATIENCE",
     "QUIET",
     "RECEIVE_TIMEOUT",
+    "check_listening",
     "end_if_unreachable",
     "has_hung_up",
     "let_receive_wait",
@@ -190,13 +191,14 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
     """Listen on a TCP port of all addresses that a host's name stands for.
 
     Args:
-        host: A name or an address of this machine; `::` and "": all of them, of IPv4 too.
+        host: A name or an address of this machine; `::`: all of them, of IPv4 too.
         port: The port; 0: any free one, the same for all addresses.
 
     Raises:
         ListenError: It is in use, or the address is not of this machine.
-        SettingError: This user may not listen there, or it is no address.
+        SettingError: This user may not listen there, or it is no address or port.
     """
+    check_listening(host, port)
     problem: OSError | UnicodeError | None = None
     for _ in range(8 if port == 0 else 1):  # a port that is free for one address may be taken for the next
         try:
@@ -206,14 +208,34 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
     at = f"[{host}]" if ":" in host else host
     # What an operator has to change, before another start can help: others may end, or an interface come up.
     wrong = isinstance(problem, (UnicodeError, PermissionError))
-    raise (SettingError if wrong else ListenError)(
-        f"cannot listen on port={port} of {at}: {getattr(problem, 'strerror', None) or problem}. Choose another port "
-        f"(port=0: any free one), or an address of this machine"
-    ) from None
+    why = getattr(problem, "strerror", None) or problem
+    # Another port is no remedy for a host that is not this one.
+    if isinstance(problem, (UnicodeError, socket.gaierror)) or getattr(problem, "errno", None) == errno.EADDRNOTAVAIL:
+        text = f"cannot listen on host={at!r}: {why}. Expected an address of this machine, or 0.0.0.0 for all"
+    else:
+        text = f"cannot listen on port={port} of {at}: {why}. Choose another port (port=0: any free one)"
+    raise (SettingError if wrong else ListenError)(text) from None
+
+
+def check_listening(host: Any, port: Any, name: str = "") -> None:
+    """Check what is to be listened at, before the C library takes the rest of a division for the port.
+
+    Args:
+        host: The address. An empty one, as of a variable that is not set, would be every address of the machine.
+        port: The port.
+        name: What the keywords begin with, such as `metrics_`.
+
+    Raises:
+        SettingError: One is out of range.
+    """
+    if not isinstance(host, str) or not host:
+        raise SettingError(f"expected {name}host to be an address, such as 0.0.0.0 for every one, got {host!r}")
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
+        raise SettingError(f"expected {name or 'a '}port from 0 to 65535, got {port!r}")
 
 
 def _listen_all(host: str, port: int) -> list[socket.socket]:
-    found = socket.getaddrinfo(host or "::", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     socks: list[socket.socket] = []
     problem: OSError | None = None
     for family, kind, protocol, _, target in dict.fromkeys(found):

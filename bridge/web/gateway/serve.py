@@ -98,6 +98,7 @@ def serve_gateway(
         limits=limits,
         security=security,
         metrics_port=options.metrics_port,
+        metrics_host=options.metrics_host,
         insecure=options.insecure,
         protocols=page_protocols(),
         hosts=host_names(web_hosts),

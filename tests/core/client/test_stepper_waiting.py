@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from bridge import SlotState
+from bridge.core.client.slots.slot import EpisodeState
 from bridge.core.client.slots.stepper import gather_all
 from bridge.errors import ConnectionLostError, RemoteTimeoutError
 from tests.inside import set_client_clock
@@ -49,3 +50,62 @@ def test_waiting_says_every_five_seconds_for_what(caplog, monkeypatch):
     ]
     assert caplog.records[0].levelno == logging.WARNING
     assert pool.stalled == pytest.approx(10.2)
+
+
+def member(**now):
+    return SimpleNamespace(link=None, episode=EpisodeState.STEPPING, away=False, lost_at=None, **now)
+
+
+def stalled_by(monkeypatch, filling, on_lost, *events):
+    """Return the seconds that count as lost of a wait from 100 on; events are times, and what happens then."""
+    clock = SimpleNamespace(now=100.0)
+    set_client_clock(monkeypatch, lambda: clock.now)
+
+    def gather(enough, deadline):
+        assert not enough()
+        for clock.now, happens in events:
+            happens()
+            done = enough()
+        return done
+
+    pool = SimpleNamespace(members=SimpleNamespace(filling=filling), gather=gather, has_errors=False, stalled=0.0)
+    gather_all(pool, 60.0, on_lost)
+    return pool.stalled
+
+
+@pytest.mark.parametrize("on_lost", ["wait", "continue"])
+def test_the_silence_before_a_loss_counts_as_stalled(monkeypatch, on_lost):
+    silent, well = member(), member()
+
+    def answers():
+        well.episode = EpisodeState.ANSWERED
+
+    def is_lost():
+        silent.lost_at, silent.episode = 109.0, EpisodeState.CUT
+
+    assert stalled_by(monkeypatch, [silent, well], on_lost, (100.5, answers), (109.0, is_lost)) == 9.0
+
+
+def test_the_silence_before_a_spare_takes_over_counts_as_stalled(monkeypatch):
+    filling = [member()]
+
+    def is_replaced():
+        filling[0].lost_at = 103.0
+        filling[0] = member()
+
+    def answers():
+        filling[0].episode = EpisodeState.ANSWERED
+
+    assert stalled_by(monkeypatch, filling, "wait", (103.0, is_replaced), (104.0, answers)) == 3.0
+
+
+def test_an_environment_that_takes_its_time_does_not_count_as_stalled(monkeypatch):
+    slow, lost = member(), member()
+
+    def answers():
+        slow.episode = EpisodeState.ANSWERED
+
+    def is_lost():
+        lost.lost_at, lost.episode = 104.5, EpisodeState.CUT
+
+    assert stalled_by(monkeypatch, [slow, lost], "wait", (103.0, answers), (104.5, is_lost)) == 1.5

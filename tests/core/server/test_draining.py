@@ -13,7 +13,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from bridge import Limits, errors, make_remote, serve_gym
-from bridge.testing import CountingEnv, ServerProcess
+from bridge.core.encoding.properties import read_encoded
+from bridge.testing import CountingEnv, Inspector, ServerProcess
 from tests.places import ROOT
 from tests.preloaded import Program
 from tests.support import sampled, until
@@ -81,6 +82,22 @@ def test_who_comes_while_it_drains_is_refused_and_may_ask_for_health() -> None:
         env.step(0)
         env.close()
         until(lambda: server.ended)
+
+
+def test_who_only_reads_properties_is_let_in_while_it_drains_and_does_not_keep_it() -> None:
+    with serve_gym(long, limits=Limits(drain_timeout=600.0)) as server:
+        env = make_remote(server.url, timeout=20)
+        env.reset()
+        server.drain()
+        until(lambda: server.draining)
+        inspector = Inspector(server.url, 20.0)
+        said = read_encoded(inspector.read_property("server.status"))
+        assert (said["draining"], said["worlds"], said["slots"]) == (True, 1, 1)
+        env.close()
+        until(lambda: server.ended)
+        with pytest.raises(errors.RemoteError):
+            inspector.read_property("server.status")
+        inspector.close()
 
 
 @TRANSPORTS

@@ -131,8 +131,10 @@ def test_what_is_no_group_is_refused() -> None:
         serve_gym("CartPole-v1", fps=10, realtime=0.5)  # type: ignore[arg-type]
     with pytest.raises(errors.SettingError, match=r"expected web to be True, False or bridge.Web\(…\), got 8080"):
         serve_gym("CartPole-v1", web=8080)  # type: ignore[arg-type]
-    with pytest.raises(errors.SettingError, match="default_action and realtime need a real-time world: give fps="):
+    with pytest.raises(errors.SettingError, match=r"realtime=RealTime\(max_action_age=…\) is for real-time"):
         serve_gym("CartPole-v1", realtime=RealTime(max_action_age=0.5))
+    with pytest.raises(errors.SettingError, match="default_action is for real-time worlds: give fps= too"):
+        serve_gym("CartPole-v1", default_action=0)
     with pytest.raises(errors.SettingError, match=r"expected tls to be bridge.TLS\(…\), got a str"):
         make_remote("grpcs://127.0.0.1:1", tls="ca.pem")  # type: ignore[arg-type]
 
@@ -192,10 +194,10 @@ def test_a_docstring_lists_every_field_and_no_other(group: Any) -> None:
 
 def test_both_ways_to_serve_have_the_same_options_after_their_own() -> None:
     gym, parallel = (list(inspect.signature(serve).parameters.values()) for serve in (serve_gym, serve_parallel))
-    shared = [parameter.name for parameter in gym[-23:]]
-    assert gym[-23:] == parallel[-23:]
+    shared = [parameter.name for parameter in gym[-24:]]
+    assert gym[-24:] == parallel[-24:]
     assert {"env_kwargs", "host", "fps", "realtime", "token", "tls", "auth", "limits", "record", "web"} <= set(shared)
-    assert {parameter.name for parameter in gym[:-23]} & {parameter.name for parameter in parallel[:-23]} == {
+    assert {parameter.name for parameter in gym[:-24]} & {parameter.name for parameter in parallel[:-24]} == {
         "env",
         "default_action",  # of one environment a value, of several agents a function
         "world",

@@ -160,6 +160,27 @@ def test_the_metrics_port_closes_with_the_server_and_a_taken_one_is_named() -> N
         pass
 
 
+def test_metrics_can_have_an_address_of_their_own() -> None:
+    with serve_gym("CartPole-v1", host="::1", metrics_host="127.0.0.1", metrics_port=0) as server:
+        assert scrape(server)["bridge_worlds"] == 0.0
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("::1", int(server.metrics_port or 0)), timeout=5).close()
+
+
+@pytest.mark.parametrize(
+    ("keywords", "said"),
+    [
+        ({"metrics_port": 70000}, "expected metrics_port from 0 to 65535, got 70000"),
+        ({"metrics_port": 0, "metrics_host": ""}, "expected metrics_host to be an address"),
+        ({"metrics_host": "127.0.0.1"}, "metrics_host='127.0.0.1' is the address of metrics_port: give that too"),
+        ({"metrics_port": 0, "metrics_host": "192.0.2.1"}, r"192\.0\.2\.1:0 for metrics_port: .* metrics_host names"),
+    ],
+)
+def test_where_metrics_cannot_be_served_is_said(keywords: dict[str, Any], said: str) -> None:
+    with pytest.raises(errors.SettingError, match=said):
+        serve_gym("CartPole-v1", **keywords)
+
+
 def test_strangers_at_the_metrics_port_use_up_no_files_of_the_server() -> None:
     with serve_gym("CartPole-v1", metrics_port=0) as server, contextlib.ExitStack() as stack:
         address = "127.0.0.1", int(server.metrics_port or 0)

@@ -22,6 +22,8 @@ def test_a_name_in_another_script_is_in_the_certificate_as_dns_has_it(tmp_path: 
         (["ü" * 70], 30, "expected the name of a host, got 'üüü"),
         (["ü..lan"], 30, "expected the name of a host"),
         ([], 1e9, r"expected days to end before the year 10000, got 1000000000\.0"),
+        ([""], 1.0, "expected names and addresses such as gpu-box.lan or 192.168.1.20, got ''"),
+        (["gpu box"], 1.0, "got 'gpu box'"),
         ([], 1e7, "expected days to end before the year 10000"),
         ([], float("inf"), "expected days to end before the year 10000, got inf"),
         ([], float("nan"), "expected days to be positive"),
@@ -34,3 +36,10 @@ def test_what_fits_no_certificate_is_refused_and_nothing_is_written(
     with pytest.raises(SettingError, match=text):
         make_certificates(tmp_path, names, days=days)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingError, match=r"cannot make the folder '.*file': File exists. Expected one that is there"):
+        make_certificates(tmp_path / "file")

@@ -281,10 +281,10 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
 
         Returns:
             `slots/running`, `slots/resetting`, `slots/connecting` and `slots/lost`; `stalled_seconds`, for which calls
-            waited for slots that were lost; `moves`, `losses`, `returns`, `episodes_cut`, `episodes_moved`,
-            `steps_asked`, `steps_received` and `steps_lost` since the environment was made; and for each server,
-            also one that was lost and has no slots any more, `servers/URL/slots`, `servers/URL/losses` and
-            `servers/URL/seconds_away`.
+            waited for slots that were lost, the silence before that showed included; `moves`, `losses`, `returns`,
+            `episodes_cut`, `episodes_moved`, `steps_asked`, `steps_received` and `steps_lost` since the environment was
+            made; and for each server, also one that was lost and has no slots any more, `servers/URL/slots`,
+            `servers/URL/losses` and `servers/URL/seconds_away`.
         """
         return self._slots.report()
 

@@ -41,7 +41,9 @@ def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
     slot_members = pool.members
     members = slot_members.filling
     first = 0
-    began = looked = time.monotonic()
+    began = since = time.monotonic()
+    late = members[0]
+    """Who is waited for, `since` when, unless that is counted already."""
     tell_at = began + _PERIOD
 
     def tolerated(member: Member) -> bool:
@@ -54,7 +56,7 @@ def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
         return on_lost == "continue" and member.away and not all(other.away for other in members)
 
     def enough() -> bool:
-        nonlocal first, looked, tell_at
+        nonlocal first, late, since, tell_at
         # The flag, because this runs after each answer: a look at every slot would cost a step of n slots n² looks.
         if pool.has_errors:
             pool.raise_permanent_error()
@@ -63,21 +65,27 @@ def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
             members[first].episode in SETTLED or (on_lost != "wait" and tolerated(members[first]))
         ):
             first += 1
-        if first < len(members):
+        # Only what a lost slot costs is counted, not the time that environments take. That begins with the silence by
+        # which the loss showed, also where nobody waits any longer: its end is told, or a spare has taken over.
+        lost = late.lost_at is not None
+        if lost or first < len(members):
             now = time.monotonic()
-            # Only what a lost slot costs is counted, not the time that environments take.
-            pool.stalled += now - looked if members[first].lost_at is not None else 0.0
-            looked = now
+            if lost:
+                pool.stalled += now - since
+            if lost or members[first] is not late:
+                since = now
+        if first < len(members):
+            late = members[first]
             if now >= tell_at:
                 tell_at = now + _PERIOD
                 _tell(members, now - began, timeout)
         return first == len(members)
 
     if not pool.gather(enough, began + timeout):
-        late = [member for member in members if not (member.episode in SETTLED or tolerated(member))]
+        missing = [member for member in members if not (member.episode in SETTLED or tolerated(member))]
         raise RemoteTimeoutError(
-            ", ".join(dict.fromkeys(member.remote.url for member in late)),
-            f"no observation within {timeout:g} s: {'; '.join(_describe(late))}",
+            ", ".join(dict.fromkeys(member.remote.url for member in missing)),
+            f"no observation within {timeout:g} s: {'; '.join(_describe(missing))}",
         )
 
 
