@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from bridge import SlotState
-from bridge.core.client.slots.slot import EpisodeState
 from bridge.core.client.slots.stepper import gather_all
 from bridge.errors import ConnectionLostError, RemoteTimeoutError
+from tests.core.client.policy_fleet import EpisodeState
 from tests.inside import set_client_clock
 
 
