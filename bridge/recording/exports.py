@@ -138,7 +138,7 @@ def _write_dataset(minari: Any, name: str, stream: RecordedStream, data: Sequenc
 
 
 def datasets_of(
-    episodes: Sequence[RecordedEpisode], env: Any, allow_calls: bool, *, finite: bool, say: Said
+    episodes: Sequence[RecordedEpisode], env: Any, allow_calls: bool, *, finite: bool = False, say: Said = quiet
 ) -> Iterator[tuple[str | None, list[EpisodeData]]]:
     """Yield what each agent saw and did in episodes, of those in which it did something; None: there is one agent.
 
