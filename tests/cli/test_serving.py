@@ -703,4 +703,4 @@ def test_a_default_action_that_fits_not_is_refused(capsys: pytest.CaptureFixture
     assert main(["serve", "mpe2:simple_tag_v3", "--port", "0", "--fps", "9", "--default-action", "0"]) == 2
     assert "for several give --agents" in capsys.readouterr().err
     assert main(["serve", "CartPole-v1", "--port", "0", "--default-action", "0"]) == 2
-    assert "need a real-time world: give --fps too" in capsys.readouterr().err
+    assert "--default-action is for real-time worlds: give --fps too" in capsys.readouterr().err
