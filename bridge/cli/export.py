@@ -47,6 +47,8 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--allow-calls", action="store_true", help="call the recorded methods and set the recorded attributes"
     )
+    finite = "leave out episodes with a NaN or an infinity, which --lerobot refuses, and --minari keeps and tells"
+    parser.add_argument("--finite", action="store_true", help=finite)
     add_selection_options(parser, complete=True)
     parser.set_defaults(run=run)
 
@@ -70,16 +72,19 @@ def run(arguments: argparse.Namespace) -> int:
     said = f"{len(episodes)} of {len(found)} episodes"
     whole = [episode for episode in found if is_complete(episode)] if arguments.complete else found
     if partial := len(found) - len(whole):
-        said += f"; left out are {partial} without a step, an end or all rows (--unfinished)"
+        said += f"; left out are {partial} that failed, or are without a step, an end or all rows (--unfinished)"
     if idle := sum(map(is_idle, whole)) if arguments.acted else 0:
         said += f"; left out {'is' if idle == 1 else 'are'} {idle} in which nobody acted (--unattended)"
     say(said)
     if not episodes:
         raise RecordingError(
             f"there are no such episodes{given_conditions(arguments)}; `gymnasium-bridge runs` lists those that there "
-            "are, of which --unfinished takes also those that did not end, and --unattended those in which nobody acted"
+            "are, of which --unfinished takes also those that failed or did not end, and --unattended those in which "
+            "nobody acted"
         )
     how = {"env": env, "say": say, "allow_calls": arguments.allow_calls}
+    if arguments.mp4 is None:
+        how["finite"] = arguments.finite
     if arguments.minari is not None:
         named = {"author": arguments.author, "data_format": arguments.data_format}
         export_minari(episodes, arguments.minari, **named, **how)

@@ -54,11 +54,11 @@ _READ: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str
 _PATH = "str | None"
 """How a command line gives a PEM file."""
 _SECTIONS = {
-    "environment": "num_envs vectorization_mode env_kwargs time_action array device world default_action",
+    "environment": "num_envs vectorization_mode env_kwargs time_action array device world",
     "address": "host port unix_path transport protocols metrics_port metrics_host dial dial_ca dial_name",
     "access": "token token_file allow_env_factories",
     "processes and threads": "processes isolation thread_safe",
-    "real time": "fps",
+    "real time": "fps default_action",
     "several agents": "missing_agent agent_timeout agents match countdown patience",
     "page in a browser": "web web_hosts openenv",
     "recording": "",
@@ -254,6 +254,8 @@ def _option(name: str, keyword: _Keyword, known: Mapping[str, _Keyword]) -> dict
     if name in _NAMED:
         text = f"{_NAMED_TEXTS[name]}; may be given several times"
         return {**options, "help": text, "dest": name, "action": "append", "metavar": "NAME"}
+    if name == "default_action":  # any element of the action space
+        return {**options, "type": read_value, "metavar": "ACTION"}
     if name == "message_options":
         return {**options, "nargs": "+", "metavar": "NAME.KEY=VALUE", "action": "extend"}
     choices = re.fullmatch(r"(bool \| )?Literal\[(.*)\]( \| None)?", annotation)
@@ -374,6 +376,14 @@ def _keyword_texts(doc: str) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in entries}
 
 
+def read_value(text: str) -> Any:
+    """Return the Python literal that a text is, such as `0,0.5` or `{'gripper': 1}`, otherwise the text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
 def read_pairs(pairs: Sequence[str], option: str = "--env-kwargs") -> dict[str, Any]:
     """Read KEY=VALUE pairs; a value is a Python literal where it reads as one, otherwise text.
 
@@ -385,10 +395,7 @@ def read_pairs(pairs: Sequence[str], option: str = "--env-kwargs") -> dict[str, 
         key, equals, text = pair.partition("=")
         if not equals or not key.isidentifier():
             raise SettingError(f"expected {option} to be KEY=VALUE, e.g. gravity=9.8, got {pair!r}")
-        try:
-            found[key] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            found[key] = text
+        found[key] = read_value(text)
     return found
 
 
@@ -410,7 +417,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "agents" in keywords:
         keywords["agents"] = find_policies(keywords["agents"])
     for name, value in keywords.items():
-        if isinstance(value, list) and name not in _NAMED:
+        if isinstance(value, list) and name not in _NAMED and name != "default_action":
             read = _read_named_pairs if name == "message_options" else read_pairs
             keywords[name] = read(value, flag_of(name))
     with server_logging(arguments.verbose, arguments.quiet):
@@ -425,6 +432,8 @@ def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
         for name in way.OTHER_OPTIONS:
             if getattr(arguments, name) is not None:
                 raise SettingError(f"{flag_of(name)} is for {flag_of(way.OPTION)} PORT: give that too")
+    if target.several_agents and "default_action" in keywords:  # there it is a function, of each agent's own space
+        raise SettingError("--default-action is for one agent: for several give --agents [AGENT=]POLICY")
     serve: Callable[..., Server] = serve_parallel if target.several_agents else serve_gym
     _refuse(keywords, _keywords(serve), f"for {arguments.env[0]}, {_KIND[target.several_agents]}")
     lanes = keywords.get("num_envs", 1) > 1 or keywords.get("vectorization_mode", "sync") != "sync"

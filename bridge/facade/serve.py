@@ -66,7 +66,8 @@ def serve_gym(
         array: Which arrays the environment takes and gives: `numpy`, `torch` or `jax`. Results come to the host once a
             step.
         device: Where `torch` or `jax` puts actions, such as `cuda:0`; None: the library's default device.
-        default_action: In real time, the action used until the agent sends one; None: zeros, or the first choice.
+        default_action: In real time, the action used until the agent sends one, such as 1, (0, 0.5) or [0.0]; None:
+            zeros, or the first choice.
         processes: How many server processes to run, so that environments step on as many cores, each at a URL.
             Process i listens on `port + i` if a port is given, and at `unix_path` followed by `.i`.
         allow_env_factories: Let clients send a function that makes the environment. This machine then executes their

@@ -80,6 +80,8 @@ class Evaluation:
     """The part of these that a served policy's function did not take."""
     steps: int = 0
     """All steps, in real time all frames; those of lost episodes included."""
+    missed: int = 0
+    """In real time: the frames that passed before the policy had chosen an action for them."""
     lost: list[str] = dataclasses.field(default_factory=list)
     """Each episode that was begun again: its number and seed, and why."""
 
@@ -108,6 +110,8 @@ class Evaluation:
         lines += [f"{name:8} {interval}" for name, interval in self.intervals().items()]
         rate, share = self.steps / self.seconds, self.seconds_in_policy / self.seconds
         lines.append(f"time     {rate:.0f} steps/s, policy {share:.0%}, environments and network {1 - share:.0%}")
+        if self.missed:  # a robot went on by an old action then: the policy is better than the result, if it is faster
+            lines.append(f"missed   {self.missed} of {self.steps} frames, in which the last action went on: act faster")
         by_others = [f"{episode.number} ({episode.corrected} steps)" for episode in self.episodes if episode.corrected]
         if by_others:  # they say how good both are together: who reads the means has to know
             lines.append(f"others   acted in the policy's place in episode {', '.join(by_others)}")
@@ -268,6 +272,7 @@ class _Part:
             episode.length += passed
             episode.corrected += bool(acted.get(at))
             self.work.result.steps += passed
+            self.work.result.missed += max(passed - 1, 0)  # in lock-step one passes
             if self.recorder is not None:
                 by, action = by_others.get(at, ("agent", self.actions[row]))
                 flags = {"terminated": bool(terminations[at]), "truncated": bool(truncations[at])}

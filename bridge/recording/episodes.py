@@ -18,8 +18,9 @@ from bridge.errors import RecordingError
 from bridge.recording.reader import RecordedEpisode
 from bridge.recording.replay import AT_ONCE, Replay, ReplayComparison, batches_of, replayed_from
 from bridge.recording.rows import LaneSamples, Row
+from bridge.recording.selection import acting
 
-__all__ = ["EpisodeData", "ObservedRows", "load_episode", "observed_rows", "obstacle", "stacked"]
+__all__ = ["EpisodeData", "ObservedRows", "facts_of", "load_episode", "observed_rows", "obstacle", "stacked"]
 
 ObservedRows: TypeAlias = Generator[tuple[int, Any, Callable[[], Any] | None], None, None]
 
@@ -47,6 +48,33 @@ class EpisodeData:
     """Who each action is of."""
     infos: list[dict[str, Any]] | None = None
     """`length` + 1 infos; None: they were not recorded."""
+
+    def not_finite(self) -> int:
+        """Return how many of its steps have a NaN or an infinity: in the action, the reward, or what was seen after.
+
+        What was seen before the first step counts as a further one.
+        """
+        bad = [not _is_finite(seen) for seen in self.observations]
+        for at, (action, reward) in enumerate(zip(self.actions, self.rewards, strict=True), 1):
+            bad[at] = bad[at] or not (_is_finite(action) and _is_finite(reward))
+        return sum(bad)
+
+
+def _is_finite(sample: Any) -> bool:
+    """Return False where a sample of a space has a number that is NaN or infinite, however deep."""
+    if isinstance(sample, dict):
+        return all(map(_is_finite, sample.values()))
+    if isinstance(sample, (tuple, list)):  # also the graphs of Gymnasium, which are named tuples
+        return all(map(_is_finite, sample))
+    kind = getattr(getattr(sample, "dtype", None), "kind", "f" if isinstance(sample, float) else "")
+    return kind not in ("f", "c") or bool(np.isfinite(sample).all())
+
+
+def facts_of(data: EpisodeData) -> dict[str, Any]:
+    """Return what a dataset says of an episode: how it ended, who acted, and of a branch what it goes on from."""
+    parent = data.episode.parent
+    names = dict.fromkeys(acting(data.by))  # each once, in the order in which they began
+    return {"end": data.episode.end, "by": ", ".join(names), **({} if parent is None else parent.columns())}
 
 
 def observed_rows(

@@ -16,7 +16,7 @@ import numpy as np
 
 from bridge.core.extras import needed
 from bridge.errors import RecordingError, SettingError
-from bridge.recording.episodes import EpisodeData, load_episode, observed_rows, stacked
+from bridge.recording.episodes import EpisodeData, facts_of, load_episode, observed_rows, stacked
 from bridge.recording.reader import RecordedEpisode, RecordedStream
 from bridge.recording.replay import kwargs_of
 from bridge.recording.selection import acting, called
@@ -50,8 +50,12 @@ def export_minari(
     data_format: str | None = None,
     say: Said = quiet,
     allow_calls: bool = False,
+    finite: bool = False,
 ) -> list[str]:
     """Write episodes as a dataset of Minari, without loss; of several agents one dataset for each.
+
+    An episode's infos have `by`: who chose each action, `infos["by"][t + 1]` that of `actions[t]`. Its metadata has
+    `end` and `by`, all who acted. NaN and infinities are kept, and told.
 
     Args:
         episodes: Of one environment.
@@ -61,6 +65,7 @@ def export_minari(
         data_format: `hdf5` or `arrow`; None: Minari's default.
         say: Takes a line for each dataset.
         allow_calls: As for `Replay`.
+        finite: True to leave out episodes with a NaN or an infinity.
 
     Returns:
         The ids of the datasets.
@@ -78,7 +83,7 @@ def export_minari(
     more = {} if data_format is None else {"data_format": data_format}
     names: list[str] = []
     with contextlib.ExitStack() as undo:
-        for agent, data in datasets_of(episodes, env, allow_calls):
+        for agent, data in datasets_of(episodes, env, allow_calls, finite=finite, say=say):
             dataset = name if agent is None else f"{match[1]}-{name_of_agent(agent)}{match[2]}"
             # Minari refuses a name whose folder is there, also one that a failed export left behind.
             if not (folder := minari.storage.datasets_root_dir.get_dataset_path(dataset)).exists():
@@ -87,6 +92,12 @@ def export_minari(
             names.append(dataset)
             steps = sum(len(one.actions) for one in data)
             say(f"{dataset}: {len(data)} episodes, {steps} steps{told_branches(data, 'metadata')}")
+            counts = {one.episode.id: count for one in data if (count := one.not_finite())}
+            if counts:
+                say(
+                    f"warning: {dataset} keeps the NaN or infinities that {sum(counts.values())} steps have in the "
+                    f"episodes {', '.join(counts)}; --finite (finite=True) leaves these out"
+                )
         undo.pop_all()  # all of them are written
     return names
 
@@ -102,6 +113,7 @@ def _write_dataset(minari: Any, name: str, stream: RecordedStream, data: Sequenc
             rewards=list(one.rewards),
             terminations=one.terminations.tolist(),
             truncations=one.truncations.tolist(),
+            infos={"by": ["", *one.by]},  # of the reset too, as all of Minari's infos
         )
         for number, one in enumerate(data)
     ]
@@ -119,15 +131,14 @@ def _write_dataset(minari: Any, name: str, stream: RecordedStream, data: Sequenc
                 jpeg_encoding=False,  # which loses colours
                 **more,
             )
-        branches = {number: one.episode.parent for number, one in enumerate(data) if one.episode.parent is not None}
-        dataset.storage.update_episode_metadata([parent.columns() for parent in branches.values()], list(branches))
+        dataset.storage.update_episode_metadata([facts_of(one) for one in data])
     # It raises the last two for spaces that it cannot write.
     except (ValueError, TypeError, NotImplementedError) as error:
         raise SettingError(f"Minari does not take the dataset {name!r}: {error}") from error
 
 
 def datasets_of(
-    episodes: Sequence[RecordedEpisode], env: Any, allow_calls: bool
+    episodes: Sequence[RecordedEpisode], env: Any, allow_calls: bool, *, finite: bool = False, say: Said = quiet
 ) -> Iterator[tuple[str | None, list[EpisodeData]]]:
     """Yield what each agent saw and did in episodes, of those in which it did something; None: there is one agent.
 
@@ -135,6 +146,8 @@ def datasets_of(
         episodes: Of one environment.
         env: As for `export_minari`.
         allow_calls: As for `Replay`.
+        finite: True to leave out those with a NaN or an infinity.
+        say: Is told how many these are.
 
     Raises:
         RecordingError: There are none, they are of different environments, or an agent did nothing in them.
@@ -153,6 +166,14 @@ def datasets_of(
         loaded = (load_episode(episode, env, agent, allow_calls=allow_calls) for episode in episodes)
         if not (data := [one for one in loaded if one.actions]):
             raise RecordingError(f"there is no step{'' if agent is None else f' of {agent}'} in these episodes")
+        if finite:
+            found, data = len(data), [one for one in data if not one.not_finite()]
+            if len(data) < found:
+                say(f"left out are {found - len(data)} episodes with a NaN or an infinity (--finite)")
+            if not data:
+                raise RecordingError(
+                    "each of these episodes has a NaN or an infinity: leave out --finite, or mend the environment"
+                )
         yield agent, data
 
 

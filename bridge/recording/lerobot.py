@@ -24,7 +24,7 @@ from bridge.core.encoding.spaces import is_picture
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import imported_from
 from bridge.errors import RecordingError, SettingError
-from bridge.recording.episodes import EpisodeData, has_frames, observed_rows
+from bridge.recording.episodes import EpisodeData, facts_of, has_frames, observed_rows
 from bridge.recording.exports import Said, datasets_of, even, name_of_agent, quiet, rate_of, told_branches, write_film
 from bridge.recording.reader import RecordedEpisode
 
@@ -43,6 +43,8 @@ _ENVIRONMENT = "environment_state"
 """The key whose numbers LeRobot keeps apart from the robot's own, as `observation.environment_state`."""
 _OF_CAMERAS = ("pixels", "images", "cameras")
 """Keys of a Dict of cameras, which are no part of their names."""
+_BY = "by"
+"""Who chose the action, a text: LeRobot makes no statistics of texts."""
 _NUMBERS = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool", "timestamp": "float32",
             "frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64"}  # fmt: skip
 _QUANTILES = {f"q{percent:02}": percent / 100 for percent in (1, 10, 50, 90, 99)}
@@ -59,6 +61,7 @@ def export_lerobot(
     task: str | None = None,
     say: Said = quiet,
     allow_calls: bool = False,
+    finite: bool = False,
 ) -> list[Path]:
     """Write episodes as a dataset of LeRobot; of several agents one for each, in folders with their names.
 
@@ -70,6 +73,8 @@ def export_lerobot(
     `environment_state` are `observation.environment_state`. NAME is the key, or the keys with a dot between them;
     `pixels`, `images` and `cameras` that hold several cameras are left out.
 
+    `by` is who chose the action of a frame; `meta/episodes` has `end` and `by`, all who acted.
+
     Args:
         episodes: Of one environment.
         folder: The dataset, which must not exist yet.
@@ -78,20 +83,22 @@ def export_lerobot(
         task: The task in words; None: the name of the environment.
         say: Takes a line for each dataset.
         allow_calls: As for `Replay`.
+        finite: True to leave out episodes with a NaN or an infinity, which are refused otherwise.
 
     Returns:
         The folders.
 
     Raises:
         SettingError: PyAV is not installed, the folder exists, or spaces are of a kind that LeRobot has no feature for.
-        RecordingError: The episodes are of several environments, or their observations are not to be had.
+        RecordingError: The episodes are of several environments, have a NaN or an infinity, or their observations are
+            not to be had.
     """
     root = Path(folder)
     if root.exists():
         raise SettingError(f"expected a folder that does not exist yet, got {root}; give another, or remove it")
     written = []
     try:
-        for agent, data in datasets_of(episodes, env, allow_calls):
+        for agent, data in datasets_of(episodes, env, allow_calls, finite=finite, say=say):
             path = root if agent is None else root / name_of_agent(agent)
             # `name_of_agent` writes `_` for many characters, so two agents may have one folder.
             if path in written:
@@ -141,6 +148,7 @@ class _Dataset:
                     "video.pix_fmt": "yuv420p", "video.fps": self._fps, "video.is_depth_map": False,
                     "has_audio": False}  # fmt: skip
             found[name] = {"dtype": "video", "shape": [height, width, 3], "names": names, "info": film}
+        found[_BY] = {"dtype": "string", "shape": [1], "names": None}
         return {**found, **{name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in _NUMBERS.items()}}
 
     def write(self) -> None:
@@ -152,7 +160,7 @@ class _Dataset:
             one["index"] = np.arange(index, index := index + len(one["index"]))
         tables = [pa.table({name: _cells(column) for name, column in one.items()}) for one in columns]
         self._save(_DATA.format(**_FIRST), pa.concat_tables(tables))
-        stats = [{name: _statistics(column) for name, column in one.items()} for one in columns]
+        stats = [{name: _statistics(column) for name, column in one.items() if name != _BY} for one in columns]
         for name in self._films:
             for data, found in zip(self._data, stats, strict=True):
                 found[name] = _picture_statistics(self._pictures(data, name), len(data.actions))
@@ -174,8 +182,13 @@ class _Dataset:
         }
         if one.rewards.ndim > 1:
             raise SettingError("LeRobot has no feature for rewards that are arrays")
+        with np.errstate(over="ignore"):  # it becomes an infinity, which is refused below
+            rewards = one.rewards.astype(np.float32)
+        found.update({_ACTION: _rows(self._acted, one.actions), "next.reward": rewards})
+        for name, column in found.items():
+            _check_finite(name, column, one.episode.id)
         return {
-            **found, _ACTION: _rows(self._acted, one.actions), "next.reward": one.rewards.astype(np.float32),
+            **found, _BY: np.array(one.by, np.str_),
             "next.done": one.terminations | one.truncations, "next.truncated": one.truncations,
             "timestamp": (steps / self._fps).astype(np.float32), "frame_index": steps,
             "episode_index": np.full_like(steps, number), "index": steps, "task_index": np.zeros_like(steps),
@@ -189,10 +202,9 @@ class _Dataset:
             row: dict[str, Any] = {"episode_index": number, "tasks": [self._task], "length": length,
                                    "dataset_from_index": at, "dataset_to_index": at + length}  # fmt: skip
             if any(each.episode.parent is not None for each in self._data):
-                parent = one.episode.parent
                 # All columns in each row: of one alone that has none, the table would have no such column.
                 row.update({"parent": None, "parent_step": None, "parent_seed": None})
-                row.update({} if parent is None else parent.columns())
+            row.update(facts_of(one))
             for part in ("data", "meta/episodes", *(f"videos/{film}" for film in self._films)):
                 row.update({f"{part}/{name}": value for name, value in _FIRST.items()})
             for film in self._films:
@@ -365,6 +377,20 @@ def _rows(space: Space[Any], samples: Sequence[Any]) -> Array:
 def _as_rows(found: Array) -> Array:
     """Return rows as the format has them: it reads a feature of the shape (1,) as a number and not as a list."""
     return found[:, 0] if found.shape[1] == 1 else found
+
+
+def _check_finite(name: str, column: Array, episode: str) -> None:
+    """Raise RecordingError where a column has a NaN or an infinity.
+
+    LeRobot normalizes by means, which one of them spoils for the whole dataset: training would see nothing but NaN.
+    """
+    if column.dtype.kind == "f" and not (fine := np.isfinite(column.reshape(len(column), -1)).all(axis=1)).all():
+        raise RecordingError(
+            f"{episode}: expected finite numbers, got a NaN or an infinity in {name} of {(~fine).sum()} frames, "
+            f"first in frame {np.argmin(fine)}. LeRobot normalizes by means, which it would make NaN for all: leave "
+            "such episodes out (--finite, finite=True), or replace it where the environment is made, as by "
+            "gymnasium.wrappers.TransformObservation"
+        )
 
 
 def _cells(column: Array) -> pa.Array:

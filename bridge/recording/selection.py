@@ -26,6 +26,8 @@ __all__ = [
 
 DEFAULT = "default"
 """Who acts where nobody does."""
+UNFINISHED = ("running", "closed", "lost", "failed")
+"""How an episode stops that did not come to its end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Selection:
     intervention: bool | None = None
     """True if more than one acted in it, as where a person took over from an agent; None: either."""
     complete: bool = True
-    """True if it must have ended, and lack nothing."""
+    """True if it must have ended without an error, and lack nothing."""
     acted: bool = True
     """True if somebody must have acted in it: a real-time world goes on, and is recorded, while nobody does."""
 
@@ -98,8 +100,9 @@ def is_idle(episode: RecordedEpisode) -> bool:
 
 
 def is_complete(episode: RecordedEpisode) -> bool:
-    """True if an episode has steps, has ended, and lacks nothing."""
-    return bool(episode.length) and not episode.incomplete and episode.end not in ("running", "closed", "lost")
+    """True if an episode has steps, came to its end without an error, and lacks nothing."""
+    # One that failed was cut off where a step raised or a server was lost, which says nothing of who acted.
+    return bool(episode.length) and not episode.incomplete and episode.end not in UNFINISHED
 
 
 def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) -> None:
@@ -118,7 +121,7 @@ def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) ->
     if complete:
         text = "also episodes in which nobody acted: all actions were default ones"
         parser.add_argument("--unattended", action="store_false", dest="acted", help=text)
-        text = "also episodes that did not end, or lack rows or a checksum"
+        text = "also episodes that failed, as where a step raised, did not end, or lack rows or a checksum"
         parser.add_argument("--unfinished", action="store_false", dest="complete", help=text)
 
 

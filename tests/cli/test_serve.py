@@ -30,6 +30,7 @@ def test_every_keyword_that_a_command_line_can_say_is_an_option_with_its_help() 
     keywords += [field.name for field in dataclasses.fields(Limits)]
     keywords += ["record_observations", "record_frames", "record_infos", "record_unattended", "record_max_bytes"]
     keywords += [
+        "default_action",
         "max_action_age",
         "catch_up",
         "reset_timeout",

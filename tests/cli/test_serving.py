@@ -662,3 +662,45 @@ def test_the_exit_code_tells_an_address_that_may_be_free_later_from_a_wrong_sett
         given = [option.format(taken=port) for option in options]
         assert main(["serve", "CartPole-v1", "--insecure", *given]) == code
     assert "cannot listen on" in capsys.readouterr().err or code == 2
+
+
+ARM = """
+import gymnasium
+import numpy as np
+
+
+class Arm(gymnasium.Env):
+    \"\"\"The observation is the action that was applied; a list would fail here.\"\"\"
+
+    observation_space = gymnasium.spaces.Box(-9.0, 9.0, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.full(2, 9, np.float32), {}
+
+    def step(self, action):
+        return action.copy(), 0.0, False, False, {}
+"""
+
+
+@pytest.mark.parametrize("given", ["[0.5, -1]", "0.5,-1"])
+def test_the_default_action_is_given_on_the_command_line(tmp_path: Path, given: str) -> None:
+    (tmp_path / "arm.py").write_text(ARM, "utf-8")
+    with Serving("arm:Arm", "--port", "0", "--fps", "50", "--default-action", given, cwd=tmp_path) as serving:
+        url = serving.printed()[0].split()[-1]
+        with (
+            make_remote(f"{url}?world=") as player,
+            make_remote(f"{url}?world=", role="spectator", wait="next_frame") as watcher,
+        ):
+            player.reset(seed=0)  # and nothing else: nobody acts
+            watcher.reset()
+            observation, *_ = watcher.step(watcher.action_space.sample())
+            assert observation.tolist() == [0.5, -1.0]
+
+
+def test_a_default_action_that_fits_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "mpe2:simple_tag_v3", "--port", "0", "--fps", "9", "--default-action", "0"]) == 2
+    assert "for several give --agents" in capsys.readouterr().err
+    assert main(["serve", "CartPole-v1", "--port", "0", "--default-action", "0"]) == 2
+    assert "--default-action is for real-time worlds: give --fps too" in capsys.readouterr().err

@@ -531,7 +531,22 @@ def test_with_wait_now_a_policy_decides_as_often_as_it_can():
     assert [episode.length for episode in found.episodes] == [10]
 
 
+def test_frames_that_pass_while_the_policy_thinks_are_told():
+    clock = VirtualClock()
+
+    def think(observations):
+        clock.advance(0.02)  # two frames
+        return np.zeros((len(observations), 2), np.float32)
+
+    with serve_gym(Timed, fps=100.0, realtime=RealTime(clock=clock)) as server:
+        found = evaluate(server.url, think, episodes=1, wait="now")
+    assert (found.steps, found.missed) == (10, 5)
+    assert "missed   5 of 10 frames" in str(found)
+
+
 def test_in_lock_step_an_info_named_frames_is_the_environments_own():
     with serve_gym(Timed) as server:
         found = evaluate(server.url, lambda seen: np.zeros((len(seen), 2), np.float32), episodes=2, num_envs=2)
     assert [episode.length for episode in found.episodes] == [10, 10]
+    assert found.missed == 0
+    assert "missed" not in str(found)

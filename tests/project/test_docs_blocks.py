@@ -241,7 +241,7 @@ BLOCKS: dict[str, list[Block | Elsewhere]] = {
         Block({"port=50051": "port=0"}),
         Block(),
         Block(HERE, serves=True),
-        Block(LOCAL, block_of("realtime.md", 5)),
+        Block(LOCAL, block_of("realtime.md", 5), after="assert abs(observation[0] - 0.5) < 0.2, observation\n"),
     ],
     "recordings.md": [
         Block(HERE, serves=True),

@@ -92,7 +92,10 @@ def test_export_says_which_episodes_it_leaves_out(tmp_path, capsys):
     arguments = ["export", str(tmp_path / "runs"), "--mp4", str(tmp_path / "films"), "--who", "nobody"]
     assert main(arguments) == 1
     out = capsys.readouterr()
-    assert "0 of 3 episodes; left out are 2 without a step, an end or all rows (--unfinished)\n" in out.out + out.err
+    assert (
+        "0 of 3 episodes; left out are 2 that failed, or are without a step, an end or all rows (--unfinished)\n"
+        in out.out + out.err
+    )
     assert "there are no such episodes with --who nobody; `gymnasium-bridge runs` lists" in out.err
     assert main([*arguments, "--unfinished"]) == 1
     out = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,10 +115,41 @@ def test_the_step_that_raised_is_no_part_of_a_dataset(tmp_path, datasets):
         with pytest.raises(EnvironmentFailedError):
             env.step(0)
         env.close()
-    export_minari(Selection().of(read_folder(tmp_path).episodes()), "test/failed-v0")
-    (episode,) = datasets.load_dataset("test/failed-v0").iterate_episodes()
+    episodes = read_folder(tmp_path).episodes()
+    assert Selection().of(episodes) == [], "an episode that failed is no good one"
+    export_minari(Selection(complete=False).of(episodes), "test/failed-v0")
+    dataset = datasets.load_dataset("test/failed-v0")
+    (episode,) = dataset.iterate_episodes()
     assert episode.observations.tolist() == [[1, 0], [1, 1], [1, 2]]
     assert episode.truncations.tolist() == [False, True]
+    (told,) = dataset.storage.get_episode_metadata([0])
+    assert told["end"] == "failed"
+
+
+def test_an_export_says_how_many_episodes_failed(tmp_path, datasets, capsys):
+    with serve_gym(FailingEnv, env_kwargs={"fail_in_step": 3}, record=Recording(tmp_path, observations=True)) as server:
+        env = make_remote(server.url)
+        env.reset(seed=1)
+        with pytest.raises(EnvironmentFailedError):
+            [env.step(0) for _ in range(3)]
+        env.close()
+    assert main(["export", str(tmp_path), "--minari", "test/none-v0"]) == 1
+    assert "left out are 1 that failed" in (said := "".join(capsys.readouterr()))
+    assert "--unfinished takes also those that failed" in said
+    assert main(["export", str(tmp_path), "--minari", "test/all-v0", "--unfinished"]) == 0
+
+
+@pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
+def test_a_dataset_of_minari_says_who_chose_each_action(tmp_path, datasets, data_format):
+    with serve_gym("CartPole-v1", record=Recording(tmp_path / "runs", observations=True)) as server:
+        ((_, actions, *_),) = play(server.url, 1, player="person:Ann")
+    export_minari(read_folder(tmp_path / "runs").episodes(), "test/who-v0", data_format=data_format)
+    dataset = datasets.load_dataset("test/who-v0")
+    (episode,) = dataset.iterate_episodes()
+    names = [name.decode() if isinstance(name, bytes) else str(name) for name in episode.infos["by"]]
+    assert names == ["", *["person:Ann"] * len(actions)]
+    (told,) = dataset.storage.get_episode_metadata([0])
+    assert (told["by"], told["end"]) == ("person:Ann", "terminated")
 
 
 def test_lanes_are_episodes_of_their_own(tmp_path, datasets):
@@ -387,6 +419,65 @@ def test_an_episode_whose_return_is_no_number_is_exported_unless_a_limit_is_give
     export_minari(Selection().of(episodes), "test/nan-v0")
     (episode,) = datasets.load_dataset("test/nan-v0").iterate_episodes()
     assert np.isnan(episode.rewards).tolist() == [True]
+
+
+class Sensor(gymnasium.Env[Any, Any]):
+    """Its second number is broken in every other episode, in step 2; a part of a Dict, as a robot's."""
+
+    observation_space = spaces.Dict({"arm": spaces.Tuple([spaces.Box(-np.inf, np.inf, (2,), np.float32)])})
+    action_space = spaces.Discrete(2)
+    episodes = steps = 0
+
+    def __init__(self, broken: float = float("nan")) -> None:
+        self.broken = broken
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episodes, self.steps = self.episodes + 1, 0
+        return self.seen(), {}
+
+    def seen(self) -> Any:
+        bad = self.steps == 2 and self.episodes % 2 == 0
+        return {"arm": (np.array([self.steps, self.broken if bad else 0], np.float32),)}
+
+    def step(self, action):
+        self.steps += 1
+        return self.seen(), 0.0, self.steps == 4, False, {}
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("-inf")], ids=["nan", "inf"])
+def test_what_is_not_finite_is_told_or_left_out_and_refused_where_it_spoils_the_rest(
+    tmp_path, datasets, capsys, broken
+):
+    runs = tmp_path / "runs"
+    with serve_gym(Sensor, env_kwargs={"broken": broken}, record=Recording(runs, observations=True)) as server:
+        play(server.url, 3)
+    episode = read_folder(runs).episodes()[1].id
+    assert main(["export", str(runs), "--minari", "test/kept-v0"]) == 0
+    assert f"keeps the NaN or infinities that 1 steps have in the episodes {episode};" in "".join(capsys.readouterr())
+    second = list(datasets.load_dataset("test/kept-v0").iterate_episodes())[1]
+    assert_identical(second.observations["arm"][0][2, 1], np.float32(broken))
+    assert main(["export", str(runs), "--lerobot", str(tmp_path / "set")]) == 1
+    said = "".join(capsys.readouterr())
+    assert f"{episode}: expected finite numbers, got a NaN or an infinity in observation.state of 1 frames" in said
+    assert "first in frame 2" in said
+    assert not (tmp_path / "set").exists()
+    assert main(["export", str(runs), "--minari", "test/finite-v0", "--finite"]) == 0
+    assert "left out are 1 episodes with a NaN" in (said := "".join(capsys.readouterr()))
+    assert "keeps the NaN" not in said
+    assert datasets.load_dataset("test/finite-v0").total_episodes == 2
+    assert main(["export", str(runs), "--lerobot", str(tmp_path / "set"), "--finite"]) == 0
+
+
+def test_rewards_and_actions_that_are_not_finite_are_found_too(tmp_path):
+    with serve_gym(RewardsNothing, record=Recording(tmp_path / "runs", observations=True)) as server:
+        play(server.url, 1)
+    (episode,) = read_folder(tmp_path / "runs").episodes()
+    data = load_episode(episode)
+    assert data.not_finite() == 1
+    sound = dataclasses.replace(data, rewards=np.zeros(1))
+    assert sound.not_finite() == 0
+    assert dataclasses.replace(sound, actions=[np.array([0, np.inf])]).not_finite() == 1
 
 
 @pytest.mark.parametrize("isolation", [None, "process"])

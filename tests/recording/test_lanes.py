@@ -176,7 +176,7 @@ def test_datasets_have_no_step_that_raised_and_no_empty_episode(tmp_path: Path, 
     minari = pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
     episodes = record(tmp_path / "runs", lambda: Fails(steps=[3], resets=range(4, 7)))
-    chosen = Selection().of(episodes)
+    chosen = Selection(complete=False).of(episodes)
     export_minari(chosen, "test/lanes-v0", env=lambda: Fails(steps=[3], resets=range(4, 7)))
     dataset = minari.load_dataset("test/lanes-v0")
     found = [(one.observations.tolist(), len(one.actions)) for one in dataset.iterate_episodes()]

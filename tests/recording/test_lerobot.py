@@ -124,7 +124,8 @@ def check(root: Path) -> tuple[dict[str, Any], pa.Table, list[dict[str, Any]]]:
         assert set(feature) >= {"dtype", "shape", "names"}
         assert "/" not in name
         if feature["dtype"] != "video":
-            kind = pa.bool_() if feature["dtype"] == "bool" else pa.from_numpy_dtype(feature["dtype"])
+            plain = {"bool": pa.bool_(), "string": pa.string()}
+            kind = plain.get(feature["dtype"]) or pa.from_numpy_dtype(feature["dtype"])
             expected[name] = kind if feature["shape"] == [1] else pa.list_(kind, feature["shape"][0])
     assert {field.name: field.type for field in frames.schema} == expected
     assert {name: str(expected[name]) for name in OWN} == OWN
@@ -133,8 +134,10 @@ def check(root: Path) -> tuple[dict[str, Any], pa.Table, list[dict[str, Any]]]:
     assert list(tasks.columns) == ["task_index"]
     assert tasks["task_index"].tolist() == list(range(info["total_tasks"]))
     stats = json.loads((root / "meta/stats.json").read_text("utf-8"))
-    assert set(stats) == set(info["features"])
-    for name, feature in info["features"].items():
+    # As LeRobot's `compute_episode_stats`, which leaves out texts.
+    numbers = {name: feature for name, feature in info["features"].items() if feature["dtype"] != "string"}
+    assert set(stats) == set(numbers)
+    for name, feature in numbers.items():
         assert sorted(stats[name]) == sorted(STATISTICS)
         shape = (3, 1, 1) if feature["dtype"] == "video" else tuple(feature["shape"])
         assert {np.shape(stats[name][key]) for key in STATISTICS if key != "count"} == {shape}
@@ -152,7 +155,7 @@ def check(root: Path) -> tuple[dict[str, Any], pa.Table, list[dict[str, Any]]]:
         assert own["frame_index"].to_pylist() == list(range(row["length"]))
         assert set(own["episode_index"].to_pylist()) == {number}
         assert own["timestamp"].to_pylist() == pytest.approx([step / info["fps"] for step in range(row["length"])])
-        assert {f"stats/{name}/{key}" for name in info["features"] for key in STATISTICS} <= set(row)
+        assert {f"stats/{name}/{key}" for name in numbers for key in STATISTICS} <= set(row)
         at += row["length"]
     assert (at, len(episodes)) == (info["total_frames"], info["total_episodes"])
     return info, frames, episodes
@@ -191,6 +194,21 @@ def test_numbers_are_those_of_the_recording(tmp_path, capsys):
     assert stats["mean"] == pytest.approx(seen.astype(float).mean(0).tolist())
     assert stats["std"] == pytest.approx(seen.astype(float).std(0).tolist())
     assert stats["count"] == [len(seen)]
+
+
+def test_a_frame_says_who_chose_its_action_and_an_episode_how_it_ended(tmp_path):
+    with serve_gym("CartPole-v1", record=Recording(tmp_path / "runs", observations=True)) as server:
+        for name in ("agent:PPO", "person:Ann"):
+            remote = make_remote(server.url, player=name)
+            remote.reset(seed=0)
+            while not remote.step(0)[2]:
+                pass
+            remote.close()
+    export_lerobot(read_folder(tmp_path / "runs").episodes(), tmp_path / "set")
+    _, frames, episodes = check(tmp_path / "set")
+    lengths = [row["length"] for row in episodes]
+    assert frames["by"].to_pylist() == ["agent:PPO"] * lengths[0] + ["person:Ann"] * lengths[1]
+    assert [(row["by"], row["end"]) for row in episodes] == [("agent:PPO", "terminated"), ("person:Ann", "terminated")]
 
 
 def test_pictures_become_a_film(tmp_path):

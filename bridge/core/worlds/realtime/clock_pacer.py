@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from bridge.core.encoding.spaces import Layout
 from bridge.core.worlds.base import OTHER_WORLD, PacedWorld
 from bridge.core.worlds.environment import Job
 from bridge.core.worlds.group import ONE, neutral_action
@@ -14,7 +15,7 @@ from bridge.core.worlds.realtime.frame_loop import LaneLoop
 from bridge.core.worlds.realtime.frame_pacer import FramePacer, Outcome
 from bridge.core.worlds.realtime.loop_lane import LoopAgent, Phase
 from bridge.core.worlds.settings import ResetRequest, Settings
-from bridge.errors import Code, RequestError, SettingError
+from bridge.errors import Code, InvalidActionError, RequestError, SettingError, TensorError
 
 __all__ = ["ClockPacer"]
 
@@ -51,8 +52,12 @@ class ClockPacer(FramePacer):
             )
         space = facts.action_space
         default = neutral_action(space) if options.default_action is None else options.default_action
-        if not space.contains(default):
-            raise SettingError(f"expected default_action to be an element of {space}, got {default!r:.80}")
+        layout = Layout(space, "action")
+        try:
+            # As a client's action: a list, of Python or of a command line, must not reach the environment as a list.
+            default = layout.unpack(layout.pack_action(default), check=True)
+        except (InvalidActionError, TensorError) as error:
+            raise SettingError(f"expected default_action to be an element of {space}, got {default!r:.80}") from error
         return self.LOOP(facts.num_envs or 1, options.fps, default, **options.timing())
 
     def _let_in(self, settings: Settings, player: bool) -> tuple[str, LoopAgent]:
