@@ -67,7 +67,8 @@ class _Caller(ConnectionProtocol):
 
     def refuse(self, error: RequestError) -> None:
         """Say why it is not let in."""
-        _refusals.warning("refused %s: %s", self._connection.peer, error.message)
+        if error.code is not Code.UNAUTHENTICATED:  # what compares tokens has logged that
+            _refusals.warning("refused %s: %s", self._connection.peer, error.message)
         self._connection.outgoing.append(handshake.refusal(error, self._request))
 
     def connection_lost(self) -> None:

@@ -167,6 +167,9 @@ def test_with_tls_and_a_token_the_trainer_is_known_and_strangers_are_refused(
             with serve_gym("CartPole-v1", dial=f"{url}?token=secret"):  # it knows no CA of the trainer
                 until(lambda: "certificate verify failed" in caplog.text)
         assert "secret" not in caplog.text
+        messages = [record.getMessage() for record in caplog.records]
+        peers = [text.partition(": ")[0] for text in messages if text.startswith("refused ")]
+        assert len(peers) == len(set(peers)) > 0, "the trainer logs a refusal once"
         with serve_gym("CartPole-v1", dial=f"{url}?token=secret", dial_ca=held["ca.pem"]):
             envs = make_vec_remote(listener, num_envs=2, blocking=True)
             envs.reset(seed=0)
