@@ -196,6 +196,8 @@ class CoreServer:
         )
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
+        self._waited = False
+        """True once the program has waited for its end, by `wait` or `run`."""
         self._warn_of(security)
         # For a program that ends without `stop`: environments are closed, and the file of the Unix socket goes.
         atexit.register(self._end_with_program)
@@ -429,6 +431,7 @@ class CoreServer:
         """
         check_drain_timeout(0.0 if grace is None else grace, "grace")  # before it begins, and could not be begun again
         self._begin("run()")
+        self._waited = True
         self._shutdown.ends_process = True
         problems: list[BaseException] = []
         if started is not None:
@@ -488,6 +491,7 @@ class CoreServer:
         Args:
             grace: Seconds that clients have to leave after SIGTERM; None: `drain_timeout`.
         """
+        self._waited = True
         if not self._running and not self._stopped.is_set():
             self.start()
         with self._shutdown.handle_signals(grace):
@@ -608,7 +612,8 @@ class CoreServer:
     def _end_with_program(self) -> None:
         """Stop where the program ends without `stop`. A script that was to wait for clients, and does not, is told."""
         raised = hasattr(sys, "last_value")  # an exception has ended the program, and says more
-        if self._serving.begun.is_set() and not raised and not self.status()["steps"] and not self.connections:
+        told = self._waited or raised
+        if self._serving.begun.is_set() and not told and not self.status()["steps"] and not self.connections:
             _log.warning(
                 "the program ends, and its server with it, before anybody has played there; Server.wait() and "
                 "bridge.serve() serve until Ctrl-C"
