@@ -110,8 +110,13 @@ class Shared:
             yield vars(owner).get(name)
         for kind in self._owners:
             for name, value in sorted(vars(kind).items()):
-                # What Python keeps in each class, such as a cache of abstract ones, decides nothing.
-                if not name.startswith(("__", "_abc_")) and name not in self._drawn and is_data(value):
+                # What Python keeps in each class decides nothing: a cache of abstract ones, or, in an enumeration, the
+                # combinations of flags that were used.
+                if (
+                    not name.startswith(("__", "_abc_", "_value2member_map_"))
+                    and name not in self._drawn
+                    and is_data(value)
+                ):
                     yield value
         for function in self._functions:
             yield from held_by(function)
