@@ -431,7 +431,7 @@ def play_vector(envs: Any, steps: int, seed: int) -> None:
     envs.close()
 
 
-def until(condition: Any, deadline: float = 30.0) -> None:
+def until(condition: Any, deadline: float = 60.0) -> None:
     """Wait for a condition that another thread brings about."""
     end = time.monotonic() + deadline
     while not condition():

@@ -84,7 +84,7 @@ def test_agents_join_by_name_and_leave_while_it_runs(process):
 
 def test_a_reset_counts_once_the_other_agents_have_ended_or_sent_one_too(process):
     with duel(False, process=process) as game:
-        red, blue = (make_remote(game.game.url, agent=name, timeout=20) for name in SPACES)
+        red, blue = (make_remote(game.game.url, agent=name, timeout=60) for name in SPACES)
         red.reset(seed=1)
         blue.reset()
         rounds = len(game.begun)
@@ -109,8 +109,8 @@ def test_an_agent_that_has_ended_gets_no_actions_until_the_round_is_over(process
 
 @pytest.mark.parametrize("wait", [False, True])
 def test_each_is_told_its_own_rewards_and_its_own_end(process, wait):
-    with duel(wait, process=process, red=8, blue=4, timeout=20) as game:
-        red, blue = (make_remote(game.game.url, agent=name, timeout=20) for name in SPACES)
+    with duel(wait, process=process, red=8, blue=4, timeout=60) as game:
+        red, blue = (make_remote(game.game.url, agent=name, timeout=60) for name in SPACES)
         sums = {}
 
         def play(name, env, action):
@@ -175,8 +175,8 @@ def test_an_agent_ends_once_in_a_round():
 
 @pytest.mark.parametrize("wait", [False, True])
 def test_an_agent_and_a_person_who_reset_at_once_play_one_round_together(process, wait):
-    with duel(wait, process=process, timeout=20) as game:
-        envs = {name: make_remote(game.game.url, agent=name, timeout=20) for name in SPACES}
+    with duel(wait, process=process, timeout=60) as game:
+        envs = {name: make_remote(game.game.url, agent=name, timeout=60) for name in SPACES}
         for turn in range(6):
             together, seen = threading.Barrier(2), {}
 
@@ -231,12 +231,12 @@ def test_an_agent_that_joins_before_the_first_frame_of_a_round_plays_it_from_the
         thread = threading.Thread(target=loop, args=(game,))
         thread.start()
         try:
-            red = make_remote(game.url, agent="red", timeout=20)
+            red = make_remote(game.url, agent="red", timeout=60)
             told = {}
             asking = threading.Thread(target=lambda: told.update(red=red.reset(seed=4)[0]))
             asking.start()
             assert begins.wait(20)
-            blue = make_remote(game.url, agent="blue", timeout=20)
+            blue = make_remote(game.url, agent="blue", timeout=60)
             joining = threading.Thread(target=lambda: told.update(blue=blue.reset()[0]))
             joining.start()
             goes.set()
@@ -265,7 +265,7 @@ def test_a_game_that_is_closed_breaks_off_the_episodes_of_those_alone_who_still_
     with duel(wait, blue=4, process=process, record=Recording(tmp_path, observations=True)) as game:
 
         def play(name):
-            env = make_remote(game.game.url, agent=name, timeout=20)
+            env = make_remote(game.game.url, agent=name, timeout=60)
             try:
                 env.reset(seed=5)
                 while not steps[name] or not any(steps[name][-1][2:4]):
@@ -339,7 +339,7 @@ def three(wait, lengths, **keywords):
 def test_three_agents_of_dict_spaces_of_whom_two_end_at_once_are_each_told_their_own(process, wait):
     lengths = {"red": 5, "blue": 5, "green": 8}
     with three(wait, lengths, process=process) as (game, begun):
-        envs = {name: make_remote(game.url, agent=name, timeout=20) for name in THREE}
+        envs = {name: make_remote(game.url, agent=name, timeout=60) for name in THREE}
         told = {name: [] for name in THREE}
 
         def play(name):
@@ -373,7 +373,7 @@ def test_three_agents_of_dict_spaces_of_whom_two_end_at_once_are_each_told_their
 def test_a_reset_counts_also_where_some_of_the_others_have_ended_and_the_rest_have_left(process, wait):
     lengths = {"red": 10**6, "blue": 3, "green": 10**6}
     with three(wait, lengths, process=process) as (game, begun):
-        envs = {name: make_remote(game.url, agent=name, timeout=20) for name in THREE}
+        envs = {name: make_remote(game.url, agent=name, timeout=60) for name in THREE}
         ended = dict.fromkeys(THREE, False)
 
         def step(name):
