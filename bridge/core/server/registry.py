@@ -250,7 +250,7 @@ class Registry:
         if not self._limits.max_worlds:
             text = (
                 "this server has its default world alone (max_worlds=0): join that, with `?world=` in the URL; for "
-                "others, such as a replay, start it with a larger max_worlds"
+                "others, also those that a page asks for, start it with a larger max_worlds"
             )
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         if not self.has_room:
