@@ -249,8 +249,8 @@ class Registry:
         self.check_open()
         if not self._limits.max_worlds:
             text = (
-                "this server has its default world alone (max_worlds=0): join that, with `?world=` in the URL; for "
-                "others, also those that a page asks for, start it with a larger max_worlds"
+                "this server has its default world alone (max_worlds=0): join that, with `?world=` in the URL; "
+                "a server with a larger max_worlds makes others"
             )
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         if not self.has_room:
