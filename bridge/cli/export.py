@@ -8,7 +8,7 @@ from typing import Any
 
 from bridge.cli.program import OK, positive, say
 from bridge.cli.target import ENV_HELP, find_factory
-from bridge.errors import RecordingError
+from bridge.errors import RecordingError, SettingError
 from bridge.recording.selection import add_selection_options, given_conditions, is_complete, is_idle, selection_of
 
 __all__ = ["register"]
@@ -47,7 +47,9 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--allow-calls", action="store_true", help="call the recorded methods and set the recorded attributes"
     )
-    finite = "leave out episodes with a NaN or an infinity, which --lerobot refuses, and --minari keeps and tells"
+    finite = (
+        "with --minari and --lerobot: leave out episodes with a NaN or an infinity, which --minari otherwise keeps "
+    )
     parser.add_argument("--finite", action="store_true", help=finite)
     add_selection_options(parser, complete=True)
     parser.set_defaults(run=run)
@@ -59,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     from bridge.recording.lerobot import export_lerobot
     from bridge.recording.reader import open_episode, read_folder
 
+    if arguments.finite and arguments.mp4 is not None:
+        raise SettingError("--finite is for --minari and --lerobot, got it with --mp4: a film has no numbers")
     env = None if arguments.env is None else find_factory(arguments.env)
     path: Path = arguments.runs
     if path.exists():

@@ -380,16 +380,19 @@ def add_wait_option(parser: argparse.ArgumentParser) -> None:
     """Add `--wait-for-server`, as `wait_for_server=` of `make_remote`."""
     parser.add_argument(
         "--wait-for-server",
-        type=_seconds_or_none,
+        type=_seconds_or_zero,
         default=0.0,
         metavar="S",
         help="seconds to wait for a server that is not up yet (default: 0)",
     )
 
 
-def _seconds_or_none(text: str) -> float:
-    """Read what `positive` does, or 0, which is not to wait."""
-    return 0.0 if text == "0" else positive(text)
+def _seconds_or_zero(text: str) -> float:
+    """Read what `positive` does, or a zero, by which nobody waits."""
+    with contextlib.suppress(ValueError):
+        if float(text) == 0.0:
+            return 0.0
+    return positive(text)
 
 
 def positive_int(text: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -186,15 +185,16 @@ def _openenv(openenv: object, name: str, *, web: bool, single: bool) -> list[Por
 
 def _realtime(options: ServerOptions, default_action: Any) -> RealtimeOptions | None:
     """Join the keywords of real time, or raise SettingError where they stand without `fps`."""
-    if (options.fps, options.realtime) != (None, None):
-        from bridge.core.worlds.realtime_options import RealTime, RealtimeOptions
-    if options.fps is not None:
-        return RealtimeOptions.of(options.fps, default_action, options.realtime, rests=options.page is not None)
-    if options.realtime is not None:
-        RealtimeOptions.of(1.0, None, options.realtime)  # which raises where it is something else
-        plain = dataclasses.asdict(RealTime())
-        given = [f"{name}=…" for name, value in plain.items() if getattr(options.realtime, name) != value]
+    if options.fps is None and options.realtime is None:
+        if default_action is not None:
+            raise SettingError("default_action is for real-time worlds: give fps= too")
+        return None
+    from bridge.core.worlds.realtime_options import RealTime, RealtimeOptions
+
+    if options.fps is None:
+        # By their names: on a command line each of them is an option.
+        given = [
+            f"{name}=…" for name, value in vars(RealTime()).items() if getattr(options.realtime, name, value) != value
+        ]
         raise SettingError(f"realtime=RealTime({', '.join(given)}) is for real-time worlds: give fps= too")
-    if default_action is not None:
-        raise SettingError("default_action is for real-time worlds: give fps= too")
-    return None
+    return RealtimeOptions.of(options.fps, default_action, options.realtime, rests=options.page is not None)

@@ -291,7 +291,9 @@ class Top:
             **counts,
             uptime=int(said["uptime"] * 1000) / 1000,  # raises where it is infinite or NaN
         )
-        if said["draining"]:  # it waits for its last connection to end; a new one, at the next look, is no client's
+        # It ends once its clients have left, and this connection counts as one. That of the next look does not: it is
+        # let in for properties alone.
+        if said["draining"]:
             self._leave(endpoint.url)
             self._draining[endpoint.url] = dataclasses.replace(row, steps_per_second=None)
         return row

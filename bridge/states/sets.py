@@ -19,10 +19,10 @@ __all__ = ["copied_set"]
 _WORD = ctypes.c_ssize_t
 _NEIGHBOURS = 9
 """How many cells after the first one are looked at, before another place is."""
-_SHUFFLED = 100
-"""How many items a set has at most of which further orders are tried: a larger one hardly ever needs them."""
+_SMALL = 100
+"""The most items of a set for which shuffled orders are tried, too: a larger set hardly ever needs them."""
 _SHUFFLES = 64
-"""How many."""
+"""The number of these orders."""
 _MASK = 2 ** (8 * ctypes.sizeof(_WORD)) - 1
 
 
@@ -148,8 +148,9 @@ def _grown(order: list[Any], mask: int) -> Iterator[set[Any]]:
                 number += 1
             made.update(order[left - 1 :])
             yield made
-    # Items that compete for a cell of the larger table got it by their places in the smaller one.
-    if len(order) <= _SHUFFLED:
+    # As the table grew, items were put into the larger one in the order of the smaller one: which of those that belong
+    # into the same cell came first is not known.
+    if len(order) <= _SMALL:
         for seed in range(_SHUFFLES):
             yield set(random.Random(seed).sample(order, len(order)))
 

@@ -411,7 +411,8 @@ def test_what_cannot_be_served_is_one_line_and_exit_code_2(
 
 
 def test_waiting_for_no_server_can_be_said_as_it_is_by_default(cartpole: bridge.Server) -> None:
-    assert main(["info", cartpole.url, "--wait-for-server", "0"]) == 0
+    for nothing in ("0", "0.0"):
+        assert main(["info", cartpole.url, "--wait-for-server", nothing]) == 0
 
 
 @pytest.mark.parametrize("port", ["x", "70000", "-1", "80.5", ""])

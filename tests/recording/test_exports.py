@@ -467,6 +467,7 @@ def test_what_is_not_finite_is_told_or_left_out_and_refused_where_it_spoils_the_
     assert "keeps the NaN" not in said
     assert datasets.load_dataset("test/finite-v0").total_episodes == 2
     assert main(["export", str(runs), "--lerobot", str(tmp_path / "set"), "--finite"]) == 0
+    assert main(["export", str(runs), "--mp4", str(tmp_path / "films"), "--finite"]) == 2
 
 
 def test_rewards_and_actions_that_are_not_finite_are_found_too(tmp_path):

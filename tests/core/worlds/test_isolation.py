@@ -365,7 +365,7 @@ def test_a_main_module_without_a_guard_is_told_by_one_traceback_at_its_line(tmp_
     main = tmp_path / "unguarded.py"
     main.write_text(UNGUARDED, encoding="utf-8")
     done = subprocess.run([sys.executable, main], capture_output=True, text=True, timeout=60, check=False)
-    assert "guard it by if __name__ == '__main__':" in done.stderr
+    assert "below `if __name__ == '__main__':`" in done.stderr
     # The last line is the client's, far below the traceback.
-    assert "guard it by if __name__ == '__main__':" in done.stderr.rstrip().rpartition("\n")[2]
+    assert "below `if __name__ == '__main__':`" in done.stderr.rstrip().rpartition("\n")[2]
     assert "the server failed at" not in done.stderr

@@ -42,8 +42,7 @@ def gather_all(pool: VectorPool, timeout: float, on_lost: OnLost) -> None:
     members = slot_members.filling
     first = 0
     began = since = time.monotonic()
-    late = members[0]
-    """Who is waited for, `since` when, unless that is counted already."""
+    late = members[0]  # who is waited for, and `since` when, but for the time that is counted already
     tell_at = began + _PERIOD
 
     def tolerated(member: Member) -> bool:

@@ -35,7 +35,9 @@ _GRACE = 2.0
 """Seconds that a world's process has for closing its environment, once it is idle."""
 _START = 120.0
 """Seconds that a process has for its start and its imports, before the environment is made."""
-_ITS_START = "its start (what it printed says why; a script has to guard it by if __name__ == '__main__':)"
+_ITS_START = (
+    "its start: what it printed says why (a script that serves has to do so below `if __name__ == '__main__':`)"
+)
 """What a process is said to have ended in that did not get as far as making its environment."""
 _CHUNK = 1 << 18
 """Bytes that are read from the pipe at a time: the memory for as many is allocated for each read, however few come."""

@@ -76,7 +76,7 @@ class FramePacer(Pacer):
         self._driver = FrameDriver(self, self.loop, world.scheduler, self.options.clock)
         self._waiters = Waiters(world.scheduler, lambda: self.world.refuse_if_over())
         self.inside: dict[Agent, EnvAgent] = {}
-        """The agents that are in, those that only watch too, each by itself; second streams are not."""
+        """The agents that are in, also those that only watch, each once: the second stream of an agent is none."""
         self.acting = ActingStreams(self)
         """Lets in the second streams of agents."""
         self._ordered: ResetRequest | None = None
