@@ -128,13 +128,14 @@ def test_an_error_that_a_signal_handler_raises_is_an_interrupt_too(url: str, gat
 def test_an_interrupted_step_of_a_vector_environment_can_be_waited_for(url: str, gate: threading.Event) -> None:
     envs = BlockingReset(make_vec_remote(url, num_envs=2))
     envs.reset()
-    interrupt(lambda: envs.step(np.array([1, INTERRUPT])), gate)
+    # The slot with the interrupt is first: one that was answered could be interrupted while its answer is read.
+    interrupt(lambda: envs.step(np.array([INTERRUPT, 1])), gate)
     with pytest.raises(AlreadyPendingError, match=r"call step_wait again, or reset|by recv first, or reset") as pending:
         envs.step(np.array([2, 3]))
     if "recv" in str(pending.value):  # it was interrupted while it sent the actions
-        assert envs.recv(2)[1].tolist() == [1, INTERRUPT]
+        assert envs.recv(2)[1].tolist() == [INTERRUPT, 1]
     else:
-        assert envs.step_wait()[0].tolist() == [1, INTERRUPT]
+        assert envs.step_wait()[0].tolist() == [INTERRUPT, 1]
     assert envs.step(np.array([4, 5]))[0].tolist() == [4, 5]
     interrupt(lambda: envs.step(np.array([INTERRUPT, 6])), gate)
     envs.reset()
