@@ -202,7 +202,7 @@ $(TRAINERS)/.archives: $(TRAINERS)/.installed-test,trainers
 
 test-trainers: $(TRAINERS)/.installed-test,trainers
 	-$(MAKE) $(TRAINERS)/.archives # without them their tests are skipped with a word
-	$(TRAINERS)/bin/python -m pytest tests/trainers
+	$(TRAINERS)/bin/python -m pytest --numprocesses 2 --dist worksteal tests/trainers
 
 $(PEERS)/.installed: FORCE | $(BIN)/pip
 	$(CACHED) $@ -- $(SAY) "Installing other packages into $(PEERS)" $(call install,$(PEERS),$(PEERS_PACKAGES))

@@ -34,10 +34,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+gc.disable()  # until all tests are collected: they are garbage for nobody
+
+
 def pytest_collection_finish() -> None:
     """Take the 10,000 tests out of the garbage collector's sight: it would look at all of them again in each test."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def ours() -> set[threading.Thread]:

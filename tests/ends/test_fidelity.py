@@ -42,13 +42,13 @@ def test_one_remote_environment_equals_the_local_one(name: str) -> None:
     compare_one(function, steps)
 
 
-@pytest.mark.parametrize(("name", "shape"), sampled(itertools.product(ZOO, SHAPES), 7, 1))
+@pytest.mark.parametrize(("name", "shape"), sampled(itertools.product(ZOO, SHAPES), 14, 1, slow=14))
 def test_slots_equal_the_environments_of_sync_vector_env(name: str, shape: tuple[int, int]) -> None:
     function, _, steps = ZOO[name]
     compare_many(function, *shape, steps)
 
 
-@pytest.mark.parametrize("name", EVERY_SPACE)
+@pytest.mark.parametrize("name", sampled(EVERY_SPACE, 2, slow=True))
 def test_every_space_arrives_exactly_as_that_of_observations_and_actions(name: str) -> None:
     # The reward and an info hold a digest of the action with its dtypes and shapes.
     compare_one(lambda: SpaceEnv(EVERY_SPACE[name](), EVERY_SPACE[name]()), 20)

@@ -15,7 +15,7 @@ from gymnasium.utils.env_match import check_environments_match
 from pettingzoo.utils.conversions import parallel_to_aec
 
 from bridge import make_parallel_remote, make_remote, serve_gym, serve_parallel
-from tests.support import NO_BOX2D, TAXI, chosen, import_box2d
+from tests.support import NO_BOX2D, TAXI, chosen, import_box2d, sampled
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # PettingZoo's own tests import what it deprecates
@@ -104,7 +104,7 @@ def teams() -> Iterator[Callable[[str], tuple[Make, Make]]]:
         close()
 
 
-@pytest.mark.parametrize("name", TEAMS)
+@pytest.mark.parametrize("name", sampled(TEAMS, 3, slow=True))
 def test_a_remote_of_several_agents_passes_parallel_api_test(name: str, teams: Any) -> None:
     parallel, _ = teams(name)
     checks.parallel_api_test(parallel(), num_cycles=50)

@@ -25,7 +25,7 @@ from bridge.errors import (
 from bridge.testing import EVERY_SPACE, CountingEnv, FailingEnv, SpaceEnv, digest
 from tests.inside import server_signs_of_life
 from tests.openenv.sessions import ask, openenv, session, web
-from tests.support import until
+from tests.support import sampled, until
 
 # JSON has no form for these: keys that are one text, and containers whose parts Gymnasium batches.
 WITHOUT_JSON = {
@@ -62,7 +62,7 @@ def fetch(server: Server, path: str, body: Any = None, **headers: str) -> tuple[
             return error.code, json.loads(error.read())
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY_SPACE if name not in WITHOUT_JSON])
+@pytest.mark.parametrize("name", sampled((name for name in EVERY_SPACE if name not in WITHOUT_JSON), 2, slow=True))
 def test_every_space_is_the_local_one_bit_for_bit(name: str) -> None:
     make = EVERY_SPACE[name]
     local = SpaceEnv(make(), make())

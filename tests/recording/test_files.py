@@ -246,7 +246,7 @@ BOMBS: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", sampled(BOMBS, 5, 1, slow=2))
+@pytest.mark.parametrize("name", sampled(BOMBS, 5, 1, slow=4))
 def test_a_file_of_kilobytes_that_takes_a_gigabyte_is_refused_whatever_its_footer_says(recorded, name):
     make, options, said = BOMBS[name]
     pq.write_table(make(), stream := io.BytesIO(), compression="zstd", write_statistics=False, **options)

@@ -56,10 +56,10 @@ KINDS = [
     # By PettingZoo's own conversion, and wrappers.
     *(("classic/connect_four-v3", "copy"), ("classic/rps-v2", "copy")),
 ]
-# `.ci/run` plays four of them here, and two isolated.
+# `.ci/run` plays three of them here, and one isolated.
 HERE_OR_ISOLATED = [
-    *sampled([(*each, None) for each in KINDS], 3, slow=2),
-    *sampled([(*each, "process") for each in KINDS], 3, 1),
+    *sampled([(*each, None) for each in KINDS], 6, slow=2),
+    *sampled([(*each, "process") for each in KINDS], 6, 1),
 ]
 
 

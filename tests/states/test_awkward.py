@@ -34,13 +34,13 @@ def test_an_awkward_environment_is_right_or_refused_and_never_wrong(kind: Any) -
         assert len(examine(kind).split()) > 5, "wrong, and its check passes"
 
 
-@pytest.mark.parametrize("kind", [*ODD, *CURIOUS], ids=stable_id)
+@pytest.mark.parametrize("kind", sampled([*ODD, *CURIOUS], 3, slow=True), ids=stable_id)
 def test_an_odd_environment_is_replayed_right_or_not_at_all(kind: Any) -> None:
     if is_replayed_wrong(kind):
         assert len(examine_replay(kind).split()) > 5, "wrong, and its check passes"
 
 
-@pytest.mark.parametrize("kind", sampled(ALL, 12, slow=3), ids=stable_id)
+@pytest.mark.parametrize("kind", sampled(ALL, 24, slow=6), ids=stable_id)
 def test_an_awkward_environment_that_lives_beside_others_is_right_or_refused(kind: Any) -> None:
     # First the check, as a server has it in a process of its own: some change what all share but once in a process.
     reason = examine(kind)
@@ -51,7 +51,7 @@ def test_an_awkward_environment_that_lives_beside_others_is_right_or_refused(kin
         assert not is_moved_by_a_save(kind)
 
 
-@pytest.mark.parametrize("kind", sampled(ALL, 96, slow=24), ids=stable_id)
+@pytest.mark.parametrize("kind", sampled(ALL, 195, slow=48), ids=stable_id)
 @pytest.mark.parametrize("worlds", [False, True], ids=["lanes", "worlds"])
 def test_a_slot_of_an_awkward_environment_is_right_or_refused(kind: Any, worlds: bool) -> None:
     with (
@@ -82,7 +82,7 @@ def test_a_slot_of_an_awkward_environment_is_right_or_refused(kind: Any, worlds:
                 return
 
 
-@pytest.mark.parametrize("kind", sampled([*RIGHT, *PLAIN], 6, slow=2), ids=stable_id)
+@pytest.mark.parametrize("kind", sampled([*RIGHT, *PLAIN], 12, slow=4), ids=stable_id)
 def test_what_looks_hard_and_can_be_copied_is(kind: Any) -> None:
     assert examine(kind) == ""
     assert not goes_wrong(kind)

@@ -16,7 +16,7 @@ from bridge.core.encoding.tensors import unpack_tensor
 from bridge.errors import BridgeError, Code, RefusedError
 from bridge.testing import Inspector
 from tests.states_envs import Walk
-from tests.support import assert_identical, server_process, until
+from tests.support import assert_identical, sampled, server_process, until
 
 DEADLINE = 60.0
 # On the port that it is given, so that another one can take its place.
@@ -218,7 +218,9 @@ class Told(Observer, Listener):
         return result
 
 
-@pytest.mark.parametrize(("kind", "how"), [(Walk, "copy"), (Fragile, "replay")], ids=["copy", "replay"])
+@pytest.mark.parametrize(
+    ("kind", "how"), sampled([(Walk, "copy"), (Fragile, "replay")], 2, 1, slow=True), ids=["copy", "replay"]
+)
 def test_an_observer_follows_a_restored_environment(kind: Any, how: str) -> None:
     told = Told()
     with (

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from bridge import make_remote, serve_gym
 from tests.browser import PIXEL, in_browser, launched, opened_in, shows
+from tests.support import sampled
 
 DEADLINE = 60.0
 
@@ -52,7 +53,9 @@ class Fragile(Shade):
 
 
 @in_browser
-@pytest.mark.parametrize(("kind", "how"), [(Shade, "copy"), (Fragile, "replay")], ids=["copy", "replay"])
+@pytest.mark.parametrize(
+    ("kind", "how"), sampled([(Shade, "copy"), (Fragile, "replay")], 2, 1, slow=True), ids=["copy", "replay"]
+)
 def test_the_page_shows_a_restored_environment_and_what_it_does_then(kind: Any, how: str) -> None:
     shade = f"({PIXEL})()[0]"
     with (

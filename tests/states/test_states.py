@@ -39,7 +39,7 @@ def played(env: Any, actions: list[Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("kind", sampled(REFUSED, 4, slow=True), ids=stable_id)
+@pytest.mark.parametrize("kind", sampled(REFUSED, 8, slow=2), ids=stable_id)
 def test_a_kind_that_cannot_be_copied_is_refused_and_its_client_goes_on(kind: Any) -> None:
     with serve_gym(kind) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
         env.reset(seed=0)
@@ -92,7 +92,7 @@ def test_a_state_one_step_before_the_end_ends_again() -> None:
         assert not env.step(1)[2]
 
 
-@pytest.mark.parametrize("isolation", [None, "process"], ids=["here", "isolated"])
+@pytest.mark.parametrize("isolation", [None, pytest.param("process", marks=pytest.mark.slow)], ids=["here", "isolated"])
 def test_one_message_forks_a_state_over_many_lanes(isolation: Any) -> None:
     with (
         serve_gym(Walk, isolation=isolation) as server,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -67,8 +68,10 @@ MAKERS = [
 ]
 
 
-def title_of(make: functools.partial[Any]) -> str:
+def title_of(make: functools.partial[Any] | str) -> str:
     """The id of a parameter."""
+    if isinstance(make, str):
+        return make
     kind = next(one for one in (bare, wrapped) if one in (make.func, *make.args))
     return f"{kind.__name__} {make.args[-1]}"
 
@@ -142,8 +145,12 @@ def row(value: Any, lane: int) -> Any:
     return tuple(row(item, lane) for item in value) if isinstance(value, tuple) else np.array(value[lane])
 
 
-@pytest.mark.parametrize("place", ["single", "lanes", "isolated"])
-@pytest.mark.parametrize("make", sampled(MAKERS, len(MAKERS), slow=12), ids=title_of)
+PLACES = ["single", "lanes", "isolated"]
+
+
+@pytest.mark.parametrize(
+    ("make", "place"), sampled(itertools.product(MAKERS, PLACES), len(MAKERS) * len(PLACES), slow=22), ids=title_of
+)
 def test_it_goes_on_bit_for_bit_from_each_part_of_an_episode(make: functools.partial[Any], place: str) -> None:
     pytest.importorskip(make.args[-2])
     given: dict[str, Any] = {"num_envs": 3} if place == "lanes" else {}

@@ -54,7 +54,7 @@ def test_every_space_passes_the_checker_of_gymnasium(name, role):
         check_env(env, skip_render_check=True)
 
 
-@pytest.mark.parametrize("name", sampled(EVERY_SPACE, 4))
+@pytest.mark.parametrize("name", sampled(EVERY_SPACE, 8, slow=4))
 def test_the_same_seed_gives_the_same_trajectory_and_another_seed_another(name):
     space = EVERY_SPACE[name]
     first = play(SpaceEnv(space(), space()), seed=3)

@@ -245,7 +245,7 @@ def test_wherever_a_step_is_interrupted_the_next_one_gets_its_own_answer(url: st
 # It may be interrupted right after a socket was made, or where Python can only print the error.
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize(
-    ("slots", "where"), sampled([(None, "call"), (None, "c_return"), (2, "c_return"), (2, "call")], 2, 1, slow=True)
+    ("slots", "where"), sampled([(None, "call"), (None, "c_return"), (2, "c_return"), (2, "call")], 4, 1, slow=3)
 )
 @pytest.mark.slow
 def test_wherever_a_reset_that_connects_is_interrupted_the_next_one_connects(

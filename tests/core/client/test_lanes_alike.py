@@ -98,7 +98,7 @@ def test_episodes_are_the_same_in_each_mode(env_id: str, mode: str) -> None:
     in_both_forms(env_id, play, autoreset_mode=mode)
 
 
-@pytest.mark.parametrize("name", sampled(EVERY_SPACE, 4))
+@pytest.mark.parametrize("name", sampled(EVERY_SPACE, 8, slow=4))
 def test_every_space_of_observations_and_actions_is_the_same(name: str) -> None:
     def factory() -> Any:
         return SpaceEnv(EVERY_SPACE[name](), EVERY_SPACE[name](), min_steps=2, max_steps=5)

@@ -119,7 +119,7 @@ class Client:
         return np.logical_or(*flags)
 
 
-@pytest.mark.parametrize("name", sampled(EVERY_SPACE, 4))
+@pytest.mark.parametrize("name", sampled(EVERY_SPACE, 8, slow=4))
 def test_a_step_answers_what_a_reset_of_the_lanes_that_ended_and_a_step_would(name: str) -> None:
     one, two = Client(lambda: of_space(name)), Client(lambda: of_space(name))
     assert one.property("world.autoreset", "same_step").WhichOneof("payload") == "extension"

@@ -71,7 +71,9 @@ EMPTY = {"dict_empty", "tuple_empty", "tuple_of_empty_ones"}
 BATCHED = [name for name in EVERY_SPACE if name not in UNBATCHED]
 
 
-@pytest.mark.parametrize(("mode", "name"), sampled([(mode, name) for mode in MODES for name in BATCHED], 5), ids=str)
+@pytest.mark.parametrize(
+    ("mode", "name"), sampled([(mode, name) for mode in MODES for name in BATCHED], 10, slow=5), ids=str
+)
 def test_every_space_is_played_as_a_sync_vector_env_plays_it(mode, name):
     def make():
         action_space = spaces.Discrete(2) if name in EMPTY else EVERY_SPACE[name]()
