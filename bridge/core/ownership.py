@@ -60,11 +60,15 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    try:
-        for item in list(_inherited):
+    failed: Exception | None = None
+    for item in list(_inherited):
+        try:
             item.after_fork()
-    finally:
-        _after_fork_in_parent()
+        except Exception as error:  # the others have to give up theirs too
+            failed = failed or error
+    _after_fork_in_parent()
+    if failed is not None:
+        raise failed  # Python prints it, and goes on
 
 
 if hasattr(os, "register_at_fork"):
