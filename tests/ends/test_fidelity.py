@@ -42,7 +42,7 @@ def test_one_remote_environment_equals_the_local_one(name: str) -> None:
     compare_one(function, steps)
 
 
-@pytest.mark.parametrize(("name", "shape"), sampled(itertools.product(ZOO, SHAPES), 14, 1, slow=14))
+@pytest.mark.parametrize(("name", "shape"), sampled(itertools.product(ZOO, SHAPES), 28, 1, slow=14))
 def test_slots_equal_the_environments_of_sync_vector_env(name: str, shape: tuple[int, int]) -> None:
     function, _, steps = ZOO[name]
     compare_many(function, *shape, steps)

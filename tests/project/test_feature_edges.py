@@ -256,6 +256,7 @@ def test_folders_are_imported_by_those_alone_that_their_docstrings_name():
     assert FOLDERS_NOT_YET - set(found) == set(), "no longer there: take them out of the table"
 
 
+@pytest.mark.slow  # it reads all sources
 def test_folders_import_each_other_in_no_circle():
     arrows = {(folder_of(path), to) for path, to in edges_of_folders() if (path, to) not in FOLDERS_NOT_YET}
     assert circles(arrows) == []

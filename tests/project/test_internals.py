@@ -30,6 +30,7 @@ def test_the_vocabulary_names_modules_that_exist():
     assert set(internals.PUBLIC_PACKAGES) <= internals.modules()
 
 
+@pytest.mark.slow  # it reads all sources
 def test_each_entry_of_the_helpers_names_a_file_that_imports_it():
     found = {(each.file, each.what.removeprefix("bridge.")) for each in internals.find() if each.kind == "helpers"}
     assert found == {(file, name) for file, (_, names) in internals.HELPERS.items() for name in names.split()}

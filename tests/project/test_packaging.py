@@ -219,6 +219,7 @@ def imports_of(name: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow  # it reads all sources
 def test_no_module_imports_the_public_library_of_the_protocol():
     """Its messages and ours have the same names: both can be in one process, but nothing of ours needs it."""
     assert [name for name in OURS for found in imports_of(name) if found.split(".")[0] == "dm_env_rpc"] == []
@@ -322,6 +323,7 @@ def test_what_to_install_is_worded_in_one_place():
     assert [name for name in OURS if worded in source_of(name).read_text("utf-8")] == ["bridge.core.extras"]
 
 
+@pytest.mark.slow  # it reads all sources
 def test_every_extra_that_an_error_names_is_one():
     asked = {
         node.args[-1].value

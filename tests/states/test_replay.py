@@ -160,7 +160,8 @@ class Draws(Walk):
         self.x += self.held["old"].rand()
 
 
-@pytest.mark.parametrize("lanes", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("lanes", [False, True])
+@pytest.mark.slow
 def test_whatever_draws_is_seeded_in_a_replayed_branch_as_in_a_copied_one(lanes: bool) -> None:
     found = []
     for locked in (True, False):

@@ -71,7 +71,7 @@ LANES = [
 # `.ci/run` plays all of them here, and one isolated.
 HERE_OR_ISOLATED = [
     *sampled([(*each, None) for each in LANES], 6, slow=True),
-    *sampled([(*each, "process") for each in LANES], 4, 3),
+    *sampled([(*each, "process") for each in LANES], 6, 4),
 ]
 
 
