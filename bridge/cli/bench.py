@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from bridge.cli.program import OK, add_wait_option, positive
+from bridge.cli.program import OK, add_wait_option, positive, seed_number
 from bridge.core.transport.credentials import add_credential_options, credential_keywords
 from bridge.errors import shown_url
 from bridge.facade.make import make_vec_remote
@@ -56,7 +56,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--seconds", type=positive, default=5.0, metavar="S", help="how long to step (default: 5)")
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of environments and actions (default: 0)"
+        "--seed", type=seed_number, default=0, metavar="N", help="seed of environments and actions (default: 0)"
     )
     parser.add_argument(
         "--timeout", type=positive, default=10.0, metavar="S", help="seconds to wait for each answer (default: 10)"

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bridge.cli.program import OK, PROGRAM, add_wait_option, positive, positive_int, say
-from bridge.cli.target import find_policies
+from bridge.cli.program import OK, PROGRAM, add_wait_option, known_port, positive, positive_int, say, seed_number
+from bridge.cli.target import find_function
 from bridge.core.transport.credentials import TLS, add_credential_options, credential_keywords
+from bridge.errors import SettingError
 
 __all__ = ["EvaluationProgress", "register"]
 
@@ -43,13 +44,15 @@ def register(commands: Any) -> None:
     chosen.add_argument("--policy", metavar="POLICY", help="a URL, or MODULE:FUNCTION")
     chosen.add_argument("--compare", nargs=2, metavar=("A", "B"), help="two policies, on the same seeds")
     parser.add_argument("--episodes", type=int, default=50, metavar="N", help="how many episodes (default: 50)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the first episode (default: 0)")
+    parser.add_argument(
+        "--seed", type=seed_number, default=0, metavar="N", help="seed of the first episode (default: 0)"
+    )
     parser.add_argument("--num-envs", type=int, metavar="N", help="slots (default: one for each URL, or its lanes)")
-    parser.add_argument("--execution-horizon", type=int, metavar="N", help="actions of a chunk (default: all)")
+    parser.add_argument("--execution-horizon", type=positive_int, metavar="N", help="actions of a chunk (default: all)")
     parser.add_argument("--rows", action="store_true", help="a function takes one observation, not a batch")
     parser.add_argument("--record", metavar="FOLDER", help="record the episodes there, with observations")
     parser.add_argument(
-        "--web-port", type=positive_int, metavar="PORT", help="show worlds and results at http://127.0.0.1:PORT"
+        "--web-port", type=known_port, metavar="PORT", help="show worlds and results at http://127.0.0.1:PORT"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--timeout", type=positive, default=10.0, metavar="S", help="seconds to answer (default: 10)")
@@ -62,21 +65,26 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate and print."""
     from bridge.policies import compare, evaluate  # they need an extra, which `--help` does not
 
+    named = arguments.compare or [arguments.policy]
+    at_urls = ["://" in text for text in named]
+    if arguments.rows and all(at_urls):
+        raise SettingError("--rows is for a policy as MODULE:FUNCTION, got it with a URL")
+    if arguments.execution_horizon is not None and not any(at_urls):
+        raise SettingError("--execution-horizon is for a policy at a URL, got it with MODULE:FUNCTION")
     names = ("episodes", "seed", "num_envs", "timeout", "wait_for_server", "record", "web_port")
     given = {name: getattr(arguments, name) for name in names}
-    named = arguments.compare or [arguments.policy]
     credentials = credential_keywords(arguments)
     tls = credentials.pop("tls", None)
     # Where no URL has TLS, the environments refuse the options, and say why.
     if tls is not None and (any(map(_may_have_tls, arguments.urls)) or not any(map(_has_tls, named))):
         given["tls"] = tls
     given.update(credentials)
-    if arguments.web_port is not None:
-        print(f"In a browser: http://127.0.0.1:{arguments.web_port}", file=sys.stderr)
     urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls
     if tls is not None and "tls" in given:  # then it is the environments' server that has that name
         tls = dataclasses.replace(tls, server_name=None)
     policies = [_policy(text, arguments, tls) for text in named]
+    if arguments.web_port is not None:
+        print(f"In a browser: http://127.0.0.1:{arguments.web_port}", file=sys.stderr)
     # Two policies are evaluated one after the other; their URLs, which may hold a token, stay unsaid.
     titles = ["the first: ", "the second: "] if arguments.compare else [""]
     with EvaluationProgress(titles, arguments.episodes) as progress:
@@ -106,7 +114,7 @@ def _policy(text: str, arguments: argparse.Namespace, tls: TLS | None) -> Any:
             tls=tls if _has_tls(text) else None,
             wait_for_server=arguments.wait_for_server,
         )
-    function = find_policies([text])
+    function = find_function(text, "as its ws:// URL, or ")
     return by_rows(function) if arguments.rows else function
 
 

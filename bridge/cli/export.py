@@ -23,6 +23,17 @@ Observations that were not recorded come from a replay, which is held against th
 """
 
 
+_FORMS = ("minari", "lerobot", "mp4")
+_OF_FORMS = {
+    "author": ("minari",),
+    "data_format": ("minari",),
+    "task": ("lerobot",),
+    "fps": ("lerobot", "mp4"),
+    "finite": ("minari", "lerobot"),
+}
+"""The options that not all forms have, and the forms that do."""
+
+
 def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
@@ -61,8 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
     from bridge.recording.lerobot import export_lerobot
     from bridge.recording.reader import open_episode, read_folder
 
-    if arguments.finite and arguments.mp4 is not None:
-        raise SettingError("--finite is for --minari and --lerobot, got it with --mp4: a film has no numbers")
+    form = next(form for form in _FORMS if getattr(arguments, form) is not None)
+    for name, forms in _OF_FORMS.items():
+        if getattr(arguments, name) and form not in forms:
+            title, wanted = name.replace("_", "-"), " and ".join(f"--{each}" for each in forms)
+            raise SettingError(f"--{title} is for {wanted}, got it with --{form}")
     env = None if arguments.env is None else find_factory(arguments.env)
     path: Path = arguments.runs
     if path.exists():

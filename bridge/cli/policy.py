@@ -7,7 +7,7 @@ from typing import Any
 
 from bridge.cli.program import OK, port_number, say
 from bridge.cli.running import server_logging
-from bridge.cli.target import find_policies
+from bridge.cli.target import find_function
 from bridge.core.signals import sigterm_as_interrupt
 from bridge.core.transport.credentials import add_credential_options, credential_keywords
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal."""
     from bridge.policies import by_rows, serve_policy  # they need an extra, which `--help` does not
 
-    function = find_policies([arguments.function])
+    function = find_function(arguments.function)
     names = ("host", "port", "chunked", "max_batch", "max_wait", "max_connections", "insecure")
     access = credential_keywords(arguments)
     given = {**access, **{name: getattr(arguments, name) for name in names}}

@@ -409,6 +409,21 @@ def port_number(text: str) -> int:
     return int(text)
 
 
+def known_port(text: str) -> int:
+    """Read a port that is told before it is open, so that the system cannot choose it, for `add_argument(type=…)`."""
+    port = port_number(text)
+    if port == 0:
+        raise argparse.ArgumentTypeError("expected a port from 1 to 65535, got '0'")
+    return port
+
+
+def seed_number(text: str) -> int:
+    """Read a seed, for `add_argument(type=…)`."""
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"expected a seed, an integer from 0 on, got {text!r}")
+    return int(text)
+
+
 def clean(text: str) -> str:
     """Return a line without anything that a terminal would obey: what a server or a recording says may be in it."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)

@@ -21,7 +21,7 @@ from bridge.core.worlds.recipe import similar_ids
 from bridge.errors import SettingError, StartError
 from bridge.facade.policies import RANDOM
 
-__all__ = ["ENV_HELP", "Target", "find_factory", "find_policies", "find_target"]
+__all__ = ["ENV_HELP", "Target", "find_factory", "find_function", "find_policies", "find_target"]
 
 ENV_HELP = (
     "a Gymnasium id; MODULE:ENV_ID imports the module first; MODULE:NAME is a function or class that makes an "
@@ -112,13 +112,27 @@ def find_policies(items: Sequence[str]) -> Any:
 
 
 def _find_policy(text: str) -> Any:
-    module_name, colon, name = text.rpartition(":")
     if text == RANDOM or text.startswith(("ws://", "wss://")):
         return text
+    return find_function(text, "as random, as its ws:// URL, or ")
+
+
+def find_function(text: str, other_forms: str = "") -> Any:
+    """Read a policy as MODULE:FUNCTION.
+
+    Args:
+        text: What was given.
+        other_forms: What may be given in place of it, for the error, such as `as random, or `.
+
+    Raises:
+        SettingError: It has another form, or its module is not there.
+        StartError: Its module raises when it is imported.
+    """
+    module_name, colon, name = text.rpartition(":")
     if not (module_name and colon and all(part.isidentifier() for part in name.split("."))):
         raise SettingError(
-            "expected a policy as random, as its ws:// URL, or as MODULE:FUNCTION that takes an observation and "
-            f"returns an action, got {text!r}"
+            f"expected a policy {other_forms}as MODULE:FUNCTION that takes an observation and returns an action, "
+            f"got {text!r}"
         )
     _search_here()
     found: Any = _import(module_name, text)

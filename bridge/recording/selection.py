@@ -109,8 +109,8 @@ def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) ->
     """Add the options that choose episodes, each named as its field of `Selection`."""
     parser.add_argument("--who", metavar="WHO", help="where this one acted: person, agent, person:Ann, 'agent:*'")
     parser.add_argument("--env-id", metavar="ID", help="recorded of this environment; wildcards as in 'ALE/*'")
-    parser.add_argument("--min-return", type=float, default=-math.inf, metavar="X", help="with this return or more")
-    parser.add_argument("--max-return", type=float, default=math.inf, metavar="X", help="with this return or less")
+    parser.add_argument("--min-return", type=_number, default=-math.inf, metavar="X", help="with this return or more")
+    parser.add_argument("--max-return", type=_number, default=math.inf, metavar="X", help="with this return or less")
     parser.add_argument(
         "--intervention",
         action=argparse.BooleanOptionalAction,
@@ -123,6 +123,17 @@ def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) ->
         parser.add_argument("--unattended", action="store_false", dest="acted", help=text)
         text = "also episodes that failed, as where a step raised, did not end, or lack rows or a checksum"
         parser.add_argument("--unfinished", action="store_false", dest="complete", help=text)
+
+
+def _number(text: str) -> float:
+    """Read a bound of returns, which may be infinite, for `add_argument(type=…)`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value):
+        raise argparse.ArgumentTypeError(f"expected a number, got {text!r}")
+    return value
 
 
 def given_conditions(arguments: argparse.Namespace) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -310,6 +311,29 @@ def test_what_cannot_be_evaluated_is_refused():
 def bridge(*arguments, cwd):
     command = [sys.executable, "-m", "bridge", "evaluate", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--policy", "mine:act", "--seed", "-1"), "--seed: expected a seed, an integer from 0 on, got '-1'"),
+        (("--policy", "mine:act", "--web-port", "70000"), "--web-port: expected a port from 0 to 65535, got '70000'"),
+        (("--policy", "mine:act", "--web-port", "0"), "--web-port: expected a port from 1 to 65535, got '0'"),
+        (("--policy", "mine:act", "--execution-horizon", "0"), "expected a positive integer, got '0'"),
+        (("--policy", "mine:act", "--execution-horizon", "2"), "--execution-horizon is for a policy at a URL"),
+        (("--compare", "ws://a:1", "ws://b:1", "--rows"), "--rows is for a policy as MODULE:FUNCTION"),
+        (("--policy", "random"), "expected a policy as its ws:// URL, or as MODULE:FUNCTION .* got 'random'"),
+    ],
+)
+def test_options_of_the_command_that_are_none_are_refused_by_name(options, text, capsys):
+    try:
+        code = main(["evaluate", "localhost:1", *options])
+    except SystemExit as ended:  # of argparse
+        code = ended.code
+    written = capsys.readouterr()
+    assert code == 2
+    assert re.search(text, written.err)
+    assert "In a browser" not in written.err
 
 
 @pytest.mark.slow

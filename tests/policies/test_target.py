@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge.cli.target import find_policies
+from bridge.cli.target import find_function, find_policies
 from bridge.errors import SettingError
 from tests.parallel_envs import Relay
 from tests.policies.plain import still
@@ -40,3 +40,9 @@ def test_the_command_line_takes_urls_for_all_agents_and_for_some():
 def test_a_policy_that_the_command_line_does_not_find_is_told(items, text):
     with pytest.raises(SettingError, match=text):
         find_policies(items)
+
+
+@pytest.mark.parametrize("text", ["random", "clever", "ws://gpu:8000"])
+def test_what_is_no_function_is_not_proposed_where_only_a_function_is_taken(text):
+    with pytest.raises(SettingError, match=r"expected a policy as MODULE:FUNCTION that takes .* got"):
+        find_function(text)

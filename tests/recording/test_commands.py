@@ -361,3 +361,24 @@ def test_an_episode_that_can_be_neither_shown_nor_replayed_is_refused(tmp_path):
     (name,) = record(tmp_path, seed=None, episodes=1)
     with pytest.raises(RecordingError, match="cannot be verified: no reset with a seed"):
         serve_episode(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--lerobot", "a", "--author", "Ann"), "--author is for --minari, got it with --lerobot"),
+        (("--mp4", "a", "--data-format", "arrow"), "--data-format is for --minari, got it with --mp4"),
+        (("--minari", "a/b-v0", "--task", "win"), "--task is for --lerobot, got it with --minari"),
+        (("--minari", "a/b-v0", "--fps", "10"), "--fps is for --lerobot and --mp4, got it with --minari"),
+        (("--mp4", "a", "--finite"), "--finite is for --minari and --lerobot, got it with --mp4"),
+    ],
+)
+def test_an_option_of_another_form_is_refused_and_not_ignored(options, text, tmp_path, capsys):
+    assert main(["export", str(tmp_path), *options]) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--min-return", "--max-return"])
+def test_a_bound_of_returns_is_a_number(option, tmp_path, capsys):
+    assert main(["runs", str(tmp_path), option, "nan"]) == 2
+    assert f"argument {option}: expected a number, got 'nan'" in capsys.readouterr().err

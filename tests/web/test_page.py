@@ -126,6 +126,18 @@ def test_a_held_key_moves_the_paddle_and_its_release_stops_it(opened):
         until(lambda: not any(json.loads(read_property(server.url, "server.web"))["worlds"][0]["seats"].values()))
 
 
+def test_why_a_server_has_ended_is_said_until_it_is_there_again(opened):
+    with serve_gym("CartPole-v1", web=True) as server:
+        page = opened(server.web_url)
+        says(page, "#status", "connected")
+    says(page, "#problem", "The server was stopped. It is tried again.")
+    says(page, "#status", "the connection was lost; trying again")
+    assert page.inner_text("#problem").strip() == "The server was stopped. It is tried again."
+    with serve_gym("CartPole-v1", web=True, port=server.port):
+        says(page, "#status", "connected")
+        shows(page, "() => document.getElementById('problem').hidden || !document.getElementById('problem').innerText")
+
+
 def test_a_lock_step_server_is_played_in_a_world_of_one_s_own_by_the_keyboard_alone(opened):
     with serve_gym(lambda render_mode=None: Paddle(render_mode, length=25), web=True) as server:
         page = opened(server.web_url)

@@ -11,7 +11,7 @@ import {play, stop, takeOver} from "./playing.js";
 import {firstWorld, learn, state, want, worldOf} from "./state.js";
 import {match, recordings} from "./views.js";
 import {watch} from "./watching.js";
-import {askForToken, displayName, say, tell} from "./words.js";
+import {askForToken, displayName, say, sentence, tell} from "./words.js";
 import {nothing, select} from "./worlds.js";
 
 const PATIENCE = 4000; // milliseconds
@@ -31,11 +31,13 @@ async function ask(stream) {
 }
 
 async function lobby() {
+  let why = null; // what the server said as it ended the last connection
   for (let wait = 300; ; wait = Math.min(wait * 1.6, 4000)) {
     const stream = new Stream(state.token);
     try {
       await ask(stream);
       say("good", "connected");
+      why = null;
       wait = 300;
       await arrive();
       for (;;) {
@@ -61,7 +63,8 @@ async function lobby() {
         wait = 0;
       } else {
         say("bad", `${error.message}; trying again`);
-        tell(error.message.startsWith("the connection was lost") ? "The connection was lost. It is tried again." : error.message, true);
+        if (!error.message.startsWith("the connection was lost")) why = error.message;
+        tell(`${sentence(why ?? error.message)} It is tried again.`, true);
       }
     }
     await pause(wait);

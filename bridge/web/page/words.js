@@ -63,6 +63,11 @@ export function retract(text) {
   if ($("announcement").textContent === text) announce("");
 }
 
+// What a server says has no capital and no full stop.
+export function sentence(text) {
+  return text.replace(/^the /, "The ").replace(/\.?$/, ".");
+}
+
 export async function askForToken(problem) {
   $("token-problem").textContent = problem.split(";")[0]; // the rest is for programs
   const dialog = $("ask-token");
