@@ -114,11 +114,14 @@ def test_each_is_told_its_own_rewards_and_its_own_end(process, wait):
         sums = {}
 
         def play(name, env, action):
-            env.reset(seed=5 if name == "red" else None)
-            total, ended = 0.0, False
+            ended = False
             while not ended:
-                seen, reward, ended, *_ = env.step(action)
-                total += reward
+                env.reset(seed=5 if name == "red" else None)
+                total, truncated = 0.0, False
+                while not (ended or truncated):
+                    seen, reward, ended, truncated, _ = env.step(action)
+                    total += reward
+                assert not (truncated and wait), "in real time a reader may fall rounds behind, and is told so"
             sums[name] = (total, float(seen[1]), float(seen[0]))
 
         threads = [threading.Thread(target=play, args=of) for of in (("red", red, 1), ("blue", blue, 2))]
@@ -262,7 +265,7 @@ def test_an_agent_that_joins_before_the_first_frame_of_a_round_plays_it_from_the
 @pytest.mark.parametrize("wait", [False, True])
 def test_a_game_that_is_closed_breaks_off_the_episodes_of_those_alone_who_still_play(process, wait, tmp_path):
     steps = {name: [] for name in SPACES}
-    with duel(wait, blue=4, process=process, record=Recording(tmp_path, observations=True)) as game:
+    with duel(wait, process=process, record=Recording(tmp_path, observations=True)) as game:
 
         def play(name):
             env = make_remote(game.game.url, agent=name, timeout=60)
@@ -277,7 +280,9 @@ def test_a_game_that_is_closed_breaks_off_the_episodes_of_those_alone_who_still_
         threads = [threading.Thread(target=play, args=(name,)) for name in SPACES]
         for thread in threads:
             thread.start()
-        until(lambda: steps["blue"] and steps["blue"][-1][2])
+        until(lambda: all(len(of) > 3 for of in steps.values()))
+        game.lengths["blue"] = 0  # both play: it ends in the next frame
+        until(lambda: steps["blue"][-1][2])
         game.game.close()
         for thread in threads:
             thread.join(20)
@@ -288,7 +293,7 @@ def test_a_game_that_is_closed_breaks_off_the_episodes_of_those_alone_who_still_
     assert not any(ends[0])
     assert ends[1] == [False] * (len(ends[1]) - 1) + [True], "blue had ended before"
     rows_of_blue = episode.stream.column("lane")[episode.own] == 1
-    assert rows_of_blue.sum() == 5, "a beginning and four steps"
+    assert rows_of_blue.sum() == 1 + len(ends[1]), "a beginning and its steps"
 
 
 THREE = ("red", "blue", "green")
@@ -344,14 +349,16 @@ def test_three_agents_of_dict_spaces_of_whom_two_end_at_once_are_each_told_their
 
         def play(name):
             env = envs[name]
-            for _ in range(3):
+            while len(told[name]) < 3:
                 env.reset(seed=7 if name == "red" else None)
-                total, ended = 0.0, False
-                while not ended:
+                total, ended, truncated = 0.0, False, False
+                while not (ended or truncated):
                     seen, reward, ended, truncated, info = env.step(env.action_space.sample())
-                    assert not truncated
                     assert info["who"] == name
                     total += reward
+                if truncated:
+                    assert not wait, "in real time a reader may fall rounds behind, and is told so"
+                    continue
                 told[name].append((total, int(seen["place"][0]), int(seen["deep"]["pixels"][0, 0]), int(seen["kind"])))
 
         with (

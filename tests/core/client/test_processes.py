@@ -212,27 +212,6 @@ def test_a_connection_that_a_fork_inherits_is_the_parents(server: Server) -> Non
     env.close()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_what_cannot_be_given_up_in_a_fork_keeps_nothing_else_from_it(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    envs = [make_remote(server.url) for _ in range(8)]
-    for env in envs:
-        env.reset()
-    for env in envs[::2]:
-        monkeypatch.setattr(env, "after_fork", lambda: [][1])
-
-    def child() -> None:
-        for env in envs[1::2]:
-            with pytest.raises(gymnasium.error.ResetNeeded, match="forked"):
-                env.step(0)
-
-    in_child(child)
-    for env in envs:
-        env.step(0)
-        env.close()
-
-
 def test_a_server_that_a_fork_inherits_is_the_parents(server: Server) -> None:
     def child() -> str:
         server.stop()
