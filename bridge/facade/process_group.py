@@ -25,7 +25,7 @@ import cloudpickle
 from bridge.core.logs import SafeLog
 from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.limits import check_drain_timeout
-from bridge.core.server.shutdown import draining_line
+from bridge.core.server.shutdown import PLAYED_BY_NOBODY, draining_line
 from bridge.core.signals import handled_signals
 from bridge.core.transport.address import parse_address
 from bridge.core.worlds.recipe import EnvLike
@@ -59,7 +59,7 @@ class ServerGroup(Server):
     """
 
     def __init__(self, env: EnvLike, processes: int, arguments: Mapping[str, Any], *, start: bool = True) -> None:
-        self._running = self._ending = False
+        self._running = self._ending = self._waited = False
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
         self._asking = threading.Lock()
@@ -93,13 +93,13 @@ class ServerGroup(Server):
         except BaseException:
             self._end_children(0.0)
             raise
-        atexit.register(self.stop, 0.0)
+        atexit.register(self._end_with_program)
         if start:
             self.start()
 
     def after_fork(self) -> None:
         """In a forked process: leave the servers to the parent process."""
-        atexit.unregister(self.stop)
+        atexit.unregister(self._end_with_program)
         self._stopping = threading.Lock()
         self._asking = threading.Lock()
         self._stopped = threading.Event()
@@ -205,6 +205,7 @@ class ServerGroup(Server):
         Raises:
             StartError: All of them have failed.
         """
+        self._waited = True
         if not self._running and not self._stopped.is_set():
             self.start()
         signals: list[int] = []
@@ -314,7 +315,16 @@ class ServerGroup(Server):
             self._end_children(grace)
             # As in `Server.stop`: where Ctrl-C ended the wait, the next call goes on with it.
             self._stopped.set()
-            atexit.unregister(self.stop)
+            atexit.unregister(self._end_with_program)
+
+    def _end_with_program(self) -> None:
+        """Stop where the program ends without `stop`; tell a script that was to wait for clients, and does not."""
+        told = self._waited or hasattr(sys, "last_value")  # an exception has ended the program, and says more
+        if self._running and not told:
+            found = self._ask()
+            if found and not any(said["connections"] or said["status"]["steps"] for said in found):
+                _log.warning(PLAYED_BY_NOBODY)
+        self.stop()
 
     def _end_children(self, grace: float) -> None:
         for child in self._children:

@@ -185,13 +185,14 @@ def test_a_script_that_ends_without_stopping_its_server_ends(attempt: int) -> No
 @pytest.mark.parametrize(
     ("ending", "told"), [("", True), ("server.stop()", False), ("play(server)", False), ("1 / 0", False)]
 )
-def test_a_script_that_ends_before_anybody_has_played_is_told_how_to_wait(ending: str, told: bool) -> None:
+@pytest.mark.parametrize("more", ["", pytest.param(", processes=2", marks=pytest.mark.slow)], ids=["here", "processes"])
+def test_a_script_that_ends_before_anybody_has_played_is_told_how_to_wait(more: str, ending: str, told: bool) -> None:
     script = (
         "import bridge\n"
         "def play(server):\n"
         "    env = bridge.make_remote(server.url, token='a-secret')\n"
         "    env.reset(); env.step(0); env.close()\n"
-        "server = bridge.serve_gym('CartPole-v1', token='a-secret')\n"
+        f"server = bridge.serve_gym('CartPole-v1', token='a-secret'{more})\n"
         f"{ending}\n"
     )
     done = run("-c", script)

@@ -32,7 +32,7 @@ from bridge.core.server.memory import IdleWorlds, MemoryRelease
 from bridge.core.server.messages import ServedMessages
 from bridge.core.server.registry import Overview, Registry, WorldSource
 from bridge.core.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
-from bridge.core.server.shutdown import CLOSE_TIMEOUT, Shutdown
+from bridge.core.server.shutdown import CLOSE_TIMEOUT, PLAYED_BY_NOBODY, Shutdown
 from bridge.core.transport.address import is_loopback
 from bridge.core.transport.sockets import check_listening
 from bridge.core.worlds.base import start_error
@@ -614,10 +614,7 @@ class CoreServer:
         raised = hasattr(sys, "last_value")  # an exception has ended the program, and says more
         told = self._waited or raised
         if self._serving.begun.is_set() and not told and not self.status()["steps"] and not self.connections:
-            _log.warning(
-                "the program ends, and its server with it, before anybody has played there; Server.wait() and "
-                "bridge.serve() serve until Ctrl-C"
-            )
+            _log.warning(PLAYED_BY_NOBODY)
         self.stop()
 
     def _end_loop(self, grace: float) -> None:

@@ -19,9 +19,14 @@ from bridge.core.server.registry import Registry
 from bridge.core.server.serving import ServingThread
 from bridge.errors import Code, RequestError
 
-__all__ = ["CLOSE_TIMEOUT", "Shutdown", "draining_line"]
+__all__ = ["CLOSE_TIMEOUT", "PLAYED_BY_NOBODY", "Shutdown", "draining_line"]
 
 _log = SafeLog(__name__)
+PLAYED_BY_NOBODY = (
+    "the program ends, and its server with it, before anybody has played there; Server.wait() and bridge.serve() serve "
+    "until Ctrl-C"
+)
+"""What a script is told that was to wait for clients, and does not."""
 CLOSE_TIMEOUT = 5.0
 """Seconds that environments have to be closed when a server stops."""
 _INTERRUPT_TIMEOUT = 1.5
