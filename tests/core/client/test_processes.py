@@ -20,7 +20,7 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from bridge import Server, make_parallel_remote, make_remote, make_vec_remote, serve_gym, serve_parallel
-from bridge.errors import ClosedError, ConnectionLostError, ResetNeededError
+from bridge.errors import BridgeError, ClosedError, ConnectionLostError, ResetNeededError
 from bridge.perlert import PerlertEnv, serve_perlert
 from bridge.wrappers import BlockingReset
 from tests.inside import call_of, lock_of_environments, remote_of
@@ -208,6 +208,36 @@ def test_a_connection_that_a_fork_inherits_is_the_parents(server: Server) -> Non
         return str(caught.value)
 
     assert server.url in in_child(child, deadline=20.0)
+    env.step(0)
+    env.close()
+
+
+def remote_of_gymnasium(url: str, **keywords: Any) -> Any:
+    """Make a remote by its id; an error of this has a traceback, which holds the environment."""
+    return gymnasium.make("bridge/Remote-v0", url=url, **keywords)
+
+
+def test_an_environment_that_could_not_be_made_is_none_that_a_fork_inherits(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error may be held long after, as a notebook holds the last one, and with it what was begun."""
+    errors: list[BaseException] = []
+    for make in (remote_of_gymnasium, make_remote, make_vec_remote, make_parallel_remote):
+        for url in ("grpc://", "nonsense://a:1", f"{server.url}?nonsense=1", f"{server.url}/NoSuch-v0", "localhost:1"):
+            with pytest.raises(BridgeError) as raised:
+                make(url, timeout=5.0)
+            errors.append(raised.value)
+    env = make_remote(server.url)
+    env.reset()
+    found: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", found.append)
+
+    def child() -> list[str]:
+        with pytest.raises(gymnasium.error.ResetNeeded, match="forked"):
+            env.step(0)
+        return [repr(each.exc_value) for each in found]
+
+    assert in_child(child) == []
     env.step(0)
     env.close()
 

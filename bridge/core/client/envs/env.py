@@ -116,7 +116,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         self._wait_for_server = options.wait_for_server
         request = dataclasses.replace(options.request(url, options.agent), names=True)
         self._remote = Remote(request, self._pool.poller)
-        self._remotes = {"": self._remote}
+        self._own_remotes({"": self._remote})
         self._rollout: object | None = None
         self._connect()
         world_info = self._remote.known_info()

@@ -115,7 +115,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         self._own_pool(options.timeout)
         self._world_request = dataclasses.replace(options.request(url), names=True)
         self._url = self._world_request.address.url
-        self._remotes: dict[str, Remote] = {}
+        self._own_remotes({})
         self._state_space: Any = None
         self.agents: list[str] = []
         try:

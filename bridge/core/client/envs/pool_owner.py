@@ -48,6 +48,10 @@ class PoolOwner(RemoteAttributes):
         # Weak, because a cycle of references would keep an environment that nobody holds until the next collection.
         interrupted = weakref.WeakMethod(self._interrupted)
         self._conflicts = ConflictDetector("environment", self._pool.turn, interrupted)
+
+    def _own_remotes(self, remotes: dict[str, Remote]) -> None:
+        self._remotes = remotes
+        # Not before: an environment without them, as one that cannot be made, would raise in a forked process.
         forget_in_child(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,10 +66,12 @@ class PoolOwner(RemoteAttributes):
         timeout, known = state["_parts"]
         self.__dict__.update({key: value for key, value in state.items() if key != "_parts"})
         self._own_pool(timeout)
-        self._remotes = {
-            name: Remote(request, self._pool.poller, info, together=bool(name))
-            for name, (request, info) in known.items()
-        }
+        self._own_remotes(
+            {
+                name: Remote(request, self._pool.poller, info, together=bool(name))
+                for name, (request, info) in known.items()
+            }
+        )
 
     def after_fork(self) -> None:
         """Leave the connections to the parent process; the next call that needs one makes it for this process."""
