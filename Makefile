@@ -150,8 +150,6 @@ demo: $(VENV)/.installed-demo
 test: $(VENV)/.installed-test | $(VENV)/.compiled
 	$(PYTEST) -m "not slow and not repeat"
 
-# More of these wait than compute.
-test-ci: WORKERS = 8
 test-ci: $(VENV)/.installed-test $(OLD)/.installed | $(VENV)/.compiled
 	$(PYTEST) -m "not repeat"
 

@@ -368,5 +368,6 @@ def test_bench_takes_a_directory_and_refuses_what_no_environment_takes(
         assert main(["bench", directory.as_uri(), "--seconds", "0.1"]) == 0
         assert capsys.readouterr().out.startswith(f"{directory.as_uri()}: 1 environment")
         assert main(["bench", server.url, "--seed", "-1"]) == 2
-        assert capsys.readouterr().err == "gymnasium-bridge: Seed must be greater or equal to zero, actual value: -1\n"
+        told = "argument --seed: expected a seed, an integer from 0 on, got '-1'\n"
+        assert capsys.readouterr().err.endswith(told)
         assert main(["bench", "listen://127.0.0.1:0", server.url]) == 2

@@ -316,10 +316,11 @@ def three(wait, lengths, **keywords):
             while not over.is_set():
                 pixels = np.full((2, 3), frame % 256, np.uint8)
                 seen = {"place": [frame, 1], "kind": np.int8(2), "deep": {"pixels": pixels, "name": "ab"}}
+                ends = {name: np.bool_(frame >= lengths[name]) for name in alive}
                 game.exchange(
                     dict.fromkeys(alive, seen),
                     dict.fromkeys(alive, np.float16(0.5)),
-                    terminated={name: np.bool_(frame == lengths[name]) for name in alive},
+                    terminated=ends,
                     info={name: {"who": name} for name in alive},
                     wait=wait,
                 )
@@ -327,7 +328,7 @@ def three(wait, lengths, **keywords):
                     begun.append(game.seed)
                     frame, alive = 0, list(THREE)
                     continue
-                alive = [name for name in alive if frame != lengths[name]]
+                alive = [name for name in alive if not ends[name]]
                 frame += 1
                 if not wait:
                     over.wait(0.005)
@@ -378,7 +379,7 @@ def test_three_agents_of_dict_spaces_of_whom_two_end_at_once_are_each_told_their
 
 @pytest.mark.parametrize("wait", [False, True])
 def test_a_reset_counts_also_where_some_of_the_others_have_ended_and_the_rest_have_left(process, wait):
-    lengths = {"red": 10**6, "blue": 3, "green": 10**6}
+    lengths = dict.fromkeys(THREE, 10**6)
     with three(wait, lengths, process=process) as (game, begun):
         envs = {name: make_remote(game.url, agent=name, timeout=60) for name in THREE}
         ended = dict.fromkeys(THREE, False)
@@ -398,6 +399,7 @@ def test_a_reset_counts_also_where_some_of_the_others_have_ended_and_the_rest_ha
             in_thread(lambda: play("green")),
         ):
             pass
+        lengths["blue"] = 0  # all play: it ends in the next frame
         # Blue ends, green leaves in the midst of the round, and then red alone decides.
         with in_thread(lambda: until(lambda: step("blue"))):
             for _ in range(4):
