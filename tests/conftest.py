@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-gc.disable()  # until all tests are collected: they are garbage for nobody
+gc.disable()  # until all tests are collected: it would look at them again and again, and free nothing
 
 
 def pytest_collection_finish() -> None:

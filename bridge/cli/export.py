@@ -59,7 +59,8 @@ def register(commands: Any) -> None:
         "--allow-calls", action="store_true", help="call the recorded methods and set the recorded attributes"
     )
     finite = (
-        "with --minari and --lerobot: leave out episodes with a NaN or an infinity, which --minari otherwise keeps "
+        "with --minari and --lerobot: leave out episodes with a NaN or an infinity; without it --minari keeps them, "
+        "and --lerobot refuses them"
     )
     parser.add_argument("--finite", action="store_true", help=finite)
     add_selection_options(parser, complete=True)

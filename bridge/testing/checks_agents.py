@@ -14,11 +14,17 @@ def _request(world: str | None) -> pb.EnvironmentRequest:
     return pb.EnvironmentRequest(reset_world=pb.ResetWorldRequest(world_name=world or ""))
 
 
-def _done(caller: CheckedAgent, why: str, *, gone: bool = False) -> None:
-    """Check that the ResetWorld sent before now succeeds, or with `gone` that its world may have gone."""
+def _done(caller: CheckedAgent, why: str, *, world: str | None = None) -> None:
+    """Check that the ResetWorld sent before now succeeds; `world`, where its NOT_FOUND is right if the world is gone."""
     answer = caller.take("reset_world")
-    if answer.WhichOneof("payload") == "error" and not (gone and answer.error.code == Code.NOT_FOUND):
+    if world and _says_gone(answer) and _says_gone(caller.ask(reset_world=pb.ResetWorldRequest(world_name=world))):
+        return
+    if answer.WhichOneof("payload") == "error":
         raise Failed(f"a reset_world answer {why}", describe(answer))
+
+
+def _says_gone(answer: pb.EnvironmentResponse) -> bool:
+    return answer.WhichOneof("payload") == "error" and answer.error.code == Code.NOT_FOUND
 
 
 def _wait(caller: CheckedAgent, why: str) -> None:
@@ -79,7 +85,7 @@ def _not_blocked(bench: Bench, *, dies: bool) -> None:
         if dies:
             bench.kill(agent)
             # Servers whose worlds go with their last agent may see its end first.
-            _done(caller, "once the agent has died", gone=True)
+            _done(caller, "once the agent has died", world=agent.world)
         else:
             agent.leave()
             _done(caller, "once the agent has left")

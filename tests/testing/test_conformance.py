@@ -141,12 +141,14 @@ def test_a_property_that_cannot_be_read_yet_may_say_so():
 class WorldsGoWithAgents(PublicServer):
     """Refuses a ResetWorld whose world had an agent that has died meanwhile."""
 
-    code = codes.NOT_FOUND
+    code, goes = codes.NOT_FOUND, True
 
     def on_reset_world(self, agent, request):
         agents = list(self.find(request.world_name).agents)
         answer = super().on_reset_world(agent, request)
         if not all(each.alive for each in agents):
+            if self.goes:
+                self.worlds.pop(request.world_name, None)
             raise Refused(self.code, "the world went with its agent")
         return answer
 
@@ -155,7 +157,14 @@ class FailsWithAgents(WorldsGoWithAgents):
     code = codes.INTERNAL
 
 
-@pytest.mark.parametrize(("kind", "status"), [(WorldsGoWithAgents, Status.PASSED), (FailsWithAgents, Status.FAILED)])
+class OnlySaysSo(WorldsGoWithAgents):
+    goes = False
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [(WorldsGoWithAgents, Status.PASSED), (FailsWithAgents, Status.FAILED), (OnlySaysSo, Status.FAILED)],
+)
 def test_a_reset_world_may_find_that_its_world_has_gone_with_the_agent_that_died(kind, status):
     """D-15: it is not blocked."""
     with kind() as server:
