@@ -15,7 +15,7 @@ def _request(world: str | None) -> pb.EnvironmentRequest:
 
 
 def _done(caller: CheckedAgent, why: str, *, world: str | None = None) -> None:
-    """Check that the ResetWorld sent before now succeeds; `world`, where its NOT_FOUND is right if the world is gone."""
+    """Check that the ResetWorld sent before now succeeds, or finds no `world` where one is named and has gone."""
     answer = caller.take("reset_world")
     if world and _says_gone(answer) and _says_gone(caller.ask(reset_world=pb.ResetWorldRequest(world_name=world))):
         return
