@@ -8,13 +8,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 __all__ = ["END_SIGNALS", "handled_signals", "leave_signals", "sigterm_as_interrupt", "wait_or_stop"]
 
 END_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """The signals by which a program is asked to end; Windows has no SIGHUP."""
+_LOOK = 0.1
+"""Seconds after which a thread that waits looks whether a signal came."""
 
 
 def handled_signals() -> tuple[signal.Signals, ...]:
@@ -66,25 +68,30 @@ def _take_signals() -> None:
     _release_signals()
 
 
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> AbstractContextManager[None]:
     """Let SIGTERM and SIGHUP do what Ctrl-C does, also where a shell started this process with Ctrl-C ignored.
 
     Does nothing but in the main thread, which alone may set handlers.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in handled_signals()}
+    return _signals_to(interrupt)
+
+
+@contextmanager
+def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Have a handler called for the signals by which this process may be asked to end, in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in handled_signals()}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, own in before.items():
+            signal.signal(number, own)
 
 
 def wait_or_stop(finished: threading.Event, stop: Callable[[], object], timeout: float | None = None) -> bool:
@@ -98,13 +105,18 @@ def wait_or_stop(finished: threading.Event, stop: Callable[[], object], timeout:
     Returns:
         True if it has stopped.
     """
+    signals: list[int] = []
     end = math.inf if timeout is None else time.monotonic() + timeout
+    # The handler raises nothing. An exception in the middle of `Event.wait` can leave the event's lock held, and then
+    # the server's thread would wait for ever to set it.
     try:
-        with sigterm_as_interrupt():
-            # A wait without a timeout would keep Python from running signal handlers on some platforms.
-            while not finished.wait(max(0.0, min(0.2, end - time.monotonic()))):
+        with _signals_to(lambda number, frame: signals.append(number)):
+            while not signals and not finished.wait(max(0.0, min(_LOOK, end - time.monotonic()))):
                 if time.monotonic() >= end:
-                    return False
-    except KeyboardInterrupt:
+                    break
+    except KeyboardInterrupt:  # before the handlers were set, or after
+        signals.append(signal.SIGINT)
+    if signals:
         stop()
-    return True
+        return True
+    return finished.is_set()
