@@ -705,3 +705,22 @@ def test_a_default_action_that_fits_not_is_refused(capsys: pytest.CaptureFixture
     assert "for several give --agents" in capsys.readouterr().err
     assert main(["serve", "CartPole-v1", "--port", "0", "--default-action", "0"]) == 2
     assert "--default-action is for real-time worlds: give --fps too" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--default-action", "7"], "expected --default-action to be an element of Discrete(2), got 7"),
+        (["--default-action", "left"], "expected --default-action to be an element of Discrete(2), got 'left'"),
+        (["--default-action", "2", "--num-envs", "2"], "expected --default-action to be an element of Discrete(2)"),
+        (["--default-action", "7", "--isolation", "process"], "expected --default-action to be an element of Disc"),
+        (["--num-envs", "2", "--vectorization-mode", "async"], "expected --vectorization-mode 'sync', got Async"),
+    ],
+)
+def test_what_no_clock_can_step_is_refused_before_the_server_says_that_it_serves(
+    options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "CartPole-v1", "--port", "0", "--fps", "9", *options]) == 2
+    printed = capsys.readouterr()
+    assert expected in printed.err
+    assert not printed.out

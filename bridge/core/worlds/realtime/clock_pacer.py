@@ -4,20 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from bridge.core.encoding.spaces import Layout
 from bridge.core.worlds.base import OTHER_WORLD, PacedWorld
-from bridge.core.worlds.environment import Job
+from bridge.core.worlds.environment import EnvFacts, Job
 from bridge.core.worlds.group import ONE, neutral_action
 from bridge.core.worlds.realtime.frame_loop import LaneLoop
 from bridge.core.worlds.realtime.frame_pacer import FramePacer, Outcome
 from bridge.core.worlds.realtime.loop_lane import LoopAgent, Phase
+from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.settings import ResetRequest, Settings
 from bridge.errors import Code, InvalidActionError, RequestError, SettingError, TensorError
 
-__all__ = ["ClockPacer"]
+__all__ = ["ClockPacer", "default_action_of"]
+
+
+def default_action_of(facts: EnvFacts, options: RealtimeOptions) -> Any:
+    """Return what stands in for the action of an environment, or of one lane, that a clock is to step.
+
+    Raises:
+        SettingError: A clock cannot step it, or the default action of the options is none of its actions.
+    """
+    if facts.num_envs is not None and not facts.steps_lanes:
+        raise SettingError(
+            "a real-time world of lanes steps each environment by itself: expected vectorization_mode='sync', "
+            f"got {facts.kind}"
+        )
+    if facts.reward_space is not None:
+        raise SettingError(
+            "a real-time world adds rewards up, which are numbers then: expected none of "
+            f"{facts.reward_space}; make them numbers by a wrapper such as mo_gymnasium.wrappers.LinearReward"
+        )
+    space = facts.action_space
+    default = neutral_action(space) if options.default_action is None else options.default_action
+    layout = Layout(space, "action")
+    try:
+        # As a client's action: a list, of Python or of a command line, must not reach the environment as a list.
+        return layout.unpack(layout.pack_action(default), check=True)
+    except (InvalidActionError, TensorError) as error:
+        raise SettingError(f"expected default_action to be an element of {space}, got {default!r:.80}") from error
 
 
 class ClockPacer(FramePacer):
@@ -40,25 +68,7 @@ class ClockPacer(FramePacer):
     def _make_loop(self, world: PacedWorld) -> LaneLoop:
         """Return what decides which frames are due."""
         facts, options = world.env.facts, self.options
-        if facts.num_envs is not None and not facts.steps_lanes:
-            raise SettingError(
-                "a real-time world of lanes steps each environment by itself: expected vectorization_mode='sync', "
-                f"got {facts.kind}"
-            )
-        if facts.reward_space is not None:
-            raise SettingError(
-                "a real-time world adds rewards up, which are numbers then: expected none of "
-                f"{facts.reward_space}; make them numbers by a wrapper such as mo_gymnasium.wrappers.LinearReward"
-            )
-        space = facts.action_space
-        default = neutral_action(space) if options.default_action is None else options.default_action
-        layout = Layout(space, "action")
-        try:
-            # As a client's action: a list, of Python or of a command line, must not reach the environment as a list.
-            default = layout.unpack(layout.pack_action(default), check=True)
-        except (InvalidActionError, TensorError) as error:
-            raise SettingError(f"expected default_action to be an element of {space}, got {default!r:.80}") from error
-        return self.LOOP(facts.num_envs or 1, options.fps, default, **options.timing())
+        return self.LOOP(facts.num_envs or 1, options.fps, default_action_of(facts, options), **options.timing())
 
     def _let_in(self, settings: Settings, player: bool) -> tuple[str, LoopAgent]:
         """Add an agent to the loop, by other settings than `role` and `wait` too; return its name and place."""

@@ -330,6 +330,19 @@ class EnvSource(Source[EnvRecipe]):
         recipe = EnvRecipe(_factory_of_client, None, max_lanes=self.recipe.max_lanes, adapters=self.recipe.adapters)
         return recipe.read(own), factory
 
+    async def prepare(self, runtime: Runtime) -> Environment | None:
+        """Make an environment ahead as `Source.prepare`; raises RequestError also where no clock can step it."""
+        env = await super().prepare(runtime)
+        if env is not None and self._realtime is not None:
+            from bridge.core.worlds.realtime.clock_pacer import default_action_of
+
+            try:
+                default_action_of(env.facts, self._realtime)
+            except SettingError as error:
+                await self.close()
+                raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
+        return env
+
     async def _make_env(self, name: str, recipe: EnvRecipe, factory: bytes | None, runtime: Runtime) -> Environment:
         """Make the environment of a world; the lanes of a real-time world may have a thread or a process each."""
         if self._realtime is None or not self._thread_safe or recipe.num_envs == 1:
