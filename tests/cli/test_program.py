@@ -12,6 +12,7 @@ from bridge.cli import main, program
 from bridge.cli.program import positive
 from tests.inside import add_command
 from tests.preloaded import run
+from tests.support import sampled
 
 DEADLINE = 30.0
 
@@ -77,7 +78,7 @@ _PACKAGES_OF_EXTRAS = (
 )
 
 
-@pytest.mark.parametrize("command", program.COMMANDS)
+@pytest.mark.parametrize("command", sampled(program.COMMANDS, 5, slow=True))
 def test_the_help_of_a_command_needs_no_extra(command: str) -> None:
     done = run("-c", _WITHOUT_EXTRAS, _PACKAGES_OF_EXTRAS, command, "--help", bare=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -86,31 +87,50 @@ def test_the_help_of_a_command_needs_no_extra(command: str) -> None:
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (("runs", "runs"), "recordings need pyarrow: pip install -e '.[record]'"),
-        (("replay", "runs", "--verify"), "recordings need pyarrow: pip install -e '.[record]'"),
-        (("export", "runs", "--mp4", "films"), "recordings need pyarrow: pip install -e '.[record]'"),
-        (
-            ("policy", "json:dumps", "--port", "0"),
-            "policies over the network need the packages msgpack and websockets: pip install",
-        ),
-        (("serve", "CartPole-v1", "--record", "runs"), "recordings need pyarrow: pip install"),
-        (("serve", "CartPole-v1", "--web"), "--web needs the package websockets: pip install -e '.[web]'"),
-        (("serve", "CartPole-v1", "--metrics-port", "0"), "--metrics-port needs the package prometheus-client: pip"),
-        (("serve", "CartPole-v1", "--perlert", "0", "--perlert-key-file", "key"), "a pre-shared key needs the package"),
-        (("evaluate", "grpc://127.0.0.1:1", "--policy", "ws://127.0.0.1:1"), "policies over the network need the"),
-        (("info", "ws://127.0.0.1:1"), "ws:// needs the package websockets: pip install -e '.[web]'"),
-        (("bench", "openenv://127.0.0.1:1"), "openenv:// needs the package websockets: pip install"),
-        (("serve", "CartPole-v1", "--web", "--openenv"), "--openenv needs the package websockets: pip install"),
-        (("serve", "CartPole-v1", "--dial", "wss://127.0.0.1:1"), "wss:// needs the package websockets: pip install"),
-        (("serve", "CartPole-v1", "--protocol", "websocket"), "the protocol 'websocket' needs the package websockets"),
-        (("lobby", "perlert://127.0.0.1:1/x", "--key", "key"), "a pre-shared key needs the package cryptography: pip"),
-        (("web", "grpc://127.0.0.1:1", "--port", "0"), "web=True needs the package websockets: pip install"),
-        (("play", "grpc://127.0.0.1:1"), "gymnasium-bridge play needs pygame: pip install -e '.[play]'"),
-        (("top", "ray://cart", "--json"), "fleets on Ray need the package ray: pip install -e '.[ray]'"),
-        (("cert", "--out", "certs"), "certificates are made by the package cryptography: pip install"),
-        (("completion", "bash"), "completion needs the package argcomplete: pip install"),
-    ],
+    sampled(
+        [
+            (("runs", "runs"), "recordings need pyarrow: pip install -e '.[record]'"),
+            (("replay", "runs", "--verify"), "recordings need pyarrow: pip install -e '.[record]'"),
+            (("export", "runs", "--mp4", "films"), "recordings need pyarrow: pip install -e '.[record]'"),
+            (
+                ("policy", "json:dumps", "--port", "0"),
+                "policies over the network need the packages msgpack and websockets: pip install",
+            ),
+            (("serve", "CartPole-v1", "--record", "runs"), "recordings need pyarrow: pip install"),
+            (("serve", "CartPole-v1", "--web"), "--web needs the package websockets: pip install -e '.[web]'"),
+            (
+                ("serve", "CartPole-v1", "--metrics-port", "0"),
+                "--metrics-port needs the package prometheus-client: pip",
+            ),
+            (
+                ("serve", "CartPole-v1", "--perlert", "0", "--perlert-key-file", "key"),
+                "a pre-shared key needs the package",
+            ),
+            (("evaluate", "grpc://127.0.0.1:1", "--policy", "ws://127.0.0.1:1"), "policies over the network need the"),
+            (("info", "ws://127.0.0.1:1"), "ws:// needs the package websockets: pip install -e '.[web]'"),
+            (("bench", "openenv://127.0.0.1:1"), "openenv:// needs the package websockets: pip install"),
+            (("serve", "CartPole-v1", "--web", "--openenv"), "--openenv needs the package websockets: pip install"),
+            (
+                ("serve", "CartPole-v1", "--dial", "wss://127.0.0.1:1"),
+                "wss:// needs the package websockets: pip install",
+            ),
+            (
+                ("serve", "CartPole-v1", "--protocol", "websocket"),
+                "the protocol 'websocket' needs the package websockets",
+            ),
+            (
+                ("lobby", "perlert://127.0.0.1:1/x", "--key", "key"),
+                "a pre-shared key needs the package cryptography: pip",
+            ),
+            (("web", "grpc://127.0.0.1:1", "--port", "0"), "web=True needs the package websockets: pip install"),
+            (("play", "grpc://127.0.0.1:1"), "gymnasium-bridge play needs pygame: pip install -e '.[play]'"),
+            (("top", "ray://cart", "--json"), "fleets on Ray need the package ray: pip install -e '.[ray]'"),
+            (("cert", "--out", "certs"), "certificates are made by the package cryptography: pip install"),
+            (("completion", "bash"), "completion needs the package argcomplete: pip install"),
+        ],
+        5,
+        slow=True,
+    ),
 )
 def test_a_command_of_an_extra_that_is_not_installed_says_in_a_line_how_to_install_it(
     words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -158,13 +178,18 @@ def test_the_prose_of_a_help_fits_the_terminal() -> None:
 
 @pytest.mark.parametrize(
     ("typed", "wanted"),
-    [
-        ("gymnasium-bridge ser", {"serve"}),
-        ("gymnasium-bridge serve CartPole-v1 --num-e", {"--num-envs"}),
-        ("gymnasium-bridge serve CartPole-v1 --isolation ", {"process"}),
-        ("bridge export runs --lero", {"--lerobot"}),
-        ("gymnasium-bridge completion ", {"bash", "zsh", "fish"}),
-    ],
+    sampled(
+        [
+            ("gymnasium-bridge ser", {"serve"}),
+            ("gymnasium-bridge serve CartPole-v1 --num-e", {"--num-envs"}),
+            ("gymnasium-bridge serve CartPole-v1 --isolation ", {"process"}),
+            ("bridge export runs --lero", {"--lerobot"}),
+            ("gymnasium-bridge completion ", {"bash", "zsh", "fish"}),
+        ],
+        5,
+        1,
+        slow=True,
+    ),
 )
 def test_bash_completes_commands_options_and_choices(typed: str, wanted: set[str], tmp_path: Path) -> None:
     pytest.importorskip("argcomplete")

@@ -77,7 +77,8 @@ def played(env, adaptor, connection, steps, seed, action_name="action"):
             ("Pendulum-v1", 200, {"truncated"}),
             ("Taxi-v4", 200, {"truncated"}),
         ],
-        3,
+        4,
+        slow=3,
     ),
 )
 def test_the_public_client_plays_as_the_environment_plays_locally(server, client, env_id, limit, expected):

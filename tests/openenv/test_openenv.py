@@ -62,7 +62,7 @@ def fetch(server: Server, path: str, body: Any = None, **headers: str) -> tuple[
             return error.code, json.loads(error.read())
 
 
-@pytest.mark.parametrize("name", sampled((name for name in EVERY_SPACE if name not in WITHOUT_JSON), 2, slow=True))
+@pytest.mark.parametrize("name", sampled((name for name in EVERY_SPACE if name not in WITHOUT_JSON), 6, slow=True))
 def test_every_space_is_the_local_one_bit_for_bit(name: str) -> None:
     make = EVERY_SPACE[name]
     local = SpaceEnv(make(), make())

@@ -306,6 +306,7 @@ def words_of(path: str) -> Iterator[str]:
         yield from (word.lower() for word in re.findall("[A-Za-z]+", plain))
 
 
+@pytest.mark.slow  # it reads all sources
 def test_the_core_imports_nothing_but_itself():
     core = ("bridge/core", "bridge/pb", "bridge/errors.py", "bridge/version.py")
     found = {
@@ -319,6 +320,7 @@ def test_the_core_imports_nothing_but_itself():
     assert CORE_EDGES_NOT_YET - found == set(), "no longer there: take them out of the table"
 
 
+@pytest.mark.slow  # it reads all sources
 def test_the_core_names_no_feature():
     found, excepted = set(), set()
     for path in files():
@@ -375,6 +377,7 @@ def test_every_file_is_of_the_core_of_a_feature_or_above_them():
     assert all((ROOT / folder).is_dir() for folder in FEATURES.values())
 
 
+@pytest.mark.slow  # it reads all sources
 def test_features_know_each_other_only_where_the_table_of_contributing_says_why():
     table = allowed()
     found = {edge: [f"{each.path}:{each.line}" for each in where] for edge, where in edges().items()}

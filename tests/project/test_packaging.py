@@ -142,6 +142,7 @@ def check_names_in_all(name):
         assert set(module.__all__) - HANDED_ON.get(name, set()) <= top_names(tree_of(name)), "a name of another module"
 
 
+@pytest.mark.slow
 def test_the_names_in_all_are_there_and_once():
     assert problems_of((name for name in OURS if name not in WITHOUT_ALL), check_names_in_all) == []
 

@@ -135,7 +135,7 @@ def test_another_client_goes_on_from_a_pickled_state_of_several_agents() -> None
             env.save_state(slots=[0])
 
 
-@pytest.mark.parametrize("kind", [OfClass, Sampling], ids=stable_id)
+@pytest.mark.parametrize("kind", sampled([OfClass, Sampling], 2, 1, slow=True), ids=stable_id)
 def test_several_agents_that_share_a_generator_with_other_worlds_are_refused(kind: Any) -> None:
     with served(kind) as (_, env):
         env.reset(seed=0)
@@ -248,11 +248,18 @@ def test_an_observer_follows_a_restored_world_of_several_agents(kind: Any) -> No
 
 @pytest.mark.parametrize(
     ("module", "told"),
-    [
-        ("mpe2.simple_spread_v3", r"World\.apply_action_force draws .* \(numpy\.random\.randn\)"),
-        ("pettingzoo.butterfly.pistonball_v6", r"_cffi_backend.* and by replay: space\._bodies_to_check is a set"),
-        ("pettingzoo.butterfly.knights_archers_zombies_v11", r"is a pygame\.surface\.Surface within a list or dict"),
-    ],
+    sampled(
+        [
+            ("mpe2.simple_spread_v3", r"World\.apply_action_force draws .* \(numpy\.random\.randn\)"),
+            ("pettingzoo.butterfly.pistonball_v6", r"_cffi_backend.* and by replay: space\._bodies_to_check is a set"),
+            (
+                "pettingzoo.butterfly.knights_archers_zombies_v11",
+                r"is a pygame\.surface\.Surface within a list or dict",
+            ),
+        ],
+        3,
+        slow=True,
+    ),
     ids=["mpe2", "pistonball", "knights"],
 )
 def test_what_of_an_environment_of_a_zoo_cannot_be_copied_is_named(module: str, told: str) -> None:

@@ -82,7 +82,7 @@ def test_a_slot_of_an_awkward_environment_is_right_or_refused(kind: Any, worlds:
                 return
 
 
-@pytest.mark.parametrize("kind", sampled([*RIGHT, *PLAIN], 12, slow=4), ids=stable_id)
+@pytest.mark.parametrize("kind", sampled([*RIGHT, *PLAIN], 36, slow=4), ids=stable_id)
 def test_what_looks_hard_and_can_be_copied_is(kind: Any) -> None:
     assert examine(kind) == ""
     assert not goes_wrong(kind)

@@ -113,6 +113,7 @@ def test_a_restored_episode_is_a_branch_that_knows_its_parent(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", sampled(["FrozenLake-v1", Walk], 2, 1, slow=True), ids=stable_id)
 def test_each_lane_has_a_parent_of_its_own_also_in_another_world(tmp_path: Path, kind: Any) -> None:
     with serve_gym(kind, record=tmp_path) as server, closing(make_remote(server.url, timeout=DEADLINE)) as env:
@@ -201,6 +202,7 @@ def test_a_parent_that_is_not_recorded_is_said_and_nothing_is_verified_by_it(tmp
     assert verified(tmp_path / "server", Walk), "the server knows it"
 
 
+@pytest.mark.slow
 def test_a_parent_whose_episode_was_not_kept_is_said(tmp_path: Path) -> None:
     with (
         serve_gym(Walk, record=tmp_path) as server,
@@ -227,6 +229,7 @@ def test_a_parent_whose_episode_was_not_kept_is_said(tmp_path: Path) -> None:
         verify(branch, Walk)
 
 
+@pytest.mark.slow
 def test_a_parent_of_which_the_recording_was_switched_off_is_said(tmp_path: Path) -> None:
     with serve_gym(Walk, record=tmp_path) as server:
         one = Stream(server, own_connection=True)
@@ -257,6 +260,7 @@ def test_a_parent_of_which_the_recording_was_switched_off_is_said(tmp_path: Path
         verify(branch, Walk)
 
 
+@pytest.mark.slow
 def test_runs_replay_and_the_page_show_what_an_episode_goes_on_from(tmp_path: Path, capsys: Any) -> None:
     with serve_gym("FrozenLake-v1", record=tmp_path) as server, closing(make_remote(server.url)) as env:
         env.reset(seed=3)
@@ -386,6 +390,7 @@ class Short(Herd):
         super().__init__(horizon=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "observations"),
     sampled(itertools.product([Short, Fragile], [False, True]), 4, 1, slow=True),

@@ -115,7 +115,7 @@ def test_one_message_forks_a_state_over_many_lanes(isolation: Any) -> None:
         assert (same == same[0]).all()
 
 
-@pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "slots"])
+@pytest.mark.parametrize("blocking", sampled([True, False], 2, slow=True), ids=["blocking", "slots"])
 def test_some_slots_are_restored_and_the_others_go_on(blocking: bool) -> None:
     with (
         serve_gym(Walk) as server,

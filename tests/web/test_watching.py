@@ -135,6 +135,7 @@ def test_the_encoding_of_all_views_counts_for_their_share_of_the_time(viewers):
         envs.close()
 
 
+@pytest.mark.slow
 def test_pictures_take_more_of_the_time_while_the_world_waits_for_a_person(viewers, monkeypatch):
     monkeypatch.setattr(Painted, "slow", 0.2)  # else the next picture is due later than a viewer waits for it
     with serve_gym(Painted, web=True) as server, contextlib.ExitStack() as stack:

@@ -464,13 +464,17 @@ def test_a_lane_that_fails_is_told_as_a_world_of_its_own(mode, place, fault, rec
 @in_each_mode
 @pytest.mark.parametrize(
     "plans",
-    [
-        {10: {("step", 3): FAULTS["raises"]}, 20: {("step", 3): OF_STEPS["no reward"]}},
-        {seed: {("step", 4): FAULTS["exits"]} for seed in LANES},
-        {20: {("step", number): FAULTS["raises"] for number in (2, 3, 4, 5)}},
-        {20: {("reset", 2): FAULTS["raises"]}},
-        {20: {("reset", number): FAULTS["raises"] for number in (2, 3)}, 10: {("reset", 2): FAULTS["nothing"]}},
-    ],
+    sampled(
+        [
+            {10: {("step", 3): FAULTS["raises"]}, 20: {("step", 3): OF_STEPS["no reward"]}},
+            {seed: {("step", 4): FAULTS["exits"]} for seed in LANES},
+            {20: {("step", number): FAULTS["raises"] for number in (2, 3, 4, 5)}},
+            {20: {("reset", 2): FAULTS["raises"]}},
+            {20: {("reset", number): FAULTS["raises"] for number in (2, 3)}, 10: {("reset", 2): FAULTS["nothing"]}},
+        ],
+        2,
+        slow=True,
+    ),
     ids=["two", "all", "in steps one after the other", "a reset", "two attempts"],
 )
 def test_lanes_that_fail_are_told_as_worlds_of_their_own(mode, plans):
