@@ -62,7 +62,7 @@ PYTHONS ?= $(wildcard $(HOME)/.pyenv/versions/*/bin/python) $(foreach minor,7 8 
 unexport PYTHONDONTWRITEBYTECODE
 # Python compiles what is imported when it is imported first. To compile all that is installed took a third of the time of
 # an installation.
-export PIP_NO_COMPILE = 1
+export PIP_COMPILE = 0
 
 # Tests that need nothing but the core and the extra `test-core`.
 CORE_TESTS = -k "not Pong and not MiniGrid" @tests/core.txt

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from gymnasium import spaces
 
 from bridge import Web, make_remote, serve_game
 from bridge.errors import ClosedError
+from bridge.web.gateway import serve_gateway
 from tests.browser import in_browser, launched, opened_in, says, shows
 from tests.game.loops import ACTION, OBSERVATION, in_thread
 from tests.peers import Stream
@@ -186,4 +188,57 @@ def test_a_person_plays_a_game_that_waits_as_its_agent(process):
             until(lambda: len(rounds) == 2)
             assert None not in rounds, "a seed, so that a recording can be replayed"
         finally:
+            game.close()
+
+
+@in_browser
+@pytest.mark.slow
+@pytest.mark.parametrize("gateway", [False, True], ids=["own_page", "gateway"])
+def test_a_game_is_seen_before_anybody_has_played_it(gateway, process):
+    rounds = []
+
+    def loop(game):
+        with contextlib.suppress(ClosedError):
+            while True:
+                game.exchange(np.zeros(2, np.float32), frame=np.full((40, 60, 3), 90, np.uint8))
+                if game.begins:
+                    rounds.append(game.seed)
+                time.sleep(0.02)
+
+    with (
+        serve_game(OBSERVATION, spaces.Discrete(3), name="Dots", web=True, process=process) as game,
+        in_thread(lambda: loop(game)),
+        launched() as chromium,
+        opened_in(chromium) as opened,
+        serve_gateway(game.url) as others,
+    ):
+        try:
+            page = opened(others.web_url if gateway else game.web_url)
+            says(page, "#badge", "watching")
+            shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
+            assert page.is_hidden("#problem")
+            assert page.is_hidden("#empty")
+            assert len(rounds) == 1, "who watches asks for no round"
+            page.click("#play")
+            says(page, "#badge", "playing")
+            until(lambda: len(rounds) == 2)
+        finally:
+            game.close()
+
+
+@in_browser
+@pytest.mark.slow
+def test_a_game_that_waits_for_its_first_player_says_that_it_is_ready():
+    with (
+        serve_game(OBSERVATION, ACTION, name="Dots", web=True) as game,
+        launched() as chromium,
+        opened_in(chromium) as opened,
+    ):
+
+        def loop():
+            with contextlib.suppress(ClosedError):
+                game.exchange(np.zeros(2, np.float32), wait=True)
+
+        with in_thread(loop):
+            says(opened(game.web_url), "#empty", "Dots is ready.")
             game.close()

@@ -212,7 +212,10 @@ class EnvServer:
         wanted = self._request.address.world
         listed = [_checked(world) for world in self._known.get("worlds", []) if isinstance(world, dict)]
         found = [world for world in listed if wanted in (None, world.get("name"))]
-        return found or [world_entry(wanted or "", self._title, waiting=wanted is None)]
+        about = self.describe()
+        # A program that does not wait goes on before anybody plays, and may be seen then.
+        waits = wanted is None and not (about["one_world"] and about["realtime"])
+        return found or [world_entry(wanted or "", self._title, waiting=waits)]
 
     def close(self) -> None:
         """End the call that asks for the worlds."""
