@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.alone import add_busy, measuring
-from bridge import RemoteVectorEnv, make_remote, make_vec_remote, serve_gym
-from bridge.core.client.world.extensions import property_value
-from bridge.testing import CountingEnv
+from bridge import RemoteVectorEnv, make_vec_remote, serve_gym
+from bridge.core.encoding.tensors import unpack_tensor
+from bridge.testing import CountingEnv, Inspector
 
 EPISODE = 600
 """Frames; 10 s."""
@@ -96,8 +96,7 @@ def play(url: str, seconds: float, think: float = 0.0, env_kwargs: dict[str, Any
             time.sleep(think)
         time.sleep(max(0.0, 1 / 60 - (time.monotonic() - now)))
     latency = {name: value for name, value in envs.latency_summary()[0].items() if name != "url"}
-    answers = envs._ask_all(lambda seat: seat.remote.read_property("world.realtime"), "statistics")
-    server = property_value(answers[0][1], url, True)
+    ((_, server),) = envs._slots.read_property("world.realtime")
     envs.close()
     if first is None or last is None:
         raise RuntimeError("no frame was seen")
@@ -148,13 +147,11 @@ def four_agents(seconds: float, fps: float, shared_lock: bool) -> dict[str, Any]
 
 
 def worlds_left(url: str) -> int:
-    """Worlds on the server besides the one that asks, once the dead have been buried."""
+    """Worlds on the server, once those of clients that are gone were closed."""
     deadline = time.monotonic() + 10.0
     while True:
-        env = make_remote(url)
-        env._remote.read_property("server.worlds")
-        count = int(property_value(env._reply("to a property"), url, False)) - 1
-        env.close()
+        with Inspector(url, 10.0) as inspector:
+            count = int(unpack_tensor(inspector.read_property("server.worlds"))[()])
         if count == 0 or time.monotonic() > deadline:
             return count
         time.sleep(0.1)

@@ -158,6 +158,15 @@ def figures_of_servers(row: str) -> list[int]:
 
 
 @pytest.mark.slow
+def test_worlds_in_real_time_are_measured_beside_neighbours_that_misbehave() -> None:
+    from benchmarks import realtime
+
+    found = realtime.four_agents(7.0, 60.0, False)  # a reset takes 5 s
+    assert found["killed"] == {"exit": -9, "worlds left": 0}
+    assert all(found[name]["lateness"]["count"] > 0 for name in ("steady", "thinks 2 s", "resets in 5 s"))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["http2", pytest.param("grpcio", marks=pytest.mark.repeat)])
 def test_an_attack_is_measured_on_each_server(kind: str) -> None:
     from benchmarks import attacks
