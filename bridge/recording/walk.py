@@ -18,6 +18,7 @@ from bridge.core.worlds.environment import kept
 from bridge.core.worlds.hosts import Host
 from bridge.core.worlds.kinds import local_parts
 from bridge.core.worlds.local import host_of
+from bridge.core.worlds.settings import without_mask
 from bridge.errors import RecordingError, RequestError, SettingError
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.branches import PathPart
@@ -105,8 +106,7 @@ class LaneWalk:
             function, arguments = self.host.reset, (None, None)
         else:
             seed = reset.seeds(part.stream.lanes)[part.lane]
-            options = {key: value for key, value in (reset.options or {}).items() if key != "reset_mask"}
-            function, arguments = self.host.reset, (seed, None if reset.options is None else kept(options))
+            function, arguments = self.host.reset, (seed, kept(without_mask(reset.options)[0]))
         # One that raised did so when it was recorded, and its lane went on.
         with contextlib.suppress(RequestError) if kind >= Kind.FAILED_STEP else contextlib.nullcontext():
             try:

@@ -26,6 +26,8 @@ __all__ = ["bits_of_reset", "seed_generators", "seed_sequence"]
 
 Place = tuple[str, ...]
 """The number of a layer, the name of its field, and the way from there."""
+_HOLDERS = ("collections", "functools", "gymnasium", "numpy", "pettingzoo", "types")
+"""Modules whose code is trusted, and whose objects hold what a user gives them: spaces, environments, containers."""
 _GENERATORS = (np.random.BitGenerator, np.random.RandomState, random.Random, np.random.SeedSequence)
 
 
@@ -130,7 +132,8 @@ def _parts_of(value: Any) -> list[tuple[Place, Any]]:
         found = [((str(number),), part) for number, part in enumerate(gc.get_referents(value))]
     elif isinstance(value, functools.partial):
         found = [((), value.func), ((), value.args), ((), value.keywords)]
-    # Gymnasium's spaces have a generator each.
-    if isinstance(value, gymnasium.Space) or not is_trusted(module_of(kind)) or kind is types.SimpleNamespace:
+    elif isinstance(value, types.MappingProxyType):
+        found = [((), dict(value))]
+    if not is_trusted(module_of(kind)) or module_of(kind).partition(".")[0] in _HOLDERS:
         found += [((name,), item) for name, item in fields_of(value)]
     return found

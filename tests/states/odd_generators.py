@@ -354,9 +354,70 @@ class ReplayedSequence(Replayed, OfSequence):
     """Has a seed sequence where it cannot be seeded anew."""
 
 
+class Held(Replayed):
+    """Holds its generator in something of a library, and makes it anew in each reset from its own generator."""
+
+    def holder(self, generator: np.random.Generator) -> Any:
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        super().begin()
+        self.held = self.holder(np.random.default_rng(int(self.np_random.integers(99))))
+
+    def noise(self) -> float:
+        return float(self.held["own"].normal())
+
+
+class InProxy(Held):
+    def holder(self, generator: np.random.Generator) -> Any:
+        return types.MappingProxyType({"own": generator})
+
+
+class InUserDict(Held):
+    def holder(self, generator: np.random.Generator) -> Any:
+        return collections.UserDict({"own": generator})
+
+
+class InChainMap(Held):
+    def holder(self, generator: np.random.Generator) -> Any:
+        return collections.ChainMap({}, {"own": generator})
+
+
+class InVectorize(Held):
+    def holder(self, generator: np.random.Generator) -> Any:
+        return np.vectorize(lambda scale: generator.normal(0, scale))
+
+    def noise(self) -> float:
+        return float(self.held(1.0))
+
+
+class InCached(Held):
+    def holder(self, generator: np.random.Generator) -> Any:
+        return functools.lru_cache(1)(lambda number: generator.normal())
+
+    def noise(self) -> float:
+        return float(self.held(self.x[0]))
+
+
+class TaskInList(Draws):
+    """Holds an environment of Box2D, which is replayed, in a list."""
+
+    def make(self) -> None:
+        self.tasks = [gymnasium.make("LunarLander-v3")]
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        found = super().reset(seed=seed)
+        self.tasks[0].reset(seed=int(self.np_random.integers(99)))
+        return found
+
+    def noise(self) -> float:
+        return float(self.tasks[0].step(2)[0][2])
+
+
 SEEDED = [
     *(InList, InDict, AsKey, InTuple, InDeque, InDefault, InArray, InNamespace, InNested, InMethod, InPartial, OfBits),
     *(TwoOfBits, OldOfBits, SharedOldBits, OwnSpace, ActionSpace, of_wrapper, LateGenerator, Spawning, OfSequence),
     *(ReplayedSpawning, InClosure, BoundMethod, BoundOfPython, InIterator, InMap, InGenerator),
+    *(InProxy, InUserDict, InChainMap, InVectorize, InCached, TaskInList),
 ]
 UNSAVED = [InSet, InDefaultArgument, OfOwnClass, OfClassInList]

@@ -23,8 +23,9 @@ from bridge.core.worlds.base import answer_to, failures_in
 from bridge.core.worlds.environment import EnvFacts, Result
 from bridge.core.worlds.hosts import EnvHost, Host, look_up, no_episode
 from bridge.core.worlds.kinds import Known, Lanes
-from bridge.core.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours, without_mask
+from bridge.core.worlds.lane_vector import LaneVectorEnv, with_lanes_of_ours
 from bridge.core.worlds.rewards import refuse_array_rewards
+from bridge.core.worlds.settings import for_gymnasium, without_mask
 from bridge.errors import Code, RequestError
 from bridge.pb import bridge_pb2
 
@@ -88,13 +89,14 @@ class LanesHost(Host[Lanes]):
             # Not before another one is there: otherwise calls would go to the closed one.
             self._broken = None
             # All of them are new: a reset cannot leave one as it is.
-            options = {key: value for key, value in (options or {}).items() if key != "reset_mask"}
+            options, _ = without_mask(options)
         info: Any
         self.fresh = False
         if self._ours is self.env:
             observation, info = self._ours.reset_lanes(seed, *without_mask(options))
         else:
-            observation, info = self._guarded("reset", super().reset, seed, options)
+            given = options if self._ours is not None else for_gymnasium(options)
+            observation, info = self._guarded("reset", super().reset, seed, given)
         return observation, join_infos(info, self.env.num_envs) if self._collects else info
 
     def step(self, action: object) -> Result:

@@ -25,9 +25,10 @@ from bridge.core.worlds.base import answer_to
 from bridge.core.worlds.environment import kept
 from bridge.core.worlds.kinds import Lanes
 from bridge.core.worlds.rewards import Rewards
+from bridge.core.worlds.settings import without_mask
 from bridge.errors import Code, RequestError, TensorError
 
-__all__ = ["LaneInfos", "LaneVectorEnv", "with_lanes_of_ours", "without_mask"]
+__all__ = ["LaneInfos", "LaneVectorEnv", "with_lanes_of_ours"]
 
 LaneInfos = dict[int, Mapping[str, object]]
 """The infos of those lanes that have one."""
@@ -478,13 +479,6 @@ class LaneVectorEnv(SyncLanes):
         observations = concatenate(space, self._seen, self._next_batch)
         self._batch, self._next_batch = observations, self._batch
         return observations
-
-
-def without_mask(options: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, Any]:
-    """Return the options of a reset without `reset_mask`, and that; None where it has none."""
-    if options is None:
-        return None, None
-    return {key: value for key, value in options.items() if key != "reset_mask"}, options.get("reset_mask")
 
 
 def _lacks_parts(space: Space[Any]) -> bool:

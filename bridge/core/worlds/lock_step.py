@@ -13,7 +13,7 @@ from bridge.core.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent, PacedWor
 from bridge.core.worlds.environment import Result
 from bridge.core.worlds.group import ONE
 from bridge.core.worlds.pacer import Pacer
-from bridge.core.worlds.settings import Settings, read_reset, reading, refuse_unknown
+from bridge.core.worlds.settings import Settings, masked, read_reset, reading, refuse_unknown
 from bridge.errors import Code, RequestError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
@@ -47,6 +47,8 @@ class LockStep(Pacer):
         self._agent: EnvAgent | None = None
         self._pending: tuple[object, object] = (None, None)
         """Seed and options of the agent's next sequence; where nobody is in, of the first one of the next agent."""
+        self._tried: tuple[object, object] | None = None
+        """Those of the last reset of the environment, whether it failed or not."""
 
     # Who is in
 
@@ -99,8 +101,9 @@ class LockStep(Pacer):
     def reset(self, agent: EnvAgent, settings: Settings, running: bool) -> None:
         """Keep the settings for the next `begin`, so that the environment is reset once (D-14)."""
         pending = self._read_reset(settings)
-        # D-14: a plain Reset between two sequences must not take back the settings of the one before it.
-        if settings or running:
+        # D-14: a plain Reset between two sequences must not take back the settings of the one before it, unless the
+        # environment has had them, and failed: a Step alone tries it again with them.
+        if settings or running or self._pending is self._tried:
             self._pending = pending
 
     def _read_reset(self, settings: Settings) -> tuple[object, object]:
@@ -118,7 +121,7 @@ class LockStep(Pacer):
                 return seed, options
             if not self._facts.resets_lanes:
                 raise TensorError(f"{self._facts.kind} cannot reset some of its lanes alone; reset all of them")
-            return seed, {**(options or {}), "reset_mask": asked.mask}
+            return seed, masked(options, asked.mask)
 
     def _seed_of(self, seeds: int | list[int | None] | None) -> int | list[int | None] | None:
         if self._facts.resets_lanes or not isinstance(seeds, list):
@@ -147,6 +150,7 @@ class LockStep(Pacer):
     async def begin(self, agent: EnvAgent) -> int:
         """Reset the environment with the settings that wait; a lane that fails begins anew in the next step."""
         pending, agent.answer = self._pending, None
+        self._tried = pending
         agent.take_reset(await self.world.env.reset(seed=pending[0], options=pending[1]))
         if self._pending is pending:  # else a ResetWorld brought others meanwhile
             self._pending = (None, None)

@@ -18,7 +18,7 @@ from bridge.core.encoding import values
 from bridge.core.encoding.properties import TEXT, Property, PropertyTree
 from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.base import answer_to
-from bridge.core.worlds.settings import wrong
+from bridge.core.worlds.settings import masked, wrong
 from bridge.errors import Code
 from bridge.pb import bridge_pb2
 
@@ -81,7 +81,7 @@ class SameStep:
         begun = beside.begun
         begun.lanes.extend(lanes)
         try:
-            options = None if len(lanes) == len(ended) else {"reset_mask": ended}
+            options = None if len(lanes) == len(ended) else masked(None, ended)
             agent.take_reset(await world.env.reset(seed=None, options=options))
             self._unbegun = agent.take_failures()
             if self._unbegun:

@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,8 @@ __all__ = [
     "ResetRequest",
     "SentKwargs",
     "Settings",
+    "for_gymnasium",
+    "masked",
     "read_bool",
     "read_choice",
     "read_kwargs",
@@ -33,6 +35,7 @@ __all__ = [
     "read_text",
     "reading",
     "refuse_unknown",
+    "without_mask",
     "wrong",
 ]
 
@@ -169,6 +172,39 @@ def read_kwargs(settings: Settings, known: Sequence[str], defaults: Mapping[str,
 
 
 # Reset and ResetWorld
+
+
+_EMPTY = "reset_mask_alone"
+"""Beside `reset_mask`: the lanes get an empty dict, as Gymnasium's from a user who gave the mask alone."""
+
+
+def masked(options: Mapping[str, object] | None, mask: Array) -> dict[str, object]:
+    """Return the options of a reset of some lanes.
+
+    Args:
+        options: What their environments get.
+        mask: The lanes, bools `(lanes,)`.
+    """
+    if options is None:
+        return {"reset_mask": mask}
+    return {**options, "reset_mask": mask, **({} if options else {_EMPTY: True})}
+
+
+def without_mask(options: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, Any]:
+    """Return what environments get of the options of a reset, and its `reset_mask`; None where it has none.
+
+    A mask alone, as where lanes begin anew by themselves, gives them None, as a reset without options does.
+    """
+    if options is None:
+        return None, None
+    rest = {key: value for key, value in options.items() if key not in ("reset_mask", _EMPTY)}
+    alone = not rest and "reset_mask" in options and _EMPTY not in options
+    return None if alone else rest, options.get("reset_mask")
+
+
+def for_gymnasium(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the options of a reset as Gymnasium takes them, whose lanes get an empty dict beside a mask."""
+    return None if options is None else {key: value for key, value in options.items() if key != _EMPTY}
 
 
 @dataclasses.dataclass(frozen=True)
