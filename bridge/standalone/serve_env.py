@@ -807,7 +807,7 @@ class StandaloneWorld:
         self.player, self.notes, self.told, self.form, self.idle_since = player, {}, 0, None, time.monotonic()
         if player is None:
             self.answer_waiting()
-            self.pending = NOTHING
+            self.pending = self.tried = NOTHING
 
     def specs(self):
         """Return the specs as they travel."""
@@ -838,7 +838,7 @@ class StandaloneWorld:
 
     def begin(self):
         """Reset the environment, or the lanes that the mask names, with the settings that wait."""
-        seeds, options, mask = self.pending
+        seeds, options, mask = self.tried = self.pending
         self.infos = [{}] * len(self.envs)
         for lane in range(len(self.envs)):
             if mask is None or mask[lane] or self.samples[lane] is None:
@@ -1078,8 +1078,8 @@ class StandaloneSession:
         world, settings = self.require_world(), settings_of(request)
         pending = world.read_settings(settings)
         world.answer_waiting()
-        # Without settings and between sequences, an earlier Reset's seed still waits for its Step.
-        if settings or self.running:
+        # Without settings and between sequences, an earlier Reset's seed still waits for its Step, unless that failed.
+        if settings or self.running or world.pending is world.tried:
             world.pending = pending
         self.running = False
         response.specs.CopyFrom(world.specs())

@@ -60,6 +60,8 @@ def test_a_person_in_a_browser_takes_over_from_an_agent_and_gives_back_and_both_
         shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
         page.keyboard.down("ArrowRight")
         says(page, "#badge", "you act")
+        before = page.evaluate("() => Number(document.getElementById('canvas').dataset.pictures)")
+        shows(page, f"() => document.getElementById('canvas').dataset.pictures > {before + 3}")
         page.keyboard.up("ArrowRight")
         says(page, "#badge", "agent acts")
         page.keyboard.press("Escape")

@@ -18,7 +18,7 @@ from dm_env_rpc.v1.error import DmEnvRpcError
 import bridge
 from bridge import TLS, make_remote, make_vec_remote
 from bridge.core.encoding.values import encode
-from bridge.errors import RefusedError, RemoteError
+from bridge.errors import EnvironmentFailedError, RefusedError, RemoteError
 from bridge.testing import CountingEnv, check_server, make_certificates
 from tests.ends.compliance import INVALID, SPACES, least, methods, run, run_reset
 from tests.peers import METHOD, SERVICE, PublicClient
@@ -418,3 +418,12 @@ def test_it_speaks_tls(mutual, tmp_path):
         if mutual:
             with pytest.raises(RemoteError):
                 make_remote(server.url, tls=TLS(ca=certs["ca.pem"]), timeout=20)
+
+
+def test_a_plain_reset_after_one_that_failed_has_none_of_its_settings():
+    with standalone("tests.core.client.test_reset_options:Busy") as server, make_remote(server.url) as env:
+        with pytest.raises(EnvironmentFailedError, match="busy"):
+            env.reset(seed=7, options={"level": 3})
+        for _ in range(2):
+            _, info = env.reset()
+            assert (info["seed"], info["options"]) == (-1, {})
