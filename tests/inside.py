@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -183,6 +184,22 @@ def calls_of(server: Any) -> Any:
 def in_serving_thread(server: Any, function: Callable[[], Any]) -> None:
     """Have the thread of a server in this process call a function soon."""
     server._loop.scheduler.call_soon_threadsafe(function)
+
+
+def objects_at(server: Any, *packages: str) -> Counter[type]:
+    """As `objects_of`, asked in the thread of a server in this process: it may be making one of them elsewhere."""
+    from tests.support import objects_of  # which imports this module
+
+    found: list[Counter[type]] = []
+    asked = threading.Event()
+
+    def look() -> None:
+        found.append(objects_of(*packages))
+        asked.set()
+
+    in_serving_thread(server, look)
+    assert asked.wait(60.0), "the server's thread does nothing"
+    return found[0]
 
 
 def server_signs_of_life(

@@ -36,6 +36,7 @@ from tests.inside import (
     connections_of,
     in_serving_thread,
     let_wait_at_websockets,
+    objects_at,
     server_waits,
     set_websocket_clock,
 )
@@ -43,7 +44,7 @@ from tests.large_frames import step_large_frames
 from tests.parallel_envs import Relay
 from tests.peers import METHOD, SERVICE
 from tests.preloaded import Program, run
-from tests.support import SERVE, LargeArrays, objects_of, sampled, server_process, until
+from tests.support import SERVE, LargeArrays, sampled, server_process, until
 from tests.websocket_tools import KEY, PATH, SUBPROTOCOL, Hand, frame, handshake, request, token_subprotocol
 
 SECRET = "correct-horse/battery+staple"
@@ -631,20 +632,20 @@ def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_
             first.ask(join_world=pb.JoinWorldRequest())
         until(lambda: server.status()["sockets"] == 0)
         gc.collect()
-        before = objects_of("bridge.core.server", "bridge.core.transport")
+        before = objects_at(server, "bridge.core.server", "bridge.core.transport")
         with Hand(server).open() as hand, Hand(server) as half:
             half.send(b"GET / HTTP/1.1\r\n")
             hand.ask(join_world=pb.JoinWorldRequest())
             hand.send(AGAIN * 20)  # answers that wait
             until(lambda: server.status()["queued_bytes"] > 0)
             assert (
-                objects_of("bridge.core.server", "bridge.core.transport") - before
+                objects_at(server, "bridge.core.server", "bridge.core.transport") - before
             ).total() >= 5  # two connections, their protocols, a call
             gc.collect()
             gc.disable()
         try:
             until(lambda: (server.connections, server.status()["queued_bytes"]) == (0, 0))
-            until(lambda: not objects_of("bridge.core.server", "bridge.core.transport") - before)
+            until(lambda: not objects_at(server, "bridge.core.server", "bridge.core.transport") - before)
         finally:
             gc.enable()
 

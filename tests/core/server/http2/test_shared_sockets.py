@@ -29,8 +29,9 @@ from tests.inside import (
     Call,
     as_another_machine,
     connections_of,
+    objects_at,
 )
-from tests.support import objects_of, until
+from tests.support import until
 
 
 def sockets_and_streams(server):
@@ -154,7 +155,7 @@ def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_
             first.step(first.play(), BEGIN)
         until(lambda: (server.status()["sockets"], server.status()["worlds"]) == (0, 0))
         gc.collect()
-        before = objects_of("bridge.core.server", "bridge.core.transport")
+        before = objects_at(server, "bridge.core.server", "bridge.core.transport")
         with Hand(server, INITIAL_WINDOW_SIZE=10_000) as hand:
             hand.credits = False
             number = hand.play()
@@ -164,13 +165,13 @@ def test_everything_of_a_connection_is_freed_when_it_closes_without_the_garbage_
             hand.open(WATCH)
             until(lambda: server.status()["queued_bytes"] > 500_000)
             assert (
-                objects_of("bridge.core.server", "bridge.core.transport") - before
+                objects_at(server, "bridge.core.server", "bridge.core.transport") - before
             ).total() >= 5  # the connection, its protocol, HTTP/2, two calls
             gc.collect()
             gc.disable()
         try:
             until(lambda: (server.connections, server.status()["queued_bytes"]) == (0, 0))
-            until(lambda: not objects_of("bridge.core.server", "bridge.core.transport") - before)
+            until(lambda: not objects_at(server, "bridge.core.server", "bridge.core.transport") - before)
         finally:
             gc.enable()
 
