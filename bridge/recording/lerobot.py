@@ -350,8 +350,16 @@ def _dtype_of(leaves: Sequence[_Leaf]) -> np.dtype[Any]:
 def _joined_rows(leaves: Sequence[_Leaf], samples: Sequence[Any]) -> Array:
     """Return samples as an array with a row for each, the leaves one behind the other."""
     parts = [np.asarray([leaf.of(one) for one in samples], leaf.space.dtype) for leaf in leaves]
-    found = np.concatenate([part.reshape(len(samples), -1) for part in parts], axis=1, dtype=_dtype_of(leaves))
-    return _as_rows(found)
+    dtype = _dtype_of(leaves)
+    for leaf, part in zip(leaves, parts, strict=True):
+        # Integers beyond 2**53 have no float64 of their own.
+        if part.dtype.kind in "iu" and dtype.kind == "f" and (part.astype(dtype).astype(part.dtype) != part).any():
+            raise RecordingError(
+                f"{leaf.title} has numbers of {part.dtype} that {dtype} would round, which all numbers of "
+                "'observation.state' have together: expected smaller ones, such as seconds since the first step. "
+                + _LEAVE_OUT.format(leaf.keys[0])
+            )
+    return _as_rows(np.concatenate([part.reshape(len(samples), -1) for part in parts], axis=1, dtype=dtype))
 
 
 def _feature_of(space: Space[Any], what: str) -> dict[str, Any]:
@@ -388,7 +396,7 @@ def _check_finite(name: str, column: Array, episode: str) -> None:
         raise RecordingError(
             f"{episode}: expected finite numbers, got a NaN or an infinity in {name} of {(~fine).sum()} frames, "
             f"first in frame {np.argmin(fine)}. LeRobot normalizes by means, which it would make NaN for all: leave "
-            "such episodes out (--finite, finite=True), or replace it where the environment is made, as by "
+            "such episodes out (finite=True), or replace it where the environment is made, as by "
             "gymnasium.wrappers.TransformObservation"
         )
 

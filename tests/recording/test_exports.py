@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,15 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from bridge import Recording, make_parallel_remote, make_remote, serve_gym, serve_parallel
+from bridge import (
+    Recorder,
+    Recording,
+    make_parallel_remote,
+    make_remote,
+    make_vec_remote,
+    serve_gym,
+    serve_parallel,
+)
 from bridge.cli import main
 from bridge.errors import BridgeError, EnvironmentFailedError, RecordingError, SettingError
 from bridge.recording.episodes import has_frames, load_episode
@@ -21,7 +30,7 @@ from bridge.recording.reader import read_folder
 from bridge.recording.selection import Selection
 from bridge.testing import EVERY_SPACE, FailingEnv, SpaceEnv
 from tests.parallel_envs import Relay
-from tests.support import NO_BOX2D, assert_identical, import_box2d, minigrid, play_vector, sampled
+from tests.support import NO_BOX2D, assert_identical, import_box2d, minigrid, play_vector, sampled, until
 
 HAS_BOX2D = import_box2d()
 
@@ -468,6 +477,67 @@ def test_what_is_not_finite_is_told_or_left_out_and_refused_where_it_spoils_the_
     assert datasets.load_dataset("test/finite-v0").total_episodes == 2
     assert main(["export", str(runs), "--lerobot", str(tmp_path / "set"), "--finite"]) == 0
     assert main(["export", str(runs), "--mp4", str(tmp_path / "films"), "--finite"]) == 2
+
+
+class Stamped(gymnasium.Env[Any, Any]):
+    """Tells the time in nanoseconds beside a state in meters."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, first: int, with_state: bool = True) -> None:
+        stamp = {"stamp": spaces.Box(0, 2**63 - 1, (1,), np.int64)}
+        self.first, self.with_state = first, with_state
+        self.observation_space = spaces.Dict(
+            {**stamp, "state": spaces.Box(-9, 9, (2,), np.float32)} if with_state else stamp
+        )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps = 0
+        return self.seen(), {}
+
+    def seen(self):
+        stamp = {"stamp": np.array([self.first + self.steps], np.int64)}
+        return {**stamp, "state": np.zeros(2, np.float32)} if self.with_state else stamp
+
+    def step(self, action):
+        self.steps += 1
+        return self.seen(), 0.0, self.steps == 4, False, {}
+
+
+def test_integers_that_lerobot_would_round_are_refused_and_others_are_exact(tmp_path, capsys):
+    import pyarrow.parquet as pq
+
+    for name, arguments in (("long", {"first": 2**60}), ("short", {"first": 2**40}), ("alone", {"first": 2**60})):
+        arguments = {**arguments, "with_state": name != "alone"}
+        runs = tmp_path / name
+        with serve_gym(Stamped, env_kwargs=arguments, record=Recording(runs, observations=True)) as server:
+            play(server.url, 1)
+        code = main(["export", str(runs), "--lerobot", str(tmp_path / f"{name}-set")])
+        said = "".join(capsys.readouterr())
+        if name == "long":
+            assert code == 1
+            assert "'stamp' has numbers of int64 that float64 would round" in said
+            continue
+        assert code == 0, said
+        (file,) = (tmp_path / f"{name}-set" / "data").rglob("*.parquet")
+        column = pq.read_table(file).column("observation.state").to_pylist()
+        stamps = [row if name == "alone" else row[0] for row in column]
+        assert [int(stamp) for stamp in stamps] == [arguments["first"] + step for step in range(4)]
+
+
+def test_an_export_of_what_a_client_recorded_in_real_time_says_that_frames_are_missing(tmp_path, capsys):
+    runs = tmp_path / "runs"
+    with (
+        serve_gym("CartPole-v1", fps=100) as server,
+        contextlib.closing(
+            Recorder(make_vec_remote(server.url, num_envs=1, blocking=True), runs, observations=True)
+        ) as envs,
+    ):
+        envs.reset(seed=0)
+        until(lambda: any(envs.step(np.zeros(1, np.int64))[2]))
+    assert main(["export", str(runs), "--lerobot", str(tmp_path / "set")]) == 0
+    assert "a client recorded 1 of the 1 episodes in real time" in "".join(capsys.readouterr())
 
 
 def test_rewards_and_actions_that_are_not_finite_are_found_too(tmp_path):
