@@ -204,7 +204,7 @@ class Top:
             self._endpoints = tuple({endpoint.url: endpoint for endpoint in self._directory.endpoints()}.values())
         except (BridgeError, OSError, ValueError) as error:
             problem = reason_of(error)
-            if not self._endpoints and isinstance(error, OSError):
+            if not self._endpoints and not isinstance(error, BridgeError):
                 raise ConnectError(self._target, f"the directory cannot be read: {problem}") from error
             if not self._endpoints:
                 raise

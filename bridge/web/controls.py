@@ -255,7 +255,8 @@ def controls_of_space(
         between = not found and names is None and int(space.n) == 3
         if between and default is None:  # left and right
             neutral = int(space.start) + 1
-        idle = no_key is not None or between or does_nothing(names, neutral - int(space.start))
+        middle = between and neutral == int(space.start) + 1
+        idle = no_key is not None or middle or does_nothing(names, neutral - int(space.start))
         if idle and neutral in entries and (found or min(entries[neutral]).isdigit()):
             del entries[neutral]  # no key means the same
         return json.dumps(

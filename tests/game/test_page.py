@@ -21,14 +21,15 @@ from tests.support import until
 
 
 @pytest.mark.parametrize(
-    ("given", "no_key", "arrows"),
+    ("given", "no_key", "idle", "arrows"),
     [
-        ({}, 0, {"left": 1, "right": 2}),
-        ({"default_action": 1}, 1, {"left": 0, "right": 2}),
-        ({"default_action": 2, "web": Web(action_names="LEFT,RIGHT,WAIT")}, 2, {"left": 0, "right": 1}),
+        # Nobody has said that it does nothing: a game that waits does so until a key is pressed.
+        ({}, 0, False, {"left": 1, "right": 2}),
+        ({"default_action": 1}, 1, True, {"left": 0, "right": 2}),
+        ({"default_action": 2, "web": Web(action_names="LEFT,RIGHT,WAIT")}, 2, False, {"left": 0, "right": 1}),
     ],
 )
-def test_no_key_does_what_the_game_does_where_nobody_acts(given, no_key, arrows, process):
+def test_no_key_does_what_the_game_does_where_nobody_acts(given, no_key, idle, arrows, process):
     over = threading.Event()
 
     def loop(game):
@@ -48,7 +49,7 @@ def test_no_key_does_what_the_game_does_where_nobody_acts(given, no_key, arrows,
         finally:
             over.set()
     keys = {entry["keys"][0]: entry["action"] for entry in found["keys"]}
-    assert found["neutral"] == no_key
+    assert (found["neutral"], found["idle"]) == (no_key, idle)
     assert {key: keys[key] for key in ("left", "right")} == arrows
 
 

@@ -84,9 +84,9 @@ def test_the_action_of_no_key_is_the_environment_s_own_and_idle_where_it_does_no
 @pytest.mark.parametrize(
     ("space", "default", "neutral", "keys"),
     [
-        (spaces.Discrete(3), 0, 0, {"left": 1, "right": 2}),
+        (spaces.Discrete(3), 0, 0, {"0": 0, "left": 1, "right": 2}),
         (spaces.Discrete(3), 1, 1, {"left": 0, "right": 2}),
-        (spaces.Discrete(3, start=5), 7, 7, {"left": 5, "right": 6}),
+        (spaces.Discrete(3, start=5), 7, 7, {"left": 5, "right": 6, "2": 7}),
         (spaces.Discrete(6), 4, 4, {"0": 0, "1": 1, "2": 2, "3": 3, "4": 4, "5": 5}),
         (spaces.Discrete(3), "no action", 1, {"left": 0, "right": 2}),
     ],

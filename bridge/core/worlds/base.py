@@ -607,6 +607,8 @@ class PacedWorld(World):
         """Whose actions the step at hand takes in place of an agent's, by agent or lane."""
         self.substitution: Substitution | None = None
         """Which actions stand in for agents', where the pacer chooses ahead; None: none do."""
+        self.begun_in_steps = 0
+        """How often a step began the next episode of a lane, which it is no step of."""
         self.episodes = 0
         """Episodes that ended, counted for each lane."""
         self.closed = False

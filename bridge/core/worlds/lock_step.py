@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 from gymnasium.vector import AutoresetMode
 
 from bridge.core.encoding.properties import PropertyTree
@@ -170,7 +171,10 @@ class LockStep(Pacer):
 
     async def step(self, agent: EnvAgent, action: object) -> int:
         """Step all lanes with actions of their own. A single environment's agent does it at once."""
+        begin = agent.ended_lanes
         result = await agent.world.env.step(action)
+        if begin is not None:
+            agent.world.begun_in_steps += int(np.count_nonzero(begin))
         failed = agent.take_failures()
         # Those that ended before: what failed is their reset, and no episode ended by it.
         unbegun = sum(bool(agent.terminated[lane] or agent.truncated[lane]) for lane in failed)

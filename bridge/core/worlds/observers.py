@@ -207,7 +207,8 @@ class Episodes(Listener):
 
     Args:
         facts: Those of the environment.
-        ended: Called with each episode that ended; one that a reset cuts off is left out.
+        ended: Called with each episode that ended; one that a reset cuts off is left out, and so is one of which the
+            beginning was not seen.
     """
 
     def __init__(self, facts: EnvFacts, ended: Callable[[Episode], None]) -> None:
@@ -217,12 +218,15 @@ class Episodes(Listener):
         self._lengths: Array = np.zeros(facts.num_envs or 1, np.int64)
         self._resets: Array = np.zeros(facts.num_envs or 1, np.bool_)
         """True for each lane that the next step resets, `(lanes,)`: for it, that step is of no episode."""
+        self._whole: Array = np.zeros(facts.num_envs or 1, np.bool_)
+        """True for each lane whose episode was seen from its beginning on."""
         self._agents: dict[str, float] = {}
 
     def began(self, lane: int | None, result: Result, mask: Array | None) -> None:
         """Begin an episode of each lane that was reset."""
         which: Any = lane if lane is not None else slice(None) if mask is None else mask
         self._sums[which], self._lengths[which], self._resets[which] = 0.0, 0, False
+        self._whole[which] = True
         self._agents.clear()
 
     def stepped(self, lane: int | None, action: object, result: Result) -> Result:
@@ -259,6 +263,8 @@ class Episodes(Listener):
 
     def _end(self, lane: int) -> None:
         episode = Episode(lane, float(self._sums[lane]), int(self._lengths[lane]), dict(self._agents))
+        whole, self._whole[lane] = self._whole[lane], True
         self._sums[lane], self._lengths[lane] = 0.0, 0
         self._agents.clear()
-        self._ended(episode)
+        if whole:
+            self._ended(episode)

@@ -121,7 +121,8 @@ class EnvWorld(PacedWorld):
         if counts is not None:
             return counts
         lanes = self.env.facts.num_envs or 1
-        return WorldCounts(lanes, self.env.times.step.count * lanes, self.episodes)
+        steps = self.env.times.step.count * lanes - self.begun_in_steps
+        return WorldCounts(lanes, steps, self.episodes)
 
     def describe(self) -> dict[str, object]:
         """Return its lanes, whether it has begun, and what its pacer and features have a page show."""

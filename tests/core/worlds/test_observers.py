@@ -450,3 +450,39 @@ def test_a_listener_stops_an_agent_by_a_request_error(method: str) -> None:
         with pytest.raises(RemoteError, match="not in this world"):
             env.step(0) if method != "began" else env.reset(seed=1)
         env.close()
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_an_episode_whose_beginning_was_not_seen_is_left_out(lanes: int) -> None:
+    class Late(Observer):
+        """Listens from the fifth step of the world on, as a page that is opened then."""
+
+        def __init__(self) -> None:
+            self.found: list[Episode] = []
+            self.steps = 0
+
+        def made(self, world: Any) -> Listener:
+            self.episodes = Episodes(world.env.facts, self.found.append)
+            late = self
+
+            class Listens(Listener):
+                def began(self, lane: int | None, result: Any, mask: Any) -> None:
+                    if late.steps > 4:
+                        late.episodes.began(lane, result, mask)
+
+                def stepped(self, lane: int | None, action: object, result: Any) -> Any:
+                    late.steps += 1
+                    return late.episodes.stepped(lane, action, result) if late.steps > 4 else result
+
+            return Listens()
+
+    late = Late()
+    with serve_gym(lambda: CountingEnv(6), num_envs=lanes, observers=[late]) as server:
+        envs = BlockingReset(make_vec_remote(server.url, num_envs=lanes), autoreset_mode="SameStep")
+        envs.reset(seed=0)
+        for _ in range(20):
+            envs.step(np.zeros(lanes, np.int64))
+        envs.close()
+    assert late.found
+    assert {episode.length for episode in late.found} == {6}
+    assert len({episode.reward for episode in late.found}) == 1
