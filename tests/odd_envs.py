@@ -7,6 +7,7 @@ import collections
 import ctypes
 import datetime
 import decimal
+import email.utils
 import enum
 import functools
 import itertools
@@ -15,8 +16,10 @@ import operator
 import os
 import queue
 import random
+import statistics
 import string
 import sys
+import tempfile
 import threading
 import types
 import weakref
@@ -234,6 +237,28 @@ class SystemImportedLate(Walk):
         import os as system
 
         return system.urandom(1)[0] / 256 if self.t == LATE else 0.0
+
+
+class LateName(Walk):
+    def noise(self) -> float:
+        return len(tempfile.mktemp()) / 256 + hash(tempfile.mktemp()) % 256 / 256 if self.t == LATE else 0.0
+
+
+class LateNormal(Walk):
+    def noise(self) -> float:
+        return statistics.NormalDist().samples(1)[0] if self.t == LATE else 0.0
+
+
+class LateMessage(Walk):
+    def noise(self) -> float:
+        return sum(email.utils.make_msgid().encode()) / 1024 if self.t == LATE else 0.0
+
+
+class LateBytes(Walk):
+    def noise(self) -> float:
+        from ssl import RAND_bytes
+
+        return RAND_bytes(1)[0] / 256 if self.t == LATE else 0.0
 
 
 class SystemModules(Walk):
@@ -696,6 +721,7 @@ class Rects(Walk):
 ODD = [
     *(SetTaken, SetGrown, SetOfCells, SetChurned, IntWithFields, Record, SliceOfList, TimeZone, of_mode, Spec),
     *(PartialWithFields, BehindProxy, ImportedLate, FunctionImportedLate, NumpyImportedLate, SystemImportedLate),
+    *(LateName, LateNormal, LateMessage, LateBytes),
     *(SystemModules, ImportedByName, StoredInBuiltins, StoredInLibrary, HoldsModule, HoldsClass, takes_drawing),
     *(takes_counting, takes_lambda, takes_partial, takes_marked, CallsObject, SubscriptsObject, SetsProperty),
     *(ByMadeName, ByCaller, ByClassDict, of_row, Dispatches, NamesGenerator, TakesGenerated, SharesQueue),

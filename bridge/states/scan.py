@@ -8,6 +8,7 @@ in a thousand steps, such as for the place of its next goal.
 from __future__ import annotations
 
 import decimal
+import email.utils
 import functools
 import gc
 import importlib.util
@@ -17,7 +18,10 @@ import operator
 import os
 import random
 import secrets
+import ssl
+import statistics
 import sys
+import tempfile
 import threading
 import types
 import uuid
@@ -42,6 +46,10 @@ _OF_SYSTEM = {
         (os, ("urandom", "getrandom", "read", "write", "pipe", "open", "lseek", "chdir", "umask", "fork")),
         (uuid, ("uuid1", "uuid4")),
         (random, ("SystemRandom",)),
+        (ssl, ("RAND_bytes",)),
+        (tempfile, ("mkdtemp", "mkstemp", "mktemp", "NamedTemporaryFile", "TemporaryDirectory", "TemporaryFile")),
+        (email.utils, ("make_msgid",)),
+        (statistics, ("NormalDist",)),  # its samples are of a generator of its own, or of that of `random`
         (threading, ("Thread", "Timer")),
         (importlib, ("import_module",)),
         (sys, ("_getframe",)),
