@@ -33,6 +33,8 @@ from tests import odd_module
 from tests.states_envs import Walk
 
 LATE = 150
+SELDOM = 10**6
+"""A step that no check comes to: what is done in it shows in the code alone."""
 
 
 # Sets: their order
@@ -239,26 +241,26 @@ class SystemImportedLate(Walk):
         return system.urandom(1)[0] / 256 if self.t == LATE else 0.0
 
 
-class LateName(Walk):
+class SeldomName(Walk):
     def noise(self) -> float:
-        return len(tempfile.mktemp()) / 256 + hash(tempfile.mktemp()) % 256 / 256 if self.t == LATE else 0.0
+        return len(tempfile.mktemp()) / 256 + hash(tempfile.mktemp()) % 256 / 256 if self.t == SELDOM else 0.0
 
 
-class LateNormal(Walk):
+class SeldomNormal(Walk):
     def noise(self) -> float:
-        return statistics.NormalDist().samples(1)[0] if self.t == LATE else 0.0
+        return statistics.NormalDist().samples(1)[0] if self.t == SELDOM else 0.0
 
 
-class LateMessage(Walk):
+class SeldomMessage(Walk):
     def noise(self) -> float:
-        return sum(email.utils.make_msgid().encode()) / 1024 if self.t == LATE else 0.0
+        return sum(email.utils.make_msgid().encode()) / 1024 if self.t == SELDOM else 0.0
 
 
-class LateBytes(Walk):
+class SeldomBytes(Walk):
     def noise(self) -> float:
         from ssl import RAND_bytes
 
-        return RAND_bytes(1)[0] / 256 if self.t == LATE else 0.0
+        return RAND_bytes(1)[0] / 256 if self.t == SELDOM else 0.0
 
 
 class SystemModules(Walk):
@@ -721,7 +723,6 @@ class Rects(Walk):
 ODD = [
     *(SetTaken, SetGrown, SetOfCells, SetChurned, IntWithFields, Record, SliceOfList, TimeZone, of_mode, Spec),
     *(PartialWithFields, BehindProxy, ImportedLate, FunctionImportedLate, NumpyImportedLate, SystemImportedLate),
-    *(LateName, LateNormal, LateMessage, LateBytes),
     *(SystemModules, ImportedByName, StoredInBuiltins, StoredInLibrary, HoldsModule, HoldsClass, takes_drawing),
     *(takes_counting, takes_lambda, takes_partial, takes_marked, CallsObject, SubscriptsObject, SetsProperty),
     *(ByMadeName, ByCaller, ByClassDict, of_row, Dispatches, NamesGenerator, TakesGenerated, SharesQueue),
@@ -729,5 +730,6 @@ ODD = [
     *(NumpyByName, SystemByName, HoldsNumpy, SeedsByNone, SeedsByName, SeedsByGymnasium, SamplesLate),
     *(SharesView, SharesEnvironment, CountsAgents, Precision, Folder, ByHash, DrawsBeside, DrawsWithin),
 ]
+DRAWS_SELDOM = [SeldomName, SeldomNormal, SeldomMessage, SeldomBytes]
 RIGHT = [SamplesLate, SetGrown, SetOfCells, SetChurned, Spec, PartialWithFields, BehindProxy, Rects]
 """Those of them that are copied."""

@@ -13,7 +13,7 @@ from bridge.errors import RefusedError
 from tests.awkward_envs import AWKWARD
 from tests.curious_envs import CURIOUS
 from tests.curious_envs import RIGHT as PLAIN
-from tests.odd_envs import ODD, RIGHT
+from tests.odd_envs import DRAWS_SELDOM, ODD, RIGHT
 from tests.states.right_or_refused import (
     examine,
     examine_replay,
@@ -32,6 +32,12 @@ ALL = [*AWKWARD, *ODD, *CURIOUS]
 def test_an_awkward_environment_is_right_or_refused_and_never_wrong(kind: Any) -> None:
     if goes_wrong(kind):
         assert len(examine(kind).split()) > 5, "wrong, and its check passes"
+
+
+@pytest.mark.parametrize("kind", DRAWS_SELDOM, ids=stable_id)
+def test_an_environment_that_draws_elsewhere_is_refused_however_seldom_it_does(kind: Any) -> None:
+    assert len(examine(kind).split()) > 5
+    assert len(examine_replay(kind).split()) > 5
 
 
 @pytest.mark.parametrize("kind", sampled([*ODD, *CURIOUS], 3, slow=True), ids=stable_id)
