@@ -149,7 +149,7 @@ class GameEnvironment(EnvironmentProxy):
             or self._idle_looks < _LOOKS
         ):
             return None
-        text = f"the game stands still: the last call of exchange() was {since:.1f} s ago; send the request again"
+        text = f"the game stands still: the last call of exchange() was {since:.1f} s ago; reset again once it goes on"
         if self.chosen.actions is None:
             text = (
                 f"the game has not begun its round for {since:.1f} s: its program has not called exchange(), or goes "

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import ipaddress
+import os
 import warnings
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
@@ -35,6 +36,8 @@ __all__ = ["SCHEMES", "SERVER_SCHEMES", "Address", "is_loopback", "parse_address
 __all__ += ["shown_token", "withheld"]
 
 SCHEMES = ("grpc", "grpcs", "ws", "wss", "unix")
+_UNIX_PATH = 107
+"""Bytes that Linux takes; other systems take a few less."""
 _DIALED, _DIALED_WEBSOCKET = "dialed", "dialed+ws"
 SERVER_SCHEMES = (*SCHEMES, _DIALED, _DIALED_WEBSOCKET)
 """Also those of servers that have dialed in, which a listener of this process gives."""
@@ -182,6 +185,8 @@ def parse_address(url: str, *, listed: bool = False) -> Address:
     local = parts.scheme == "unix"
     if local and (parts.netloc or not parts.path.strip("/")):
         raise AddressError(url, "a Unix socket is named by its absolute path: unix:///PATH, with three slashes")
+    if local and len(os.fsencode(unquote(parts.path))) > _UNIX_PATH:
+        raise AddressError(url, f"the path of a Unix socket has at most {_UNIX_PATH} bytes: make it in another folder")
     if not local:
         _check_host(url, parts, port)
     if parts.fragment:

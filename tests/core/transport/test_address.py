@@ -71,6 +71,8 @@ def test_the_target_names_a_host_as_dns_does():
         ),
         ("unix://run/s", "unix:///PATH, with three slashes"),
         ("unix:///", "unix:///PATH, with three slashes"),
+        (f"unix:///{'x' * 107}", "the path of a Unix socket has at most 107 bytes"),
+        (f"unix:///{'%C3%A4' * 54}", "the path of a Unix socket has at most 107 bytes"),
         ("unix:s", "unix:"),
         ("grpc://host:0", "port 0 is for servers"),
         ("grpc://host:65536", "(?i)port"),
