@@ -12,7 +12,7 @@ import numpy as np
 import pygame
 from gymnasium import spaces
 
-from bridge import Web, make_remote, serve_game
+from bridge import Recording, Web, make_remote, serve_game
 
 SIZE, FRAMES, MOVES = 12, 300, [(0, 0), (0, -1), (0, 1), (-1, 0), (1, 0)]  # stay, up, down, left, right
 KEYS = [pygame.K_SPACE, pygame.K_UP, pygame.K_DOWN, pygame.K_LEFT, pygame.K_RIGHT]
@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--port", type=int, default=0, help="where agents connect to (default: any)")
     parser.add_argument("--web", action="store_true", help="let people watch and play in a browser")
-    parser.add_argument("--record", metavar="FOLDER", help="record what agents and people do")
+    parser.add_argument("--record", type=lambda folder: Recording(folder, frames=True), help="a folder to record in")
     parser.add_argument("--agent", action="store_true", help="have a random agent play over the network")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end after so many seconds")
     options = parser.parse_args()

@@ -81,7 +81,7 @@ _EXIT_CODES = """exit codes:
   0    success
   1    the server or the environment failed, or a port is in use
   2    the command line, a URL or a setting is wrong
-  130  interrupted by Ctrl-C; serve, policy and web, which end by it, stop in order and exit with 0
+  130  interrupted by Ctrl-C; serve, policy, web and top, which end by it, stop in order and exit with 0
 """
 
 

@@ -163,13 +163,17 @@ def _checked(env: Any, slots: Any) -> list[int]:
 def _seeds(seed: Any, slots: list[int]) -> list[int | None]:
     if seed is None:
         return [None] * len(slots)
-    whole = isinstance(seed, (int, np.integer)) and not isinstance(seed, bool)
-    found = [int(seed) + slot for slot in slots] if whole else list(seed)
-    if len(found) != len(slots) or not all(one is None or 0 <= int(one) < 2**64 for one in found):
+    found: list[Any]
+    found = list(seed) if isinstance(seed, Iterable) else [seed + slot if _is_seed(seed) else seed for slot in slots]
+    if len(found) != len(slots) or not all(one is None or _is_seed(one) for one in found):
         raise SettingError(
             f"expected seed to be a number from 0 on, or one for each of {len(slots)} slots, got {seed!r:.80}"
         )
     return [None if one is None else int(one) for one in found]
+
+
+def _is_seed(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and 0 <= int(value) < 2**64
 
 
 def _branch(state: SavedState, lane: int, seed: int | None) -> states_pb2.RestoreStates.Branch:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bridge import make_remote, make_vec_remote, serve_gym
-from bridge.errors import RefusedError
+from bridge.errors import RefusedError, SettingError
 from tests.states.odd_generators import SEEDED, UNSAVED, ReplayedSequence
 from tests.support import assert_identical, sampled, stable_id
 
@@ -67,3 +67,16 @@ def test_what_cannot_be_seeded_anew_in_a_replay_is_restored_without_a_seed_alone
             env.restore_state(state, seed=7)
         env.restore_state(state)
         assert_identical(played(env), wanted)
+
+
+@pytest.mark.parametrize("seed", [1.5, True, "7", -1, [0.5, 1.5], [1], 2**64])
+def test_what_is_no_seed_is_refused_and_the_environment_goes_on(seed: Any) -> None:
+    with (
+        serve_gym("CartPole-v1") as server,
+        closing(make_vec_remote(server.url, num_envs=2, blocking=True, states=True, timeout=DEADLINE)) as envs,
+    ):
+        envs.reset(seed=0)
+        state = envs.save_state(slots=[0])[0]
+        with pytest.raises(SettingError, match="expected seed to be a number from 0 on, or one for each of 2 slots"):
+            envs.restore_state(state, seed=seed)
+        envs.step(np.zeros(2, np.int64))

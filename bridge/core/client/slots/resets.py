@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from bridge.core.client.slots.slot import STEPPED, Member
 from bridge.core.encoding import values
 from bridge.core.encoding.seeds import pack_seed
 from bridge.core.encoding.tensors import Array, pack_tensor
-from bridge.errors import AlreadyPendingError, SettingError, TensorError
+from bridge.errors import AlreadyPendingError, SeedError, SettingError, TensorError
 from bridge.pb import dm_env_rpc_pb2 as pb
 
 if TYPE_CHECKING:
@@ -83,6 +83,8 @@ def _spread_seeds(seed: Any, num_envs: int) -> list[int | None]:
         return [None] * num_envs
     if isinstance(seed, (int, np.integer)):
         return [int(seed) + slot for slot in range(num_envs)]
+    if not isinstance(seed, Iterable):
+        raise SeedError(f"expected a seed of type int, or one for each of the {num_envs} slots, got {seed!r:.80}")
     seeds = list(seed)
     if len(seeds) != num_envs:
         raise SettingError(f"expected one seed for each of the {num_envs} slots, got {len(seeds)}")
