@@ -17,7 +17,7 @@ import numpy as np
 from bridge.core.extras import needed
 from bridge.errors import RecordingError, SettingError
 from bridge.recording.episodes import EpisodeData, facts_of, load_episode, observed_rows, stacked
-from bridge.recording.reader import RecordedEpisode, RecordedStream, misses_frames
+from bridge.recording.reader import RecordedEpisode, RecordedStream
 from bridge.recording.replay import kwargs_of
 from bridge.recording.selection import acting, called
 
@@ -96,7 +96,7 @@ def export_minari(
             if counts:
                 say(
                     f"warning: {dataset} keeps the NaN or infinities that {sum(counts.values())} steps have in the "
-                    f"episodes {', '.join(counts)}; finite=True leaves these out"
+                    f"episodes {', '.join(counts)}; --finite (finite=True) leaves these out"
                 )
         undo.pop_all()  # all of them are written
     return names
@@ -161,10 +161,11 @@ def datasets_of(
                 f"expected episodes of one environment, got {first.title} and {episode.stream.title}; choose one by "
                 "--env-id"
             )
-    if unseen := sum(misses_frames(episode.stream.header) for episode in episodes):
+    if unseen := sum(episode.stream.misses_frames for episode in episodes):
         say(
             f"warning: a client recorded {unseen} of the {len(episodes)} episodes in real time. It does not see every "
-            "frame, and the action of a step may have been executed later; have the server record them (record=)"
+            "frame, and the action of a step may have been executed later; have the server record them "
+            "(serve --record, in Python record=)"
         )
     agents: Sequence[str | None] = first.agents or [None]
     for agent in agents:

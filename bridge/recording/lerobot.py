@@ -347,17 +347,20 @@ def _dtype_of(leaves: Sequence[_Leaf]) -> np.dtype[Any]:
     return np.result_type(*(np.dtype(leaf.space.dtype) for leaf in leaves))
 
 
+_EXACT = 2**53
+"""Up to here each integer has a float64 of its own."""
+
+
 def _joined_rows(leaves: Sequence[_Leaf], samples: Sequence[Any]) -> Array:
     """Return samples as an array with a row for each, the leaves one behind the other."""
     parts = [np.asarray([leaf.of(one) for one in samples], leaf.space.dtype) for leaf in leaves]
     dtype = _dtype_of(leaves)
     for leaf, part in zip(leaves, parts, strict=True):
-        # Integers beyond 2**53 have no float64 of their own.
-        if part.dtype.kind in "iu" and dtype.kind == "f" and (part.astype(dtype).astype(part.dtype) != part).any():
+        if part.dtype.kind in "iu" and dtype.kind == "f" and ((part > _EXACT) | (part < -_EXACT)).any():
             raise RecordingError(
                 f"{leaf.title} has numbers of {part.dtype} that {dtype} would round, which all numbers of "
-                "'observation.state' have together: expected smaller ones, such as seconds since the first step. "
-                + _LEAVE_OUT.format(leaf.keys[0])
+                f"'observation.state' have together: expected at most {_EXACT}, got {part.max()}; count from the first "
+                "step, or in larger units. " + _LEAVE_OUT.format(leaf.keys[0])
             )
     return _as_rows(np.concatenate([part.reshape(len(samples), -1) for part in parts], axis=1, dtype=dtype))
 

@@ -9,7 +9,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from bridge.recording.rows import FORMAT, AgentColumns, BranchPoint, Columns, Ki
 with imported_from("recordings need pyarrow", "record"):
     import pyarrow as pa
 
-__all__ = ["Folder", "RecordedEpisode", "RecordedStream", "Reset", "misses_frames", "open_episode", "read_folder"]
+__all__ = ["Folder", "RecordedEpisode", "RecordedStream", "Reset", "open_episode", "read_folder"]
 
 # Read of every file. The samples are most of a recording's bytes, and are read only of the episodes that are asked for.
 _INDEX = ("call", "lane", "kind", "episode", "t", "time", "reward", "terminated", "truncated", "by", "event", "alive")
@@ -328,6 +328,11 @@ class RecordedStream:
             raise RecordingError(f"the recording {self.run} has no infos; record them with infos=True")
         return [{} if data is None else values.decode(data) for data in self.cells("info", rows).to_pylist()]
 
+    @property
+    def misses_frames(self) -> bool:
+        """True if a client recorded it in real time, in which a client does not see every frame."""
+        return self.header.get("recorded_by") == "client" and bool(self.header.get("fps"))
+
     def players(self, rows: Array) -> list[str]:
         """Return who acted in rows; empty: nobody."""
         return ["" if code < 0 else self.names[code] for code in self.column("by")[rows].tolist()]
@@ -467,7 +472,7 @@ class RecordedStream:
             RecordingError: There is none, calls are missing since, or options of a reset were not recorded.
         """
         name = f"{self.run}-{self.number}"
-        if misses_frames(self.header):
+        if self.misses_frames:
             raise RecordingError(f"what it goes on from was recorded by a client in real time, in {name}")
         if lane not in self._lane_known:
             done = set(self.column("call")[self.column("kind") == Kind.RESET].tolist())
@@ -731,11 +736,6 @@ def _check_rows(table: pa.Table, columns: Columns, last: int) -> int:
         raise RecordingError("its rows are not in order, or name a lane, a kind or a time that is not there")
     _given(table["reward"].combine_chunks(), columns.reward.shape, columns.reward.dtype)  # raises where shapes differ
     return int(call[-1])
-
-
-def misses_frames(header: Mapping[str, Any]) -> bool:
-    """True if a client recorded a stream in real time, in which it does not see every frame, by its header."""
-    return header.get("recorded_by") == "client" and bool(header.get("fps"))
 
 
 def open_episode(path: str | Path) -> RecordedEpisode:

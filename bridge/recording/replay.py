@@ -35,7 +35,7 @@ from bridge.errors import RecordingError, RequestError, SettingError, TensorErro
 from bridge.pb import bridge_pb2, properties_pb2
 from bridge.recording.branches import PathPart, path_to
 from bridge.recording.facts import package_versions
-from bridge.recording.reader import RecordedEpisode, RecordedStream, misses_frames, open_episode
+from bridge.recording.reader import RecordedEpisode, RecordedStream, open_episode
 from bridge.recording.rows import BranchPoint, Encoder, Kind, Row, flat_of
 from bridge.recording.tape import size_of
 from bridge.recording.walk import LaneWalk, made, reseeded
@@ -497,7 +497,7 @@ def replayed_from(episode: RecordedEpisode) -> int:
     Raises:
         RecordingError: There is none, or calls are missing since.
     """
-    if misses_frames(episode.stream.header):
+    if episode.stream.misses_frames:
         raise RecordingError(
             f"{episode.id} cannot be verified: a client recorded it in real time, which does not see every frame; have "
             "the server record it"

@@ -185,8 +185,9 @@ def parse_address(url: str, *, listed: bool = False) -> Address:
     local = parts.scheme == "unix"
     if local and (parts.netloc or not parts.path.strip("/")):
         raise AddressError(url, "a Unix socket is named by its absolute path: unix:///PATH, with three slashes")
-    if local and len(os.fsencode(unquote(parts.path))) > _UNIX_PATH:
-        raise AddressError(url, f"the path of a Unix socket has at most {_UNIX_PATH} bytes: make it in another folder")
+    if local and (size := len(os.fsencode(unquote(parts.path)))) > _UNIX_PATH:
+        text = f"the path of a Unix socket has at most {_UNIX_PATH} bytes, got {size}: make it in another folder"
+        raise AddressError(url, text)
     if not local:
         _check_host(url, parts, port)
     if parts.fragment:

@@ -212,9 +212,9 @@ class EnvServer:
         wanted = self._request.address.world
         listed = [_checked(world) for world in self._known.get("worlds", []) if isinstance(world, dict)]
         found = [world for world in listed if wanted in (None, world.get("name"))]
-        about = self.describe()
         # A program that does not wait goes on before anybody plays, and may be seen then.
-        waits = wanted is None and not (about["one_world"] and about["realtime"])
+        goes_on = self._known.get("one_world") is True and self._known.get("realtime") is True
+        waits = wanted is None and not goes_on
         return found or [world_entry(wanted or "", self._title, waiting=waits)]
 
     def close(self) -> None:

@@ -65,14 +65,15 @@ def test_environments_are_given_what_those_of_sync_vector_env_are(mode: str, lan
         assert_identical(played(envs, mode), wanted)
 
 
-def test_a_recording_of_lanes_that_began_anew_verifies(tmp_path: Any) -> None:
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+def test_a_recording_of_lanes_that_began_anew_verifies(mode: str, tmp_path: Any) -> None:
     from bridge.cli import main
 
     with (
         serve_gym(Told, record=tmp_path) as server,
-        closing(make_vec_remote(server.url, num_envs=3, lanes=True, blocking=True, autoreset_mode="SameStep")) as envs,
+        closing(make_vec_remote(server.url, num_envs=3, lanes=True, blocking=True, autoreset_mode=mode)) as envs,
     ):
-        played(envs, "SameStep")
+        played(envs, mode)
     assert main(["replay", str(tmp_path), "--env", f"{__name__}:Told", "--verify"]) == 0
 
 
