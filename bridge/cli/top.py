@@ -281,14 +281,18 @@ def _bars(history: Sequence[float]) -> str:
 def _cells(row: ServerRow) -> list[tuple[str, str]]:
     """Return the texts of a row, each with its style."""
     head = [(clean(row.name), ""), (row.state, _STYLES.get(row.state, "red"))]
-    if not row.uptime:  # it let nobody in
-        return [*head, *([("-", "")] * len(_COLUMNS))]
-    slots = f"{row.slots_used:,}" if row.slots is None else f"{row.slots_used:,}/{row.slots:,}"
-    rate = "-" if row.steps_per_second is None else f"{row.steps_per_second:,.0f}"
-    numbers = [f"{row.worlds:,}", slots, rate, f"{row.steps:,}", f"{row.episodes:,}", f"{row.failures:,}"]
-    numbers.append(_duration(row.uptime))
+    slots = _count(row.slots_used)
+    if row.slots_used is not None and row.slots is not None:
+        slots += f"/{row.slots:,}"
+    numbers = [_count(row.worlds), slots, *map(_count, (row.steps_per_second, row.steps, row.episodes, row.failures))]
+    numbers.append("-" if row.uptime is None else _duration(row.uptime))
     failed = _COLUMNS.index("failures")
     return [*head, *((text, "red" if at == failed and row.failures else "") for at, text in enumerate(numbers))]
+
+
+def _count(number: float | None) -> str:
+    """Write a number; `-` for one that the server has not said."""
+    return "-" if number is None else f"{number:,.0f}"
 
 
 def _duration(seconds: float) -> str:

@@ -53,21 +53,21 @@ class ServerRow:
     (no answer in time), or `refused`."""
     slots: int | None = None
     """The slots that it can carry; None: not known."""
-    slots_used: int = 0
-    """Lanes of worlds that a client is in."""
-    worlds: int = 0
+    slots_used: int | None = None
+    """Lanes of worlds that a client is in. None, as of all counts below: the server has not said."""
+    worlds: int | None = None
     """Its worlds."""
-    connections: int = 0
+    connections: int | None = None
     """Open connections, that of this program included."""
-    steps: int = 0
+    steps: int | None = None
     """Steps of its environments since it started, a lane each."""
     steps_per_second: float | None = None
     """The same since the last look; None: there is none to compare with."""
-    episodes: int = 0
+    episodes: int | None = None
     """Episodes that ended since it started, a lane each."""
-    failures: int = 0
+    failures: int | None = None
     """How often an environment raised since it started."""
-    uptime: float = 0.0
+    uptime: float | None = None
     """Seconds since it started."""
     problem: str = ""
     """Why nothing is known of it."""
@@ -89,12 +89,12 @@ class Snapshot:
     """Steps per second of all servers together, the newest last."""
 
     def total(self) -> dict[str, Any]:
-        """Return the sums over all servers."""
+        """Return the sums over all servers that have said how they are."""
         rates = [row.steps_per_second for row in self.servers if row.steps_per_second is not None]
         serving = [row for row in self.servers if row.state in SERVES]
         slots = [row.slots for row in serving]
         sums = {
-            name: sum(getattr(row, name) for row in self.servers)
+            name: sum(getattr(row, name) or 0 for row in self.servers)
             for name in ("slots_used", "worlds", "connections", "steps", "episodes", "failures")
         }
         return {

@@ -66,7 +66,9 @@ def export_lerobot(
     """Write episodes as a dataset of LeRobot; of several agents one for each, in folders with their names.
 
     Observations and actions keep their bits, rewards become float32. Pictures become a film (H.264), which loses some
-    of theirs: observations in colour, or the frames where these were recorded.
+    of theirs: observations in colour, or the frames where these were recorded. A film's height and width are even:
+    of an odd number, the last row or column is there twice. Pictures of other forms, such as depth as uint16, are
+    numbers.
 
     Of Dict observations, also nested ones, each picture in colour is `observation.images.NAME`, and all numbers, one
     behind the other in the order of the space, are `observation.state`, in the dtype that holds them all; those below

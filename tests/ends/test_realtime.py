@@ -44,7 +44,7 @@ from bridge.testing import (
 from bridge.wrappers import BlockingReset
 from tests.ends.realtime import LONG, Player, counting, ready
 from tests.inside import pool_of
-from tests.support import everywhere, read_property
+from tests.support import everywhere, read_property, until
 
 
 @everywhere
@@ -99,6 +99,28 @@ def test_an_episode_ends_and_the_next_begins_without_reset(serve: Any, clock: Vi
     assert (row.tolist(), rewards[0], terminations[0]) == ([2, 2], 0.0, False)
     assert "episodes" not in infos
     envs.close()
+
+
+@everywhere
+def test_a_plain_reset_after_an_end_enters_the_episode_that_has_begun_by_itself(
+    serve: Any, clock: VirtualClock
+) -> None:
+    """D-14: else a robot would be reset twice, by its world and by its controller."""
+    with make_remote(serve(counting(3)).url, wait="now") as env:
+
+        def play_to_the_end() -> None:
+            clock.advance(0.3)
+            assert env.step(0)[2]
+
+        assert env.reset()[0].tolist() == [1, 0]
+        play_to_the_end()
+        assert env.reset()[0].tolist() == [2, 0]
+        assert env.reset()[0].tolist() == [3, 0], "the agent has seen the second one, and asked for another"
+        play_to_the_end()
+        clock.advance(0.1)
+        assert env.reset()[0].tolist() == [5, 0], "a frame of the fourth had passed"
+        play_to_the_end()
+        assert env.reset(seed=7)[1]["seed"] == 7, "the sixth had begun without it"
 
 
 class ReusedGraphEnv(CountingEnv):
@@ -477,6 +499,50 @@ def test_wait_next_frame_gives_one_decision_a_frame(serve: Any, clock: VirtualCl
     assert infos["frames"][0] == row[1] >= 1
     assert infos["latency"]["actions_applied"][0] == 1, "the frame that it waited for used its action"
     envs.close()
+
+
+class GatedEnv(CountingEnv):
+    """Observes the action of its last step; once `closed`, a step waits until it is `opened`."""
+
+    def __init__(self) -> None:
+        super().__init__(LONG)
+        self.closed_at, self.waits, self.opened = LONG, threading.Event(), threading.Event()
+
+    def step(self, action: Any) -> Any:
+        _, reward, *ends = super().step(action)
+        if self.steps > self.closed_at:
+            self.waits.set()
+            assert self.opened.wait(60.0)
+        return np.array([int(action), self.steps]), reward, *ends
+
+
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_wait_next_frame_waits_for_a_frame_that_used_the_action_and_not_for_one_under_way(lanes: int) -> None:
+    """U-13: the frame under way has the action before; what comes of an action would be told a step late."""
+    made: list[GatedEnv] = []
+
+    def make() -> GatedEnv:
+        made.append(GatedEnv())
+        return made[-1]
+
+    with serve_gym(make, fps=200.0, thread_safe=True, num_envs=lanes) as server:
+        envs = make_vec_remote(server.url, wait="next_frame")
+        envs.reset()
+        actions = [0] * envs.num_envs
+        ready(envs, actions)
+        env = made[-1]
+        env.closed_at = env.steps
+        assert env.waits.wait(60.0)
+        results: list[Any] = []
+        thread = threading.Thread(target=lambda: results.append(envs.step([1] * envs.num_envs)), name="bridge-test")
+        thread.start()
+        until(lambda: server.status()["requests"] == 1)
+        env.closed_at = LONG
+        env.opened.set()
+        thread.join(60.0)
+        (observations, *_) = results[0]
+        assert [row[0] for row in observations] == [1] * envs.num_envs
+        envs.close()
 
 
 def test_wait_next_frame_waits_as_long_as_a_frame_of_the_world_takes() -> None:

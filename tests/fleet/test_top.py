@@ -357,6 +357,10 @@ def test_a_table_and_the_exit_code(capsys: pytest.CaptureFixture[str], tmp_path:
         assert main(["top", f"file://{tmp_path}/urls.txt", "--count", "1"]) == 0
     assert "1 of 1 servers serve" in capsys.readouterr().out
     assert main(["top", server.url, "--count", "1", "--json"]) == 1, "nobody answered"
+    (row,) = json.loads(capsys.readouterr().out)["servers"]
+    # Nobody knows what a server has that does not answer: 0 would read as one that was started anew.
+    counts = ("worlds", "slots_used", "connections", "steps", "episodes", "failures", "uptime")
+    assert {name: row[name] for name in counts} == dict.fromkeys(counts)
     assert main(["top", f"file://{tmp_path}/none.txt", "--count", "1"]) == 1
 
 

@@ -133,6 +133,9 @@ class Metrics:
         registry.register(_Status(status, limits))
         ProcessCollector(registry=registry)
         self._errors = Counter("bridge_errors", _ERRORS, ["code"], registry=registry)
+        for each in Code:
+            if each is not Code.OK:
+                self._errors.labels(each.name)  # 0 from the start: the first error is a change that an alert sees
         self._latency = Histogram("bridge_step_seconds", _LATENCY, registry=registry, buckets=_BUCKETS)
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)

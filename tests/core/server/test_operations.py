@@ -112,6 +112,9 @@ def test_episodes_of_worlds_that_went_are_counted_too() -> None:
 
 def test_metrics_count_errors_by_code_and_worlds_that_went_too() -> None:
     with serve_gym(CountingEnv, metrics_port=0) as server:
+        # A series that is missing until its first error would hide that error from a rate.
+        before = {key: value for key, value in scrape(server).items() if key.startswith("bridge_errors_total")}
+        assert before == {f'bridge_errors_total{{code="{each.name}"}}': 0 for each in errors.Code if each}
         for _ in range(3):
             with make_remote(server.url) as env:
                 env.reset(seed=0)

@@ -87,7 +87,7 @@ def test_ends_in_an_answer_that_a_reset_overtakes_are_not_lost(network: Make) ->
     begin(net, remote, reset=True)
     net.run_until(net.clock.now() + 0.5)
     remote.step(0)  # its answer holds the ends of episodes, and TERMINATED
-    net.run_until(net.clock.now() + 0.1)
+    net.run_until(net.clock.now() + 0.15)  # so that the reset comes in the midst of an episode
     remote.begin({}, reset=True)  # and nobody waits for it any more
     net.run_until(lambda: bool(net.answers))
     observation, reward, terminated, truncated, info = read(remote, net.answers.pop())

@@ -107,14 +107,16 @@ class ClockPacer(FramePacer):
         """
         self.world.refuse_if_over()
         for index in np.flatnonzero(asked.mask).tolist():
+            buffer, lane, seed = loop_agent.buffers[index], self.loop.lanes[index], asked.seeds[index]
+            # Began by itself after the agent's own episode, and no frame of it has passed: a robot is not reset twice.
+            new = lane.phase is Phase.RUNNING and not lane.length and 0 < buffer.entered < lane.episode
             # A spectator's Reset, too, leaves the episode: its next Step enters the one that runs then, and nobody else
             # notices.
-            loop_agent.buffers[index].abandon()
-            lane, seed = self.loop.lanes[index], asked.seeds[index]
+            buffer.abandon()
             # D-14: a reset that is under way, or that `start` asks for below, serves for this one as well, unless it
             # was to have another seed or other options.
             plain = seed is None and not asked.options
-            under_way = lane.phase in (Phase.RESETTING, Phase.IDLE) or not asked.restart
+            under_way = new or lane.phase in (Phase.RESETTING, Phase.IDLE) or not asked.restart
             if not loop_agent.player or (plain and under_way):
                 continue
             self.loop.ask_reset(index, seed, asked.options)

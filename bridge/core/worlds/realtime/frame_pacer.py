@@ -27,7 +27,7 @@ from bridge.core.worlds.realtime.clock_part import RESETTING, TIMES, WAITS, Cloc
 from bridge.core.worlds.realtime.frame_driver import FrameDriver
 from bridge.core.worlds.realtime.frame_loop import FrameLoop
 from bridge.core.worlds.realtime.loop_lane import LoopAgent, Phase, Seen
-from bridge.core.worlds.realtime.waiting import Waiters
+from bridge.core.worlds.realtime.waiting import FrameWait, Waiters
 from bridge.core.worlds.realtime_options import RealtimeOptions
 from bridge.core.worlds.rewards import as_number
 from bridge.core.worlds.settings import ROLES, ResetRequest, Settings, read_choice, read_reset, refuse_unknown, wrong
@@ -365,16 +365,17 @@ class FramePacer(Pacer):
         return True
 
     async def _wait_for_frame(self, agent: EnvAgent) -> None:
-        """Return once each lane that the agent is in has had a frame, or its episode ended."""
-        before = [(buffer, buffer.lane.frames) for buffer in agent.part.buffers]
+        """Return once each lane that the agent is in has had a frame that may use its action, or its episode ended."""
+        # A program with a loop of its own takes actions at the end of a frame: that frame is told.
+        acts = agent.part.loop_agent.player and not self.chooses_ahead
+        waits = [FrameWait(buffer, acts) for buffer in agent.part.buffers]
 
-        def passed() -> bool:
-            # A lane that the agent is not in may be long in its reset, and an end is news enough.
-            waiting = [pair for pair in before if pair[0].reading and pair[0].closing is None]
-            return all(buffer.lane.frames > had for buffer, had in waiting)
+        def over() -> bool:
+            ended = [each.is_over() for each in waits]  # each is asked after every frame
+            return all(ended)
 
-        deadline = _FRAME_DEADLINE + 1.0 / self.options.fps
-        await self.wait_until(agent, passed, deadline, lambda: f"no frame passed within {deadline:g} s")
+        deadline = _FRAME_DEADLINE + 2.0 / self.options.fps
+        await self.wait_until(agent, over, deadline, lambda: f"no frame passed within {deadline:g} s")
 
     async def _wait_for_news(self, agent: EnvAgent) -> None:
         """Return once a frame has passed that the agent was not told of, or an episode ended; at most after 2 s."""

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 from bridge.core.worlds.base import Agent
+from bridge.core.worlds.realtime.loop_lane import LaneBuffer
 from bridge.core.worlds.scheduling import PendingResult, Scheduler
 from bridge.errors import Code, RequestError
 
-__all__ = ["Waiters"]
+__all__ = ["FrameWait", "Waiters"]
 
 
 class Waiters:
@@ -74,3 +75,32 @@ class Waiters:
 
 def _hung_up() -> RequestError:
     return RequestError(Code.CANCELLED, "the client hung up while it waited")
+
+
+class FrameWait:
+    """The wait for a lane's next frame, or for the end of its episode.
+
+    Args:
+        buffer: The news of the lane.
+        acts: True to wait for a frame that began after the lane got its action. One that was under way then used the
+            action before.
+    """
+
+    def __init__(self, buffer: LaneBuffer, acts: bool) -> None:
+        self._buffer = buffer
+        self._seen = buffer.lane.newest
+        self._acts = acts
+
+    def is_over(self) -> bool:
+        """True if it is over; to be asked after each frame."""
+        buffer, lane = self._buffer, self._buffer.lane
+        # A lane that the agent is not in may be long in its reset, and an end is news enough.
+        if not buffer.reading or buffer.closing is not None:
+            return True
+        if lane.newest is self._seen:
+            return False
+        if self._acts and lane.unused:
+            # Once: the next frame uses it, unless it is too old by then.
+            self._acts, self._seen = False, lane.newest
+            return False
+        return True
