@@ -7,8 +7,10 @@ import gc
 import importlib
 import inspect
 import os
+import random
 import re
 import selectors
+import socket
 import subprocess
 import sys
 import time
@@ -429,6 +431,17 @@ def play_vector(envs: Any, steps: int, seed: int) -> None:
     for _ in range(steps):
         envs.step(envs.action_space.sample())
     envs.close()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on.
+
+    Not one that the system would give to the next who asks for any: tests beside this one ask for some all the time.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def until(condition: Any, deadline: float = 60.0) -> None:

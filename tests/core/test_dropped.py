@@ -23,7 +23,7 @@ from bridge.testing import CountingEnv
 from tests.parallel_envs import Relay
 from tests.preloaded import run
 from tests.recording_reader import read_run
-from tests.support import sampled, until
+from tests.support import free_port, sampled, until
 
 
 def held() -> tuple[int, int, int]:
@@ -128,12 +128,6 @@ def test_a_dropped_policy_leaves_nothing_behind() -> None:
         policy = RemotePolicy(server.url)
         policy(np.zeros(2))
         del policy
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def is_free(port: int) -> bool:

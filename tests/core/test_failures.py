@@ -29,7 +29,7 @@ from bridge.core.encoding.values import encode
 from bridge.testing import CountingEnv, FailingEnv, SlowResetEnv
 from bridge.wrappers import BlockingReset
 from tests.inside import begin_step, finish_step
-from tests.support import SERVE, server_process, until, world_of
+from tests.support import SERVE, free_port, server_process, until, world_of
 
 ZEROS = {n: np.zeros(n, np.int64) for n in (1, 2, 3, 4)}
 
@@ -54,12 +54,6 @@ def release() -> Iterator[threading.Event]:
     event = threading.Event()
     yield event
     event.set()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("make", [make_remote, make_vec_remote])

@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
 import re
 import signal
-import socket
 from pathlib import Path
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on.
-
-    Not one that the system would give to the next who asks for any: tests beside this one ask for some all the time.
-    """
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def waits_for_sigterm(pid: int) -> bool:

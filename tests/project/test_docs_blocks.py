@@ -25,8 +25,8 @@ from bridge.recording.reader import read_folder
 from bridge.testing import make_certificates
 from tests.places import ROOT
 from tests.preloaded import Program, run
-from tests.project.processes import free_port, waits_for_sigterm
-from tests.support import until
+from tests.project.processes import waits_for_sigterm
+from tests.support import free_port, until
 
 DOCS = ROOT / "docs"
 DEADLINE = 60.0

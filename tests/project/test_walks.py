@@ -24,8 +24,8 @@ import pytest
 
 from tests.browser import in_browser, says, shows
 from tests.places import ROOT
-from tests.project.processes import free_port, waits_for_sigterm
-from tests.support import until
+from tests.project.processes import waits_for_sigterm
+from tests.support import free_port, until
 
 INSTALLS = ("make demo", "pip install")
 DEADLINE = 120.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.server
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ from bridge.errors import EnvironmentFailedError, InvalidActionError
 from bridge.testing import check_server
 from tests.browser import in_browser
 from tests.places import ROOT
-from tests.support import until
+from tests.support import free_port, until
 
 pytestmark = in_browser
 FOLDER = ROOT / "examples" / "web_game"
@@ -72,11 +71,6 @@ def opened(browser: Any, site: str) -> Iterator[Any]:
     yield make
     context.close()
     assert problems == []
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def names(listener: DialListener) -> list[str]:

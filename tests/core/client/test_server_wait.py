@@ -40,15 +40,9 @@ from bridge.perlert import serve_perlert
 from bridge.policies import RemotePolicy, serve_policy
 from bridge.testing import CountingEnv, make_certificates
 from tests.parallel_envs import Relay
-from tests.support import until
+from tests.support import free_port, until
 
 PATIENCE = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

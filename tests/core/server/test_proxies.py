@@ -32,7 +32,7 @@ from bridge.wrappers import BlockingReset
 from tests.peers import PublicClient
 from tests.places import ROOT
 from tests.planned_env import Episodes, Planned
-from tests.support import sampled, until
+from tests.support import free_port, sampled, until
 from tests.websocket_tools import PATH, SUBPROTOCOL, token_subprotocol
 
 pytestmark = pytest.mark.slow
@@ -56,12 +56,6 @@ def program(name):
     if found is None:
         pytest.skip(f"{name} is not installed")
     return found
-
-
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 def listens(port):
