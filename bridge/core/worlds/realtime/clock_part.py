@@ -30,8 +30,9 @@ RESETTING = 3
 WAITS = ("now", "next_frame", "new_frame")
 """The events that a Step may wait for; the first is the default.
 
-`now` is nothing. `next_frame` is one more finished frame of every lane. `new_frame` is a frame, an end or a new episode
-of any lane that was not told yet, for at most 2 s; clients with Steps in flight use it.
+`now` is nothing. `next_frame` is one more finished frame of every lane, which began after the Step's action came.
+`new_frame` is a frame, an end or a new episode of any lane that was not told yet, for at most 2 s; clients with Steps
+in flight use it.
 """
 
 
