@@ -204,6 +204,30 @@ def test_an_agent_that_ends_early_waits_for_the_next_episode(serve: Any, join: A
     assert [entry["length"] for entry in info["episodes"]] == [8]
 
 
+def test_a_plain_reset_after_an_end_enters_the_episode_that_has_begun_by_itself(
+    serve: Any, clock: VirtualClock
+) -> None:
+    """D-14: else an environment of several agents would be reset twice, by its world and by its client."""
+    env = Relay(horizon=3)
+    far = bridge.make_parallel_remote(f"{serve(env, fps=8.0).url}?world=", wait="now", timeout=20)
+
+    def play_to_the_end(further: int = 0) -> None:
+        clock.advance(3 / 8)
+        truncations = far.step({name: far.action_space(name).sample() for name in far.agents})[3]
+        assert all(truncations.values())
+        clock.advance(further / 8)
+
+    for resets, seed, further in ((1, None, 0), (2, None, 0), (3, None, 1), (5, None, 0), (7, 5, 0)):
+        far.reset(seed=seed)
+        assert env.resets == resets
+        play_to_the_end(further)
+    assert env.seeds[-2:] == [5, None]
+    assert far.reset()[0].keys() == set(NAMES)
+    far.reset()
+    assert env.resets == 9, "the agents had seen the eighth, and asked for another"
+    far.close()
+
+
 def test_a_reset_waits_for_the_agents_that_go_on(serve: Any, join: Any, clock: VirtualClock) -> None:
     """U-9: an agent that asks for reset leaves the episode; it ends once every player has left it."""
     env = Relay(horizon=1000, distances=(1000, 1000, 1000))

@@ -98,7 +98,7 @@ def test_a_reset_begins_a_round_with_its_seed_and_options_at_the_very_next_call(
 
 
 def test_the_first_observation_of_a_round_has_no_reward_and_the_end_has_its_own(process):
-    with walking(False, process=process, length=5) as walk:
+    with walking(False, process=process, length=5, pause=0.02) as walk:
         env = make_remote(walk.game.url)
         env.reset(seed=0)
         totals, ended = 0.0, False

@@ -108,8 +108,7 @@ class ClockPacer(FramePacer):
         self.world.refuse_if_over()
         for index in np.flatnonzero(asked.mask).tolist():
             buffer, lane, seed = loop_agent.buffers[index], self.loop.lanes[index], asked.seeds[index]
-            # Began by itself after the agent's own episode, and no frame of it has passed: a robot is not reset twice.
-            new = lane.phase is Phase.RUNNING and not lane.length and 0 < buffer.entered < lane.episode
+            new = buffer.follows_anew  # it has begun by itself: a robot is not to be reset twice
             # A spectator's Reset, too, leaves the episode: its next Step enters the one that runs then, and nobody else
             # notices.
             buffer.abandon()

@@ -206,11 +206,13 @@ class JointLoop(FrameLoop):
             options: For the next episode; None: none.
             restart: True if it wants another episode than the running one.
         """
+        seeded = seed is not None or bool(options)
+        # As a robot is not reset twice, see `ClockPacer.ask_reset`.
+        restart = restart and (seeded or not loop_agent.buffers[0].follows_anew)
         self.give_up(loop_agent, restart)
         if not loop_agent.player:
             return
         lane = self.environment
-        seeded = seed is not None or bool(options)
         if seeded:
             lane.seed, lane.options = seed, options
         if lane.phase is Phase.RUNNING:

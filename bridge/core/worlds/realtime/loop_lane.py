@@ -230,6 +230,12 @@ class LaneBuffer(FrameBuffer[Seen, Ended]):
         self.error: str | None = None
         """Why the lane has no episode, not told yet."""
 
+    @property
+    def follows_anew(self) -> bool:
+        """True if the episode that runs began after the one that the agent was in, and no frame of it has passed."""
+        lane = self.lane
+        return lane.phase is Phase.RUNNING and not lane.length and 0 < self.entered < lane.episode
+
     def began(self, first: Seen) -> None:
         """An episode begins."""
         super().began(first)
