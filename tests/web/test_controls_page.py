@@ -51,12 +51,11 @@ class Cook(gymnasium.Wrapper):
 
 # Buttons are laid out by the names of actions: these games have the same kinds of names as others.
 ALIKE = {"LunarLander, continuous", "Breakout", "FrozenLake", "Taxi", "Blackjack", "MountainCar, continuous"}
+# Each game is played by keys or by touch; `make test-all` plays all by both.
 PLAYS = [
-    *(pytest.param(game, by_keys, id=f"{game.name}-keys") for game in GAMES),
-    *(
-        pytest.param(game, by_touch, id=f"{game.name}-touch", marks=pytest.mark.repeat if game.name in ALIKE else ())
-        for game in GAMES
-    ),
+    pytest.param(game, by, id=f"{game.name}-{way}", marks=pytest.mark.repeat if (game.name in ALIKE) is touches else ())
+    for by, way, touches in ((by_keys, "keys", False), (by_touch, "touch", True))
+    for game in GAMES
 ]
 
 

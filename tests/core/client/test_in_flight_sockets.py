@@ -99,7 +99,7 @@ def test_the_slots_of_a_vector_get_all_rewards(far: Any, think: float) -> None:
     ("server", "client", "scheme"),
     [
         ({"transport": "grpcio"}, {}, "grpc"),
-        ({"transport": "grpcio"}, {"transport": "grpcio"}, "grpc"),
+        pytest.param({"transport": "grpcio"}, {"transport": "grpcio"}, "grpc", marks=pytest.mark.repeat),
         ({}, {"transport": "grpcio"}, "grpc"),
         ({"web": True}, {}, "ws"),
     ],
