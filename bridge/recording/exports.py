@@ -16,7 +16,7 @@ import numpy as np
 
 from bridge.core.extras import needed
 from bridge.errors import RecordingError, SettingError
-from bridge.recording.episodes import EpisodeData, facts_of, load_episode, observed_rows, stacked
+from bridge.recording.episodes import EpisodeData, facts_of, load_stretches, observed_rows, stacked
 from bridge.recording.reader import RecordedEpisode, RecordedStream
 from bridge.recording.replay import kwargs_of
 from bridge.recording.selection import acting, called
@@ -169,8 +169,8 @@ def datasets_of(
         )
     agents: Sequence[str | None] = first.agents or [None]
     for agent in agents:
-        loaded = (load_episode(episode, env, agent, allow_calls=allow_calls) for episode in episodes)
-        if not (data := [one for one in loaded if one.actions]):
+        loaded = (load_stretches(episode, env, agent, allow_calls=allow_calls) for episode in episodes)
+        if not (data := [one for some in loaded for one in some if one.actions]):
             raise RecordingError(f"there is no step{'' if agent is None else f' of {agent}'} in these episodes")
         if finite:
             found, data = len(data), [one for one in data if not one.not_finite()]
