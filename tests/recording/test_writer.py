@@ -17,6 +17,7 @@ import pytest
 
 from bridge import Recording, make_remote, make_vec_remote, serve_gym
 from bridge.cli import main
+from bridge.pb import bridge_pb2
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
 from bridge.recording.writer import Journal
@@ -182,6 +183,40 @@ def test_a_full_disk_is_logged_once_and_tried_again_later(tmp_path, caplog, monk
     assert lost[0] >= 22
     assert stream.first == lost[0], "rows that were lost are counted once"
     assert stream.episodes()[-1].end == "terminated"
+
+
+def test_a_call_that_a_full_disk_lost_leaves_a_gap(tmp_path, caplog, monkeypatch):
+    """It has no number of its own: a replay would go on as if nobody had made it."""
+    journal = Journal(tmp_path)
+    tape = tape_of(journal)
+    monkeypatch.setattr("bridge.recording.writer._PAUSE", 0.0)
+    real, full = os.write, threading.Event()
+
+    def write(file: int, data: Any) -> int:
+        if full.is_set() and os.fstat(file).st_ino in {path.stat().st_ino for path in tmp_path.iterdir()}:
+            raise OSError(28, "No space left on device")
+        return real(file, data)
+
+    monkeypatch.setattr(os, "write", write)
+    tape.add(reset_row(0.0))
+    tape.add(step_row(1.0))
+    until(lambda: journal.queued_bytes == 0)
+    full.set()
+    tape.note("call", bridge_pb2.CallRequest(name="set_speed"))
+    until(lambda: journal.queued_bytes == 0 and "No space left" in caplog.text)
+    full.clear()
+    tape.add(step_row(2.0))
+    tape.add(step_row(3.0))
+    tape.add(reset_row(0.0))
+    tape.add(step_row(4.0, terminated=True))
+    tape.end()
+    journal.close()
+    (stream,) = read_folder(tmp_path).streams
+    assert (stream.gaps, stream.calls) == ([(2, 1)], {})
+    assert [(episode.end, episode.incomplete) for episode in stream.episodes()] == [
+        ("lost", True),
+        ("terminated", False),
+    ]
 
 
 def _written_after(tape: Tape, folder: Path) -> bool:
