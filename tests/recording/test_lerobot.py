@@ -358,3 +358,21 @@ class Talker(Painter):
 
     def picture(self) -> Any:
         return "hello"
+
+
+class Clock(Painter):
+    """Its observations are the seconds of an epoch, which float32 has no room for, and smaller numbers."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+
+    def picture(self) -> Any:
+        return np.array([1.8e9 + self.steps, self.steps / 3, 1.8e9 + 0.5])
+
+
+def test_numbers_that_lerobot_will_round_away_are_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    export_lerobot(record(tmp_path / "runs", Clock), tmp_path / "dataset", say=said.append)
+    warned = [line for line in said if line.startswith("warning")]
+    # Not of the number that stays as it is, and thirds are close enough.
+    assert len(warned) == 1
+    assert "so 'observation_0' of observation.state up to 7 off, of numbers that differ by 7 at most" in warned[0]
