@@ -376,3 +376,54 @@ def test_numbers_that_lerobot_will_round_away_are_told(tmp_path: Path) -> None:
     # Not of the number that stays as it is, and thirds are close enough.
     assert len(warned) == 1
     assert "so 'observation_0' of observation.state up to 7 off, of numbers that differ by 7 at most" in warned[0]
+
+
+# Its own loader, where that is installed
+
+FILMS = {
+    "top": lambda seen: seen["pixels"]["top"],
+    "wrist": lambda seen: seen["pixels"]["wrist"],
+    "arm.hand_camera": lambda seen: seen["arm"]["hand camera"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the loader's own packages
+@pytest.mark.parametrize("fps", [None, 1, 12, 60, 30000 / 1001])
+def test_lerobot_reads_every_frame_as_it_was_recorded(tmp_path: Path, fps: float | None) -> None:
+    loader = pytest.importorskip("lerobot.datasets.lerobot_dataset", reason="needs LeRobot's own loader: lerobot")
+    episodes = record(tmp_path / "runs", Robot)
+    (root,) = export_lerobot(episodes, tmp_path / "dataset", fps=fps, task="lift")
+    dataset = loader.LeRobotDataset("me/robot", root=root, video_backend="pyav")
+    assert (dataset.num_episodes, len(dataset), dataset.fps) == (3, 24, fps or 20)
+    frames = iter(range(len(dataset)))
+    for number, episode in enumerate(episodes):
+        data = load_episode(episode)
+        for step, (seen, action) in enumerate(zip(data.observations[:-1], data.actions, strict=True)):
+            frame = dataset[next(frames)]
+            _check(frame, seen)
+            np.testing.assert_array_equal(frame["action"], action)
+            told = [frame[name].item() for name in ("episode_index", "frame_index", "next.reward", "next.done")]
+            assert told == [number, step, 0.5, step == 7]
+            assert (frame["task"], frame["by"]) == ("lift", "agent")
+    # One episode by itself, and frames with those before them.
+    rate = dataset.fps
+    before = {"observation.images.top": [-1 / rate, 0.0], "observation.state": [-1 / rate, 0.0]}
+    part = loader.LeRobotDataset("me/robot", root=root, episodes=[1], delta_timestamps=before, video_backend="pyav")
+    seen = load_episode(episodes[1]).observations
+    for step in range(1, 8):
+        top = part[step]["observation.images.top"].numpy()
+        for at in (0, 1):
+            np.testing.assert_allclose(top[at].transpose(1, 2, 0) * 255, seen[step - 1 + at]["pixels"]["top"], atol=4)
+
+
+def _check(frame: Any, seen: Any) -> None:
+    """Hold the observations of a frame against those that were recorded."""
+    arm, (one, two) = seen["arm"], seen["many"]
+    numbers = [seen["agent_pos"], [arm["gripper"]], arm["matrix"].reshape(-1), [one], two]
+    # Its loader makes float32 of float64.
+    np.testing.assert_array_equal(frame["observation.state"], np.concatenate(numbers).astype(np.float32))
+    np.testing.assert_array_equal(frame["observation.environment_state"], seen["environment_state"])
+    for name, picture_of in FILMS.items():
+        picture = frame[f"observation.images.{name}"].numpy().transpose(1, 2, 0) * 255
+        np.testing.assert_allclose(picture, picture_of(seen), atol=4)

@@ -149,22 +149,26 @@ def test_files_that_may_not_grow_cost_nobody_a_step(tmp_path, size):
         assert not any(stream.gaps for stream in found.streams)
 
 
-def test_a_full_disk_is_logged_once_and_tried_again_later(tmp_path, caplog, monkeypatch):
-    journal = Journal(tmp_path)
-    tape = tape_of(journal)
-    monkeypatch.setattr("bridge.recording.writer._PAUSE", 0.05)
-    real = os.write
-    full = threading.Event()
-    full.set()
-    attempts: list[int] = []
+def disk_of(folder: Path, monkeypatch: pytest.MonkeyPatch, *, pause: float) -> tuple[threading.Event, list[int]]:
+    """Return an event by which the disk of a folder is full while it is set, and the tries to write there then."""
+    monkeypatch.setattr("bridge.recording.writer._PAUSE", pause)
+    real, full, attempts = os.write, threading.Event(), list[int]()
 
     def write(file: int, data: Any) -> int:
-        if full.is_set() and os.fstat(file).st_ino in {path.stat().st_ino for path in tmp_path.iterdir()}:
+        if full.is_set() and os.fstat(file).st_ino in {path.stat().st_ino for path in folder.iterdir()}:
             attempts.append(file)
             raise OSError(28, "No space left on device")
         return real(file, data)
 
     monkeypatch.setattr(os, "write", write)
+    return full, attempts
+
+
+def test_a_full_disk_is_logged_once_and_tried_again_later(tmp_path, caplog, monkeypatch):
+    journal = Journal(tmp_path)
+    tape = tape_of(journal)
+    full, attempts = disk_of(tmp_path, monkeypatch, pause=0.05)
+    full.set()
     with caplog.at_level(logging.WARNING, "bridge"):
         fill(tape, 2)
         until(lambda: "No space left" in caplog.text)
@@ -189,15 +193,7 @@ def test_a_call_that_a_full_disk_lost_leaves_a_gap(tmp_path, caplog, monkeypatch
     """It has no number of its own: a replay would go on as if nobody had made it."""
     journal = Journal(tmp_path)
     tape = tape_of(journal)
-    monkeypatch.setattr("bridge.recording.writer._PAUSE", 0.0)
-    real, full = os.write, threading.Event()
-
-    def write(file: int, data: Any) -> int:
-        if full.is_set() and os.fstat(file).st_ino in {path.stat().st_ino for path in tmp_path.iterdir()}:
-            raise OSError(28, "No space left on device")
-        return real(file, data)
-
-    monkeypatch.setattr(os, "write", write)
+    full, _ = disk_of(tmp_path, monkeypatch, pause=0.0)
     tape.add(reset_row(0.0))
     tape.add(step_row(1.0))
     until(lambda: journal.queued_bytes == 0)
