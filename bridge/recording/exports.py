@@ -31,6 +31,7 @@ __all__ = [
     "quiet",
     "rate_of",
     "told_branches",
+    "told_infos",
     "write_film",
 ]
 
@@ -91,7 +92,7 @@ def export_minari(
             _write_dataset(minari, dataset, episodes[0].stream, data, author=author, **more)
             names.append(dataset)
             steps = sum(len(one.actions) for one in data)
-            say(f"{dataset}: {len(data)} episodes, {steps} steps{told_branches(data, 'metadata')}")
+            say(f"{dataset}: {len(data)} episodes, {steps} steps{told_infos(data)}{told_branches(data, 'metadata')}")
             counts = {one.episode.id: count for one in data if (count := one.not_finite())}
             if counts:
                 say(
@@ -181,6 +182,11 @@ def datasets_of(
                     "each of these episodes has a NaN or an infinity: leave out --finite, or mend the environment"
                 )
         yield agent, data
+
+
+def told_infos(data: Sequence[EpisodeData]) -> str:
+    """Say that infos that were recorded are in no dataset; empty: none were."""
+    return "; without the recorded infos" if any(one.infos is not None for one in data) else ""
 
 
 def told_branches(data: Sequence[EpisodeData], place: str) -> str:

@@ -25,7 +25,17 @@ from bridge.core.encoding.tensors import Array
 from bridge.core.extras import imported_from
 from bridge.errors import RecordingError, SettingError
 from bridge.recording.episodes import EpisodeData, facts_of, has_frames, observed_rows
-from bridge.recording.exports import Said, datasets_of, even, name_of_agent, quiet, rate_of, told_branches, write_film
+from bridge.recording.exports import (
+    Said,
+    datasets_of,
+    even,
+    name_of_agent,
+    quiet,
+    rate_of,
+    told_branches,
+    told_infos,
+    write_film,
+)
 from bridge.recording.reader import RecordedEpisode
 
 with imported_from("recordings need pyarrow", "record"):
@@ -109,7 +119,8 @@ def export_lerobot(
             dataset = _Dataset(path, data, rate_of(episodes[0].stream, fps), task or episodes[0].stream.title)
             dataset.write()
             written.append(path)
-            say(f"{path}: {len(data)} episodes, {dataset.frames} frames{told_branches(data, 'row')}")
+            told = f"{told_infos(data)}{told_branches(data, 'row')}"
+            say(f"{path}: {len(data)} episodes, {dataset.frames} frames{told}")
             for told in dataset.rounded:
                 say(f"warning: {path}: {told}")
     except BaseException:  # half a dataset reads as one

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import io
 import json
 from pathlib import Path
@@ -22,6 +23,7 @@ from bridge import Recording, make_parallel_remote, make_remote, serve_gym, serv
 from bridge.cli import main
 from bridge.errors import SettingError
 from bridge.recording.episodes import load_episode
+from bridge.recording.exports import export_minari
 from bridge.recording.lerobot import export_lerobot
 from bridge.recording.reader import RecordedEpisode, read_folder
 
@@ -367,6 +369,17 @@ class Clock(Painter):
 
     def picture(self) -> Any:
         return np.array([1.8e9 + self.steps, self.steps / 3, 1.8e9 + 0.5])
+
+
+@pytest.mark.parametrize("infos", [False, True])
+def test_an_export_says_that_infos_are_not_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, infos: bool) -> None:
+    episodes = record(tmp_path / "runs", "CartPole-v1", episodes=1, infos=infos)
+    said: list[str] = []
+    export_lerobot(episodes, tmp_path / "dataset", say=said.append)
+    if importlib.util.find_spec("minari") is not None:
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+        export_minari(episodes, "cartpole/one-v0", say=said.append)
+    assert [line.endswith("; without the recorded infos") for line in said] == [infos] * len(said)
 
 
 def test_numbers_that_lerobot_will_round_away_are_told(tmp_path: Path) -> None:
