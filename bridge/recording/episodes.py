@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -20,7 +20,16 @@ from bridge.recording.replay import AT_ONCE, Replay, ReplayComparison, batches_o
 from bridge.recording.rows import LaneSamples, Row
 from bridge.recording.selection import acting
 
-__all__ = ["EpisodeData", "ObservedRows", "facts_of", "load_episode", "observed_rows", "obstacle", "stacked"]
+__all__ = [
+    "EpisodeData",
+    "ObservedRows",
+    "facts_of",
+    "load_episode",
+    "load_stretches",
+    "observed_rows",
+    "obstacle",
+    "stacked",
+]
 
 ObservedRows: TypeAlias = Generator[tuple[int, Any, Callable[[], Any] | None], None, None]
 
@@ -179,8 +188,33 @@ def load_episode(
         allow_calls: As for `Replay`.
 
     Raises:
-        RecordingError: There is no such agent in it, or its observations are neither recorded nor to be had by a
-            replay.
+        RecordingError: There is no such agent in it, it left and came back (`load_stretches` takes that), or its
+            observations are neither recorded nor to be had by a replay.
+    """
+    found = load_stretches(episode, env, agent, allow_calls=allow_calls)
+    if len(found) > 1:
+        raise RecordingError(
+            f"{episode.id}: expected an agent that acts from its first step to its last, and {agent} left and came "
+            f"back; load_stretches returns its {len(found)} stretches"
+        )
+    return found[0]
+
+
+def load_stretches(
+    episode: RecordedEpisode, env: Any = None, agent: str | None = None, *, allow_calls: bool = False
+) -> list[EpisodeData]:
+    """Return the data of an episode, in one piece for each time that the agent came in: mostly one.
+
+    An agent that leaves and comes back saw something new before it acted again, which follows none of its actions.
+
+    Args:
+        episode: As for `load_episode`, and so are the other arguments.
+        env: What makes the environment.
+        agent: Whose part.
+        allow_calls: As for `Replay`.
+
+    Raises:
+        RecordingError: There is no such agent in it, or its observations are not to be had.
     """
     stream, rows = episode.stream, episode.own
     if (agent is None) == (stream.kind == "agents") or (agent is not None and agent not in stream.agents):
@@ -194,15 +228,38 @@ def load_episode(
         found = {step: sample for step, sample, _ in observed_rows(episode, env, allow_calls=allow_calls)}
         samples = [found.get(step) for step in stream.column("t")[rows].tolist()]
         seen = samples if agent is None else [(sample or {}).get(agent) for sample in samples]
+    actions = stream.samples("action", rows)
     first = next((at for at, sample in enumerate(seen) if sample is not None), None)
     if first is None:
         raise RecordingError(f"{episode.id}: {agent or 'the agent'} saw nothing in it")
-    actions = stream.samples("action", rows)
-    acted = [at for at in range(first + 1, len(rows)) if actions[at] is not None]
-    observations = [seen[first]]
+    # Each is where an agent came in, and where it acted from there on.
+    stretches: list[tuple[int, list[int]]] = [(first, [])]
+    for at in range(first + 1, len(rows)):
+        if actions[at] is not None:
+            stretches[-1][1].append(at)
+        elif seen[at] is not None:  # without having acted: it comes in (again) by this
+            # Before its first action the newest observation counts.
+            stretches[len(stretches) - (not stretches[-1][1]) :] = [(at, [])]
+    if len(stretches) > 1 and not stretches[-1][1]:  # it saw something, and did nothing more
+        stretches.pop()
+    return [_data_of(episode, agent, lane, rows, seen, actions, *each) for each in stretches]
+
+
+def _data_of(
+    episode: RecordedEpisode,
+    agent: str | None,
+    lane: int,
+    rows: Array,
+    seen: Sequence[Any],
+    actions: Sequence[Any],
+    first: int,
+    acted: Sequence[int],
+) -> EpisodeData:
+    """Return what follows from a first observation, and where among the rows an agent acted after it."""
+    stream, observations = episode.stream, [seen[first]]
     for at in acted:  # one that ends without a last observation keeps the one before
         observations.append(observations[-1] if seen[at] is None else seen[at])
-    steps = rows[acted]
+    steps = rows[list(acted)]
     terminated, truncated = stream.column("terminated")[steps], stream.column("truncated")[steps]
     if acted and not terminated[-1]:  # it may have been cut off
         truncated[-1] = True

@@ -16,7 +16,7 @@ import numpy as np
 
 from bridge.core.extras import needed
 from bridge.errors import RecordingError, SettingError
-from bridge.recording.episodes import EpisodeData, facts_of, load_episode, observed_rows, stacked
+from bridge.recording.episodes import EpisodeData, facts_of, load_stretches, observed_rows, stacked
 from bridge.recording.reader import RecordedEpisode, RecordedStream
 from bridge.recording.replay import kwargs_of
 from bridge.recording.selection import acting, called
@@ -31,6 +31,7 @@ __all__ = [
     "quiet",
     "rate_of",
     "told_branches",
+    "told_infos",
     "write_film",
 ]
 
@@ -91,7 +92,7 @@ def export_minari(
             _write_dataset(minari, dataset, episodes[0].stream, data, author=author, **more)
             names.append(dataset)
             steps = sum(len(one.actions) for one in data)
-            say(f"{dataset}: {len(data)} episodes, {steps} steps{told_branches(data, 'metadata')}")
+            say(f"{dataset}: {len(data)} episodes, {steps} steps{told_infos(data)}{told_branches(data, 'metadata')}")
             counts = {one.episode.id: count for one in data if (count := one.not_finite())}
             if counts:
                 say(
@@ -169,8 +170,8 @@ def datasets_of(
         )
     agents: Sequence[str | None] = first.agents or [None]
     for agent in agents:
-        loaded = (load_episode(episode, env, agent, allow_calls=allow_calls) for episode in episodes)
-        if not (data := [one for one in loaded if one.actions]):
+        loaded = (load_stretches(episode, env, agent, allow_calls=allow_calls) for episode in episodes)
+        if not (data := [one for some in loaded for one in some if one.actions]):
             raise RecordingError(f"there is no step{'' if agent is None else f' of {agent}'} in these episodes")
         if finite:
             found, data = len(data), [one for one in data if not one.not_finite()]
@@ -181,6 +182,11 @@ def datasets_of(
                     "each of these episodes has a NaN or an infinity: leave out --finite, or mend the environment"
                 )
         yield agent, data
+
+
+def told_infos(data: Sequence[EpisodeData]) -> str:
+    """Say that infos that were recorded are in no dataset; empty: none were."""
+    return "; without the recorded infos" if any(one.infos is not None for one in data) else ""
 
 
 def told_branches(data: Sequence[EpisodeData], place: str) -> str:

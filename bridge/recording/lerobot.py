@@ -25,7 +25,17 @@ from bridge.core.encoding.tensors import Array
 from bridge.core.extras import imported_from
 from bridge.errors import RecordingError, SettingError
 from bridge.recording.episodes import EpisodeData, facts_of, has_frames, observed_rows
-from bridge.recording.exports import Said, datasets_of, even, name_of_agent, quiet, rate_of, told_branches, write_film
+from bridge.recording.exports import (
+    Said,
+    datasets_of,
+    even,
+    name_of_agent,
+    quiet,
+    rate_of,
+    told_branches,
+    told_infos,
+    write_film,
+)
 from bridge.recording.reader import RecordedEpisode
 
 with imported_from("recordings need pyarrow", "record"):
@@ -65,7 +75,8 @@ def export_lerobot(
 ) -> list[Path]:
     """Write episodes as a dataset of LeRobot; of several agents one for each, in folders with their names.
 
-    Observations and actions keep their bits, rewards become float32. Pictures become a film (H.264), which loses some
+    Observations and actions keep their bits, rewards become float32. LeRobot's loader reads float64 as float32: numbers
+    of which that leaves little are told. Pictures become a film (H.264), which loses some
     of theirs: observations in colour, or the frames where these were recorded. A film's height and width are even:
     of an odd number, the last row or column is there twice. Pictures of other forms, such as depth as uint16, are
     numbers.
@@ -108,7 +119,10 @@ def export_lerobot(
             dataset = _Dataset(path, data, rate_of(episodes[0].stream, fps), task or episodes[0].stream.title)
             dataset.write()
             written.append(path)
-            say(f"{path}: {len(data)} episodes, {dataset.frames} frames{told_branches(data, 'row')}")
+            told = f"{told_infos(data)}{told_branches(data, 'row')}"
+            say(f"{path}: {len(data)} episodes, {dataset.frames} frames{told}")
+            for told in dataset.rounded:
+                say(f"warning: {path}: {told}")
     except BaseException:  # half a dataset reads as one
         shutil.rmtree(root, ignore_errors=True)
         raise
@@ -137,6 +151,8 @@ class _Dataset:
             self._films = [_IMAGE]
         self.frames = sum(len(one.actions) for one in data)
         """How many there are, in all episodes."""
+        self.rounded: list[str] = []
+        """The numbers that LeRobot's loader will round until they say little, a text for each."""
         self._features = self._describe()
 
     def _describe(self) -> dict[str, dict[str, Any]]:
@@ -156,6 +172,12 @@ class _Dataset:
     def write(self) -> None:
         """Write all its files."""
         columns = [self._columns(number, one) for number, one in enumerate(self._data)]
+        self.rounded = [
+            text
+            for name, column in columns[0].items()
+            if column.dtype == np.float64
+            for text in _rounded(self._features[name], name, np.concatenate([one[name] for one in columns]))
+        ]
         index = 0
         for one in columns:
             # The first argument is taken before the second one assigns.
@@ -403,6 +425,20 @@ def _check_finite(name: str, column: Array, episode: str) -> None:
             f"first in frame {np.argmin(fine)}. LeRobot normalizes by means, which it would make NaN for all: leave "
             "such episodes out (finite=True), or replace it where the environment is made, as by "
             "gymnasium.wrappers.TransformObservation"
+        )
+
+
+def _rounded(feature: Mapping[str, Any], name: str, column: Array) -> Iterator[str]:
+    """Yield which numbers of a column of float64 lose most of their changes as float32, which LeRobot reads them as."""
+    values = column.reshape(len(column), -1)
+    with np.errstate(over="ignore"):  # an infinity, which is far off
+        off = np.abs(values.astype(np.float32) - values).max(0)
+    spread = np.ptp(values, axis=0)
+    for at in np.flatnonzero((off > spread / 100) & (spread > 0)).tolist():
+        yield (
+            f"LeRobot reads float64 as float32, and so {feature['names'][at]!r} of {name} up to {off[at]:.2g} off, of "
+            f"numbers that differ by {spread[at]:.2g} at most; count from the first step, or in larger units, where "
+            "the environment is made, as by gymnasium.wrappers.TransformObservation"
         )
 
 

@@ -25,7 +25,7 @@ from bridge.core.ownership import forget_in_child
 from bridge.errors import SettingError
 from bridge.recording.files import Segment, delete_segment
 from bridge.recording.record import Recording
-from bridge.recording.rows import FLAT, Encoder
+from bridge.recording.rows import FLAT, Encoder, Kind
 
 with imported_from("recordings need pyarrow", "record"):
     import pyarrow as pa
@@ -84,6 +84,8 @@ class Journal:
         # A flat list for each source. Both sides change it only by `extend` and `del`, which nothing interrupts.
         self._waiting: dict[Encoder, list[Any]] = {}
         self._ended: deque[Encoder] = deque()
+        self._lacks_note: set[Encoder] = set()
+        """Sources of which the newest row was a call of a method, and is lost."""
         self._offered = self._taken = 0  # bytes; each is changed by one side alone
         self.number = itertools.count(1).__next__
         """Returns the number of a new stream of this recording."""
@@ -205,6 +207,7 @@ class Journal:
                 self._taken += int(sizes[count - 1])
             if source in ended:
                 del self._waiting[source]
+                self._lacks_note.discard(source)
                 self._files.end(source)
 
     def _store(self, source: Encoder, rows: list[Any]) -> None:
@@ -213,7 +216,16 @@ class Journal:
         A row that cannot be encoded is left out.
         """
         if self._files.is_paused:
+            self._lose(source, rows)
             return
+        if source in self._lacks_note:
+            # A call of a method takes no number. Without the reset or step after it, a gap tells that it is missing.
+            after = next((at for at, kind in enumerate(rows[2::FLAT], 1) if kind < Kind.CALL), None)
+            if after is None:
+                return
+            self._lacks_note.discard(source)
+            if not (rows := rows[after * FLAT :]):
+                return
         problem: Exception | None = None
         try:
             if not (batches := source.encode(rows)) or self._files.write(source, batches):
@@ -224,6 +236,7 @@ class Journal:
         # After rewind() the encoder expects these calls again: those that are never written show as a gap in the
         # numbers.
         if len(rows) == FLAT:
+            self._lose(source, rows)
             if problem is None:
                 self._files.pause()
             else:
@@ -233,6 +246,11 @@ class Journal:
         half = len(rows) // FLAT // 2 * FLAT
         self._store(source, rows[:half])
         self._store(source, rows[half:])
+
+    def _lose(self, source: Encoder, rows: list[Any]) -> None:
+        """Leave a flat list of rows out."""
+        if rows[2 - FLAT] >= Kind.CALL:
+            self._lacks_note.add(source)
 
 
 class _Files:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ from gymnasium import spaces
 pytest.importorskip("pyarrow")
 pytest.importorskip("pettingzoo")
 
+import pyarrow.parquet as pq
 from pettingzoo import ParallelEnv
 
 from bridge import Recording, make_parallel_remote, serve_parallel
-from bridge.recording.episodes import load_episode, observed_rows
+from bridge.errors import RecordingError
+from bridge.recording.episodes import load_episode, load_stretches, observed_rows
+from bridge.recording.lerobot import export_lerobot
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
 from tests.support import assert_identical
@@ -96,7 +100,46 @@ def test_each_agent_has_its_steps_and_rewards_at_those_of_the_environment(
         rows = observed_rows(episode, make)
         assert [(step, seen.keys()) for step, seen, _ in rows] == [(t, seen.keys()) for t, seen in enumerate(told)]
         for agent in {agent for seen in told for agent in seen}:
-            data = load_episode(episode, make, agent)
-            assert data.observations[0].tolist() == next(seen[agent] for seen in told if agent in seen).tolist()
-            assert sum(data.rewards) <= rewards[:, "abc".index(agent)].sum()
+            at = "abc".index(agent)
+            # In each stretch an agent acts in every step, and saw what it acts upon after the step before.
+            stretches = load_stretches(episode, make, agent)
+            assert [len(data.actions) for data in stretches] == [
+                stop - start for start, stop in acted(plan[number], agent)
+            ]
+            for data, (start, stop) in zip(stretches, acted(plan[number], agent), strict=True):
+                assert [seen.tolist() for seen in data.observations] == [
+                    told[t][agent].tolist() for t in range(start, stop + 1)
+                ]
+                assert data.actions == [t % 3 for t in range(start, stop)]
+                assert data.rewards.tolist() == rewards[start:stop, at].tolist()
+                assert data.terminations.tolist() == [False] * (stop - start - 1) + [True]
+            if len(stretches) > 1:
+                with pytest.raises(RecordingError, match=f"{agent} left and came back; load_stretches returns its 2"):
+                    load_episode(episode, make, agent)
+            else:
+                assert_identical(load_episode(episode, make, agent).observations, stretches[0].observations)
         assert verify(episode, make).ok
+
+
+def acted(plan: list[str], agent: str) -> list[tuple[int, int]]:
+    """Return from which step on, and up to which, an agent is there: each time that it is."""
+    there = [False, *(agent in agents for agents in plan), False]
+    changes = [t for t, (one, two) in enumerate(pairwise(there)) if one != two]
+    return list(zip(changes[::2], changes[1::2], strict=True))
+
+
+def test_a_dataset_has_an_episode_for_each_time_that_an_agent_was_there(tmp_path: Path) -> None:
+    plan = PLANS["leaves and comes back"]
+    with (
+        serve_parallel(lambda: Planned(plan), record=Recording(tmp_path / "runs", observations=True)) as server,
+        closing(make_parallel_remote(server.url)) as env,
+    ):
+        env.reset(seed=1)
+        while env.agents:
+            env.step(dict.fromkeys(env.agents, 1))
+    export_lerobot(read_folder(tmp_path / "runs").episodes(), tmp_path / "dataset")
+    frames = pq.read_table(tmp_path / "dataset/c/data/chunk-000/file-000.parquet").to_pydict()
+    # It is there for the first step, and for the fourth and fifth.
+    assert frames["episode_index"] == [0, 1, 1]
+    assert frames["observation.state"] == [[ord("c"), 0], [ord("c"), 3], [ord("c"), 4]]
+    assert frames["next.done"] == [True, False, True]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import io
 import json
 from pathlib import Path
@@ -22,6 +23,7 @@ from bridge import Recording, make_parallel_remote, make_remote, serve_gym, serv
 from bridge.cli import main
 from bridge.errors import SettingError
 from bridge.recording.episodes import load_episode
+from bridge.recording.exports import export_minari
 from bridge.recording.lerobot import export_lerobot
 from bridge.recording.reader import RecordedEpisode, read_folder
 
@@ -358,3 +360,83 @@ class Talker(Painter):
 
     def picture(self) -> Any:
         return "hello"
+
+
+class Clock(Painter):
+    """Its observations are the seconds of an epoch, which float32 has no room for, and smaller numbers."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+
+    def picture(self) -> Any:
+        return np.array([1.8e9 + self.steps, self.steps / 3, 1.8e9 + 0.5])
+
+
+@pytest.mark.parametrize("infos", [False, True])
+def test_an_export_says_that_infos_are_not_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, infos: bool) -> None:
+    episodes = record(tmp_path / "runs", "CartPole-v1", episodes=1, infos=infos)
+    said: list[str] = []
+    export_lerobot(episodes, tmp_path / "dataset", say=said.append)
+    if importlib.util.find_spec("minari") is not None:
+        monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+        export_minari(episodes, "cartpole/one-v0", say=said.append)
+    assert [line.endswith("; without the recorded infos") for line in said] == [infos] * len(said)
+
+
+def test_numbers_that_lerobot_will_round_away_are_told(tmp_path: Path) -> None:
+    said: list[str] = []
+    export_lerobot(record(tmp_path / "runs", Clock), tmp_path / "dataset", say=said.append)
+    warned = [line for line in said if line.startswith("warning")]
+    # Not of the number that stays as it is, and thirds are close enough.
+    assert len(warned) == 1
+    assert "so 'observation_0' of observation.state up to 7 off, of numbers that differ by 7 at most" in warned[0]
+
+
+# Its own loader, where that is installed
+
+FILMS = {
+    "top": lambda seen: seen["pixels"]["top"],
+    "wrist": lambda seen: seen["pixels"]["wrist"],
+    "arm.hand_camera": lambda seen: seen["arm"]["hand camera"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the loader's own packages
+@pytest.mark.parametrize("fps", [None, 1, 12, 60, 30000 / 1001])
+def test_lerobot_reads_every_frame_as_it_was_recorded(tmp_path: Path, fps: float | None) -> None:
+    loader = pytest.importorskip("lerobot.datasets.lerobot_dataset", reason="needs LeRobot's own loader: lerobot")
+    episodes = record(tmp_path / "runs", Robot)
+    (root,) = export_lerobot(episodes, tmp_path / "dataset", fps=fps, task="lift")
+    dataset = loader.LeRobotDataset("me/robot", root=root, video_backend="pyav")
+    assert (dataset.num_episodes, len(dataset), dataset.fps) == (3, 24, fps or 20)
+    frames = iter(range(len(dataset)))
+    for number, episode in enumerate(episodes):
+        data = load_episode(episode)
+        for step, (seen, action) in enumerate(zip(data.observations[:-1], data.actions, strict=True)):
+            frame = dataset[next(frames)]
+            _check(frame, seen)
+            np.testing.assert_array_equal(frame["action"], action)
+            told = [frame[name].item() for name in ("episode_index", "frame_index", "next.reward", "next.done")]
+            assert told == [number, step, 0.5, step == 7]
+            assert (frame["task"], frame["by"]) == ("lift", "agent")
+    # One episode by itself, and frames with those before them.
+    rate = dataset.fps
+    before = {"observation.images.top": [-1 / rate, 0.0], "observation.state": [-1 / rate, 0.0]}
+    part = loader.LeRobotDataset("me/robot", root=root, episodes=[1], delta_timestamps=before, video_backend="pyav")
+    seen = load_episode(episodes[1]).observations
+    for step in range(1, 8):
+        top = part[step]["observation.images.top"].numpy()
+        for at in (0, 1):
+            np.testing.assert_allclose(top[at].transpose(1, 2, 0) * 255, seen[step - 1 + at]["pixels"]["top"], atol=4)
+
+
+def _check(frame: Any, seen: Any) -> None:
+    """Hold the observations of a frame against those that were recorded."""
+    arm, (one, two) = seen["arm"], seen["many"]
+    numbers = [seen["agent_pos"], [arm["gripper"]], arm["matrix"].reshape(-1), [one], two]
+    # Its loader makes float32 of float64.
+    np.testing.assert_array_equal(frame["observation.state"], np.concatenate(numbers).astype(np.float32))
+    np.testing.assert_array_equal(frame["observation.environment_state"], seen["environment_state"])
+    for name, picture_of in FILMS.items():
+        picture = frame[f"observation.images.{name}"].numpy().transpose(1, 2, 0) * 255
+        np.testing.assert_allclose(picture, picture_of(seen), atol=4)

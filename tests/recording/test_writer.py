@@ -17,6 +17,7 @@ import pytest
 
 from bridge import Recording, make_remote, make_vec_remote, serve_gym
 from bridge.cli import main
+from bridge.pb import bridge_pb2
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
 from bridge.recording.writer import Journal
@@ -148,22 +149,26 @@ def test_files_that_may_not_grow_cost_nobody_a_step(tmp_path, size):
         assert not any(stream.gaps for stream in found.streams)
 
 
-def test_a_full_disk_is_logged_once_and_tried_again_later(tmp_path, caplog, monkeypatch):
-    journal = Journal(tmp_path)
-    tape = tape_of(journal)
-    monkeypatch.setattr("bridge.recording.writer._PAUSE", 0.05)
-    real = os.write
-    full = threading.Event()
-    full.set()
-    attempts: list[int] = []
+def disk_of(folder: Path, monkeypatch: pytest.MonkeyPatch, *, pause: float) -> tuple[threading.Event, list[int]]:
+    """Return an event by which the disk of a folder is full while it is set, and the tries to write there then."""
+    monkeypatch.setattr("bridge.recording.writer._PAUSE", pause)
+    real, full, attempts = os.write, threading.Event(), list[int]()
 
     def write(file: int, data: Any) -> int:
-        if full.is_set() and os.fstat(file).st_ino in {path.stat().st_ino for path in tmp_path.iterdir()}:
+        if full.is_set() and os.fstat(file).st_ino in {path.stat().st_ino for path in folder.iterdir()}:
             attempts.append(file)
             raise OSError(28, "No space left on device")
         return real(file, data)
 
     monkeypatch.setattr(os, "write", write)
+    return full, attempts
+
+
+def test_a_full_disk_is_logged_once_and_tried_again_later(tmp_path, caplog, monkeypatch):
+    journal = Journal(tmp_path)
+    tape = tape_of(journal)
+    full, attempts = disk_of(tmp_path, monkeypatch, pause=0.05)
+    full.set()
     with caplog.at_level(logging.WARNING, "bridge"):
         fill(tape, 2)
         until(lambda: "No space left" in caplog.text)
@@ -182,6 +187,32 @@ def test_a_full_disk_is_logged_once_and_tried_again_later(tmp_path, caplog, monk
     assert lost[0] >= 22
     assert stream.first == lost[0], "rows that were lost are counted once"
     assert stream.episodes()[-1].end == "terminated"
+
+
+def test_a_call_that_a_full_disk_lost_leaves_a_gap(tmp_path, caplog, monkeypatch):
+    """It has no number of its own: a replay would go on as if nobody had made it."""
+    journal = Journal(tmp_path)
+    tape = tape_of(journal)
+    full, _ = disk_of(tmp_path, monkeypatch, pause=0.0)
+    tape.add(reset_row(0.0))
+    tape.add(step_row(1.0))
+    until(lambda: journal.queued_bytes == 0)
+    full.set()
+    tape.note("call", bridge_pb2.CallRequest(name="set_speed"))
+    until(lambda: journal.queued_bytes == 0 and "No space left" in caplog.text)
+    full.clear()
+    tape.add(step_row(2.0))
+    tape.add(step_row(3.0))
+    tape.add(reset_row(0.0))
+    tape.add(step_row(4.0, terminated=True))
+    tape.end()
+    journal.close()
+    (stream,) = read_folder(tmp_path).streams
+    assert (stream.gaps, stream.calls) == ([(2, 1)], {})
+    assert [(episode.end, episode.incomplete) for episode in stream.episodes()] == [
+        ("lost", True),
+        ("terminated", False),
+    ]
 
 
 def _written_after(tape: Tape, folder: Path) -> bool:
