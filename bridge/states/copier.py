@@ -17,7 +17,18 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from bridge.states.constants import ATOMS, IMMUTABLE, digest_function, has_cells, is_constant
-from bridge.states.fields import dict_of, fields_of, held_by, impure, is_pure, is_trusted, module_of, slots_of
+from bridge.states.fields import (
+    dict_of,
+    fields_of,
+    held_by,
+    impure,
+    is_pure,
+    is_sentinel,
+    is_trusted,
+    module_of,
+    set_dict,
+    slots_of,
+)
 from bridge.states.kinds import OwnWay, draws, is_value, own_way
 from bridge.states.refusal import CannotCopyError, place_name
 from bridge.states.sets import copied_set
@@ -103,6 +114,7 @@ class Copier:
         self._layers = layers
         self._shared = shared
         self._index = {id(layer): index for index, layer in enumerate(layers)}
+        self._dicts = {id(dict_of(layer)) for layer in layers}
         self._memo: dict[int, Any] = {}
         self._alive: list[Any] = []  # whose ids are in the memo
         self._deep: dict[int, Any] = {}
@@ -153,6 +165,8 @@ class Copier:
     def _make(self, value: Any, kind: type, path: tuple[str, ...]) -> Any:
         if id(value) in self._shared:
             return self._keep(value, value)
+        if id(value) in self._dicts:
+            raise CannotCopyError(f"{place_name(path)} is the __dict__ of an environment, which is not copied")
         if kind is np.ndarray:
             return self._array(value, path)
         if kind not in _BUILT_IN:
@@ -212,7 +226,7 @@ class Copier:
             if all(mine is theirs for mine, theirs in zip(items, value, strict=True)) and kind is tuple:
                 return self._keep(value, value)
             self.size += sys.getsizeof(value)
-            return self._keep(value, tuple.__new__(kind, items))
+            return self._with_fields(value, self._keep(value, tuple.__new__(kind, items)), path)
         if kind is set or kind is frozenset:
             return self._set(value, path)
         if kind is deque:
@@ -241,6 +255,8 @@ class Copier:
         why = impure(kind)
         if why is not None:
             raise CannotCopyError(f"{place_name(path)} is {why}")
+        if is_sentinel(value):
+            return self._keep(value, value)
         made = self._keep(value, object.__new__(kind))
         if isinstance(value, gymnasium.Space) and dict_of(value).get("_np_random", value) is None:
             self.unseeded.append(value)
@@ -250,7 +266,20 @@ class Copier:
         return self._with_fields(value, made, path)
 
     def _with_fields(self, value: Any, made: Any, path: tuple[str, ...]) -> Any:
-        fields = fields_of(value)
+        fields, own = fields_of(value), dict_of(value)
+        if own is not None and (
+            own is value or type(own) is not dict or id(own) in self._memo or id(own) in self._shared
+        ):
+            # Such as of a dict whose items are its attributes, or of two objects that have all attributes in common.
+            set_dict(made, self.copy(own, path))
+            slots = slots_of(type(value))
+            for name, item in fields:
+                if name in slots:
+                    object.__setattr__(made, name, self.copy(item, (*path, name)))
+            return made
+        if own is not None:
+            # Something else may hold it too, as `vars` gives it away.
+            self._keep(own, dict_of(made))
         if fields:
             # Most are numbers and names.
             copies = {
@@ -383,19 +412,19 @@ class Copier:
         whole = self._memo.get(id(root))
         if whole is None:
             whole = root.copy(order="K")
-            whole.flags.writeable = True
             self.size += root.nbytes
             self._keep(root, whole)
         offset = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
         if whole.strides != root.strides:
             raise CannotCopyError(f"{place_name(path)} is a part of an array whose memory has gaps")
+        whole.flags.writeable = True  # a part of it may be, where the whole is not
         # Its memory has no gaps, in whatever order of its axes.
         plain = whole.transpose(np.argsort([-step for step in whole.strides], kind="stable"))
         if not plain.flags.c_contiguous:
             raise CannotCopyError(f"{place_name(path)} is a part of an array whose memory has gaps")
         flat = np.ndarray((whole.nbytes,), np.uint8, buffer=plain.data)
         made = np.ndarray(value.shape, value.dtype, flat, offset, value.strides)
-        made.flags.writeable = value.flags.writeable
+        made.flags.writeable, whole.flags.writeable = value.flags.writeable, root.flags.writeable
         return self._keep(value, made)
 
     def _owns_alone(self, root: Any, path: tuple[str, ...]) -> bool:

@@ -1,0 +1,166 @@
+"""Environments that do only late, after any check of theirs has ended, what shows whether their state was right."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tests.states_envs import Walk
+
+LATE = 5000
+
+
+class Late(Walk):
+    """Counts its steps across its episodes."""
+
+    n = 0
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.n += 1
+        return super().step(action)
+
+    @property
+    def late(self) -> bool:
+        return self.n > LATE
+
+
+class Attributes(dict[str, Any]):
+    """A dict whose items are its attributes, as many settings are."""
+
+    def __init__(self, **items: Any) -> None:
+        super().__init__(**items)
+        self.__dict__ = self
+
+
+class OwnDict(Late):
+    """Writes an attribute, and reads the item that it is."""
+
+    def make(self) -> None:
+        self.settings = Attributes(gain=0.0)
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.settings.gain += 1.0
+        self.x = self.x + self.settings["gain"]
+
+
+class Body:
+    """Has attributes, its own or given ones."""
+
+    def __init__(self, fields: dict[str, Any] | None = None) -> None:
+        if fields is not None:
+            self.__dict__ = fields
+        self.speed = 0.0
+
+
+class VarsOfBody(Late):
+    """Writes the attributes of an object by the dict that they are in."""
+
+    def make(self) -> None:
+        self.body = Body()
+        self.view = vars(self.body)
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.view["speed"] += 1.0
+        self.x = self.x + self.body.speed
+
+
+class VarsFirst(VarsOfBody):
+    """Has the dict before the object."""
+
+    def make(self) -> None:
+        body = Body()
+        self.view = vars(body)
+        self.body = body
+
+
+class OneForTwo(VarsOfBody):
+    """Has two objects whose attributes are the same ones."""
+
+    def make(self) -> None:
+        self.view = {}
+        self.body, self.other = Body(self.view), Body(self.view)
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.other.speed += 1.0
+        self.x = self.x + self.body.speed
+
+
+class VarsOfItself(Late):
+    """Writes its attributes by the dict that they are in."""
+
+    gain = 0.0
+
+    def make(self) -> None:
+        self.gain = 0.0
+        self.view = vars(self)
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.view["gain"] += 1.0
+        self.x = self.x + self.gain
+
+
+class Place(tuple[int, ...]):
+    """A tuple that has attributes."""
+
+    weight = 5.0
+
+
+class OfTuple(Late):
+    """Reads an attribute of a tuple."""
+
+    def make(self) -> None:
+        self.place = Place((1, 2))
+        self.place.weight = 1.0
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.x = self.x + self.place.weight
+
+
+class OfMissing(Late):
+    """Asks whether a value is an object of the standard library that stands for none."""
+
+    def make(self) -> None:
+        self.cell: Any = [dataclasses.MISSING]
+
+    def act(self, action: int) -> None:
+        if self.late and self.cell[0] is dataclasses.MISSING:
+            self.x = self.x + 1
+
+
+class ReadOnly(Late):
+    """Has an array that cannot be written, and a part of it that can."""
+
+    def make(self) -> None:
+        self.whole = np.zeros(4)
+        self.part = self.whole[1:]
+        self.whole.flags.writeable = False
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.part[0] += 1
+            try:
+                self.whole[1] = 9.0
+            except ValueError:
+                self.x = self.x + self.whole[1]
+
+
+class ReadOnlyPart(ReadOnly):
+    """Has the part first."""
+
+    def make(self) -> None:
+        whole = np.zeros(4)
+        self.part = whole[1:]
+        self.whole = whole
+        whole.flags.writeable = False
+
+
+RIGHT = [OwnDict, VarsOfBody, VarsFirst, OneForTwo, OfTuple, OfMissing, ReadOnly, ReadOnlyPart]
+"""Those that are copied."""
+LATES = [*RIGHT, VarsOfItself]
