@@ -126,12 +126,28 @@ class Copier:
         """The classes of what was copied, and the functions and modules in it."""
         self.unseeded: list[gymnasium.Space[Any]] = []
         """Spaces that have no generator yet."""
+        self.in_closures: list[Any] = []
+        """What functions that were not copied hold and may change: arrays, lists and spaces."""
         self.by_address = ""
         """The title of a class, an object of which was copied, whose hash is its address."""
 
     def met(self, objects: Mapping[int, Any]) -> bool:
         """True if one of some objects was copied."""
         return any(made is not objects[key] for key, made in self._memo.items() if key in objects)
+
+    def refuse_shared_closures(self, *, samples: bool) -> None:
+        """Raise if what a function holds, which stays as it is, was copied too, or is drawn from.
+
+        Args:
+            samples: True if the code draws from spaces.
+        """
+        for value in self.in_closures:
+            if samples and isinstance(value, gymnasium.Space):
+                raise CannotCopyError("a function's closure holds a space, and its code draws from spaces")
+            while isinstance(value, np.ndarray) and id(value) not in self._memo and isinstance(value.base, np.ndarray):
+                value = value.base
+            if self._memo.get(id(value), value) is not value:
+                raise CannotCopyError(f"a function's closure holds a {type(value).__name__} that it has elsewhere too")
 
     def field(self, value: Any, path: tuple[str, ...]) -> Any:
         """Copy the value of an attribute of a layer."""
@@ -252,11 +268,11 @@ class Copier:
 
     def _object(self, value: Any, kind: type, path: tuple[str, ...]) -> Any:
         """Return an object of the same class with copies of its fields."""
+        if is_sentinel(value):
+            return self._keep(value, value)
         why = impure(kind)
         if why is not None:
             raise CannotCopyError(f"{place_name(path)} is {why}")
-        if is_sentinel(value):
-            return self._keep(value, value)
         made = self._keep(value, object.__new__(kind))
         if isinstance(value, gymnasium.Space) and dict_of(value).get("_np_random", value) is None:
             self.unseeded.append(value)
@@ -374,7 +390,7 @@ class Copier:
             return value
         self._refuse_container(path, value)
         # It stays with the living environment, whose own closure holds its own layers; what else it holds is compared.
-        return Kept(path, types.FunctionType, digest_function(value, self._index, path))
+        return Kept(path, types.FunctionType, digest_function(value, self._index, path, self.in_closures))
 
     def _array(self, value: Any, path: tuple[str, ...]) -> Any:
         if value.dtype.hasobject:

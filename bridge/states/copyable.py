@@ -58,6 +58,7 @@ def take_fields(env: Any) -> Fields:
     if found[1].met(objects):
         found = _copied_fields(layers, objects)
     fields, copier = found
+    copier.refuse_shared_closures(samples=common.samples)
     digests = [
         {
             name: digest_of([item], layers=index)

@@ -89,13 +89,15 @@ def fields_of(value: Any) -> list[tuple[str, Any]]:
 
 
 def is_sentinel(value: Any) -> bool:
-    """True if an object is told apart by its identity alone, such as `object()` or `dataclasses.MISSING`."""
+    """True if an object counts by its identity, such as `object()`, `dataclasses.MISSING` or `numpy.tanh`."""
     kind = type(value)
-    if fields_of(value):
+    name = module_of(kind)
+    of_numpy = name == "numpy"
+    if not of_numpy and (fields_of(value) or not is_pure(kind)):
         return False
-    if dict_of(value) is None:
-        return not slots_of(kind)  # it can never have an attribute
-    module = sys.modules.get(module_of(kind))
+    if not of_numpy and dict_of(value) is None and not slots_of(kind):
+        return True  # it can never have an attribute
+    module = sys.modules.get(name)
     return module is not None and any(item is value for item in vars(module).values())
 
 

@@ -77,6 +77,7 @@ def take(env: Any, *more: Any) -> tuple[EnvSnapshot, tuple[Any, ...]]:
     if unseeded or copier.met(objects):
         # What a class or a module holds too stays what it is: a copy would no longer be the object that they hold.
         fields, copied, copier = _copies(layers, more, objects)
+    copier.refuse_shared_closures(samples=common.samples)
     kinds = [type(layer) for layer in layers]
     how = ("copy", *sorted(copier.ways))
     return EnvSnapshot(kinds, fields, copier.size, how, common, objects, digest), copied

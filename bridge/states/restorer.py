@@ -40,17 +40,24 @@ class Restorer(Copier):
         living = self._living(path)
         if type(living) not in DRAW_NOTHING and only_draws(living):
             return living
-        return self.copy(value, path)
+        made = self.copy(value, path)
+        return None if made is Nothing else made
 
     def layer(self, index: int, own: Mapping[str, Any]) -> dict[str, Any]:
         """Copy all fields of a layer."""
         living, place = self._fields(index), str(index)
-        return {
+        found = {
             # Most are numbers and names.
             name: value
             if type(value) in IMMUTABLE and type(living.get(name)) in DRAW_NOTHING
             else self.field(value, (place, name))
             for name, value in own.items()
+        }
+        # What was not drawn here yet, and has no attribute for it before, has none: it may ask whether there is one.
+        return {
+            name: item
+            for name, item in found.items()
+            if item is not None or name in living or not isinstance(own[name], Kept)
         }
 
     def _fields(self, index: int) -> dict[str, Any]:

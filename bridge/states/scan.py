@@ -51,13 +51,15 @@ _OF_SYSTEM = {
         (email.utils, ("make_msgid",)),
         (statistics, ("NormalDist",)),  # its samples are of a generator of its own, or of that of `random`
         (threading, ("Thread", "Timer")),
-        (importlib, ("import_module",)),
+        (importlib, ("import_module", "__import__", "reload")),
         (sys, ("_getframe",)),
         (inspect, ("currentframe", "stack")),
     )
     for name in names
     if hasattr(module, name)
 }
+_BY_TEXT = (eval, exec, __import__, globals, id)
+"""Functions of `builtins` that reach anything."""
 _BY_NAME = (operator.methodcaller, operator.attrgetter)
 """What reaches a method by a name that code makes."""
 _READINGS = ((decimal.getcontext, lambda: repr(decimal.getcontext())), (decimal.setcontext, lambda: ""))
@@ -358,6 +360,8 @@ class _Scan:
         """Return what is used of modules that are values, by names that lead to it."""
         for module in self._trusted:
             where = f"code that holds the module {module.__name__}"
+            if module is np and self._by_name:
+                return f"{where} reads attributes by names that it makes, which may be numpy.random"
             for name in sorted(self._used):
                 if reason := _reason(getattr(module, name, None), where):
                     return reason
@@ -469,6 +473,8 @@ def _reason(value: Any, where: str) -> str:
         return f"{where} uses the module {value.__name__}, which is the same for all environments"
     if isinstance(value, functools._lru_cache_wrapper) and not is_trusted(value.__module__):  # noqa: SLF001
         return f"{where} uses {value.__qualname__}, which remembers results of all environments (lru_cache)"
+    if any(value is one for one in _BY_TEXT) or getattr(value, "__module__", None) in ("pkgutil", "pydoc", "runpy"):
+        return f"{where} uses {value.__name__}(), by which it reaches what no copy has"
     for name, function in _OF_SYSTEM.items():
         if value is function:
             return f"{where} uses {function.__module__}.{name}, which is of the system, and cannot be set back"

@@ -130,7 +130,9 @@ class CodeUses:
         if isinstance(self._module, types.ModuleType):
             owner, self._module = self._module, getattr(self._module, name, None)
             self._called = self._module
-            if not isinstance(self._module, types.ModuleType):
+            if name == "__dict__":
+                yield "refused", f"what the module {owner.__name__} holds, by names that its code makes"
+            elif not isinstance(self._module, types.ModuleType):
                 yield "attribute", (owner, name)
         else:
             self._module = None
@@ -198,6 +200,9 @@ class CodeUses:
         elif name == "hash":
             yield "hash", None
         elif name == "vars":
+            of = self._module_at(number + 1)
+            if of is not None:
+                yield "refused", f"what the module {of.__name__} holds, by names that its code makes"
             yield "by name", None
         elif name == "getattr":
             fixed, of = self._fixed_name(number), self._module_at(number + 1)
