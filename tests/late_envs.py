@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
+import functools
+import pkgutil
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from tests.states_envs import Walk
 
@@ -161,6 +165,137 @@ class ReadOnlyPart(ReadOnly):
         whole.flags.writeable = False
 
 
-RIGHT = [OwnDict, VarsOfBody, VarsFirst, OneForTwo, OfTuple, OfMissing, ReadOnly, ReadOnlyPart]
+class InClosure(Late):
+    """Writes an array that a function of its own reads."""
+
+    def make(self) -> None:
+        held = self.held = self.holds()
+        self.peek = lambda: held[0]
+
+    def holds(self) -> Any:
+        return np.zeros(3)
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.held[0] += 1
+        self.x = self.x + self.peek()
+
+
+class PartInClosure(InClosure):
+    """Has a part of the array."""
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.part[0] += 1
+        self.x = self.x + self.peek()
+
+    def holds(self) -> Any:
+        whole = np.zeros(3)
+        self.part = whole[:2]
+        return whole[:1]
+
+
+class ListInClosure(InClosure):
+    """Has a list."""
+
+    def holds(self) -> Any:
+        return [0.0]
+
+
+class SpaceInClosure(Late):
+    """Draws from a space that a function of its own holds."""
+
+    def make(self) -> None:
+        space = spaces.Box(0, 1, (), np.float64, seed=5)
+        self.roll = lambda: float(space.sample())
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.x = self.x + self.roll()
+
+
+class DrawsAtLast(Late):
+    """Makes a surface, where it has none yet."""
+
+    def act(self, action: int) -> None:
+        if self.late and not hasattr(self, "screen"):
+            import pygame
+
+            self.screen = pygame.Surface((4, 4))
+        if self.late:
+            self.screen.fill((1, 2, 3))
+
+
+class Functions(Late):
+    """Has functions of NumPy's."""
+
+    def make(self) -> None:
+        self.squash, self.sum, self.none = np.tanh, np.sum, object()
+
+    def act(self, action: int) -> None:
+        self.x = self.squash(self.x) + self.sum(self.x)
+
+
+class OfFunction(Late):
+    """Has a function of NumPy's that calls one of Python's, which counts."""
+
+    def make(self) -> None:
+        self.calls = 0
+        self.squash = np.frompyfunc(self._squash, 1, 1)
+
+    def _squash(self, value: float) -> float:
+        self.calls += 1
+        return value + self.calls if self.late else value
+
+    def act(self, action: int) -> None:
+        self.x = self.squash(self.x).astype(np.float64)
+
+
+class ModuleDict(Late):
+    """Draws from what all share, by a name in a dict."""
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.x = self.x + np.__dict__["ran" + "dom"].normal()
+
+
+class ModuleVars(Late):
+    """The same, by `vars`."""
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.x = self.x + vars(np)["ran" + "dom"].normal()
+
+
+class Reduces(Late):
+    """The same, by a function that gets `getattr`."""
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.x = self.x + functools.reduce(getattr, ["random", "normal"], np)()  # type: ignore[arg-type, operator]
+
+
+class Evaluates(Late):
+    """The same, by a text."""
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.x = self.x + builtins.eval("__import__('random').random()")
+
+
+class Resolves(Late):
+    """The same, by a name that is looked up."""
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.x = self.x + pkgutil.resolve_name("random:random")()
+
+
+RIGHT = [
+    *(OwnDict, VarsOfBody, VarsFirst, OneForTwo, OfTuple, OfMissing, ReadOnly, ReadOnlyPart, DrawsAtLast, Functions),
+]
 """Those that are copied."""
-LATES = [*RIGHT, VarsOfItself]
+LATES = [
+    *(*RIGHT, VarsOfItself, InClosure, PartInClosure, ListInClosure, SpaceInClosure, OfFunction, ModuleDict),
+    *(ModuleVars, Reduces, Evaluates, Resolves),
+]

@@ -239,6 +239,8 @@ class CodeUses:
         place = 1
         if not following or not following[0].opname.startswith("LOAD_") or isinstance(following[0].argval, tuple):
             return None
+        if following[0].opname == "LOAD_CONST":  # `getattr` is given to a function, which calls it
+            return None
         while place < len(following) and following[place].opname in _ATTRIBUTES:
             place += 1
         if place >= len(following) or following[place].opname != "LOAD_CONST":
