@@ -226,6 +226,56 @@ class DrawsAtLast(Late):
             self.screen.fill((1, 2, 3))
 
 
+class Paints(Late):
+    """Draws what is new alone, and asks what it has painted before."""
+
+    def make(self) -> None:
+        import pygame
+
+        self.canvas, self.place = pygame.Surface((9, 9)), [0, 0]
+
+    def act(self, action: int) -> None:
+        self.place = [(self.place[0] + action) % 9, (self.place[1] + (action == 1)) % 9]
+        if self.late and self.canvas.get_at(self.place)[0]:
+            self.x = self.x + 1
+        self.canvas.set_at(self.place, (255, 255, 255) if self.t % 3 else (0, 0, 0))
+
+
+class PaintsInList(Paints):
+    """Has two canvases, and reads one by an array."""
+
+    def make(self) -> None:
+        import pygame
+
+        self.canvases, self.place = {"a": pygame.Surface((9, 9)), "b": pygame.Surface((9, 8))}, [0, 0]
+
+    @property
+    def canvas(self) -> Any:  # type: ignore[override]
+        return self.canvases["a"]
+
+    def act(self, action: int) -> None:
+        import pygame
+
+        super().act(action)
+        if self.late:
+            self.x = self.x + pygame.surfarray.array3d(self.canvas).mean()
+
+
+class PaintsAtLast(Paints):
+    """Has its canvas only when it paints."""
+
+    def make(self) -> None:
+        self.canvas: Any = None
+        self.place = [0, 0]
+
+    def act(self, action: int) -> None:
+        import pygame
+
+        if self.late:
+            self.canvas = self.canvas or pygame.Surface((9, 9))
+            super().act(action)
+
+
 class Functions(Late):
     """Has functions of NumPy's."""
 
@@ -293,6 +343,7 @@ class Resolves(Late):
 
 RIGHT = [
     *(OwnDict, VarsOfBody, VarsFirst, OneForTwo, OfTuple, OfMissing, ReadOnly, ReadOnlyPart, DrawsAtLast, Functions),
+    *(Paints, PaintsInList, PaintsAtLast),
 ]
 """Those that are copied."""
 LATES = [

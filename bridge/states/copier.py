@@ -29,7 +29,7 @@ from bridge.states.fields import (
     set_dict,
     slots_of,
 )
-from bridge.states.kinds import OwnWay, draws, is_value, own_way
+from bridge.states.kinds import OwnWay, draws, is_value, own_way, pixels_of
 from bridge.states.refusal import CannotCopyError, place_name
 from bridge.states.sets import copied_set
 
@@ -108,10 +108,14 @@ class Copier:
     Args:
         layers: The layers of the environment.
         shared: What is not copied, by its id.
+        pixels: True if the code reads pixels, which are a part of the state then.
     """
 
-    def __init__(self, layers: Sequence[Any], shared: Mapping[int, Any]) -> None:
+    def __init__(self, layers: Sequence[Any], shared: Mapping[int, Any], *, pixels: bool = False) -> None:
         self._layers = layers
+        self._pixels = pixels
+        self.draws = False
+        """True if something was met that draws."""
         self._shared = shared
         self._index = {id(layer): index for index, layer in enumerate(layers)}
         self._dicts = {id(dict_of(layer)) for layer in layers}
@@ -153,8 +157,18 @@ class Copier:
         """Copy the value of an attribute of a layer."""
         # What draws may be in a list or dict of its own, as the pictures of a grid are.
         if type(value) not in DRAW_NOTHING and only_draws(value):
-            return Kept(path)
+            return self._drawing(value, path)
         return self.copy(value, path)
+
+    def _drawing(self, value: Any, path: tuple[str, ...]) -> Kept:
+        """Return what stands for what draws, with its pixels, where those decide what comes next."""
+        try:
+            own = pixels_of(value) if self._pixels else None
+        except Exception as error:  # such as of a part of a surface, whose memory has gaps
+            raise CannotCopyError(f"{place_name(path)} has pixels that cannot be read: {error}") from error
+        self.size += own.size if own is not None else 0
+        self.draws = True
+        return Kept(path, own=own)
 
     def copy(self, value: Any, path: tuple[str, ...]) -> Any:
         """Return a copy of a value; of what is found a second time the same copy."""
@@ -340,7 +354,7 @@ class Copier:
             return self._atom(value, path)
         if draws(value):
             self._refuse_container(path, value)
-            return Kept(path)
+            return self._drawing(value, path)
         try:
             own = own_way(value)
         except ValueError as error:

@@ -74,6 +74,12 @@ _NOT_FOLLOWED = frozenset(
 """Methods that neither a step nor a reset calls, but by their names."""
 
 
+_PIXELS = ("get_at", "get_at_mapped", "get_view", "get_buffer", "get_bounding_rect")
+"""Methods of surfaces that read their pixels."""
+_PIXEL_MODULES = ("pygame.surfarray", "pygame.pixelcopy", "pygame.mask")
+"""Modules whose functions read pixels."""
+_PIXEL_FUNCTIONS = (("pygame.image", "tobytes"), ("pygame.image", "tostring"), ("pygame.transform", "average_color"))
+"""Other ones."""
 _SPACES = ("observation_space", "action_space")
 """Methods of environments of several agents, which have to return the same space each time, and so remember it."""
 
@@ -96,6 +102,7 @@ class Shared:
         samples: True if they draw from spaces, whose generators count then.
         hashes: True if they use `hash`.
         readings: What is to be read of the process.
+        pixels: True if they read the pixels of surfaces, but to render.
     """
 
     def __init__(
@@ -109,8 +116,9 @@ class Shared:
         samples: bool = False,
         hashes: bool = False,
         readings: tuple[Callable[[], str], ...] = (),
+        pixels: bool = False,
     ) -> None:
-        self.samples, self.hashes = samples, hashes
+        self.samples, self.hashes, self.pixels = samples, hashes, pixels
         self.reason, self._places, self._owners, self._functions = reason, places, owners, functions
         self._drawn, self._readings = drawn, readings
 
@@ -248,6 +256,7 @@ class _Scan:
         """Modules that are values, and are not looked into."""
         self._hashes = False
         self._readings: dict[Callable[[], str], None] = {}
+        self._pixels = False
         self._looked: dict[int, Any] = {}
         self._reason = ""
         for item in sorted(code, key=_title_of):
@@ -354,6 +363,7 @@ class _Scan:
             samples="sample" in self._used,
             hashes=self._hashes,
             readings=tuple(self._readings),
+            pixels=self._pixels,
         )
 
     def _of_trusted(self) -> str:
@@ -435,6 +445,7 @@ class _Scan:
                     self._use_all()
                     continue
                 if what == "method":
+                    self._pixels = self._pixels or (value in _PIXELS and "render" not in where.lower())
                     self._use(value)
                     continue
                 if what == "data":
@@ -445,6 +456,9 @@ class _Scan:
                     self._look_into(value, where)
                 if what == "attribute":
                     owner, name = value
+                    reads = owner.__name__ in _PIXEL_MODULES or (owner.__name__, name) in _PIXEL_FUNCTIONS
+                    if reads and "render" not in where.lower():
+                        self._pixels = True
                     value = getattr(owner, name, None)
                     if owner is sys and name == "modules":
                         return f"{where} uses sys.modules, by which it reaches what no copy has"
