@@ -6,6 +6,7 @@ import builtins
 import dataclasses
 import functools
 import pkgutil
+import types
 from typing import Any
 
 import numpy as np
@@ -301,6 +302,21 @@ class OfFunction(Late):
         self.x = self.squash(self.x).astype(np.float64)
 
 
+class Vectorized(Late):
+    """Has a method whose function is an object."""
+
+    def make(self) -> None:
+        self.squash = types.MethodType(np.vectorize(_squashed), self)
+        self.numbers = iter(range(10**6))
+
+    def act(self, action: int) -> None:
+        self.x = self.x + self.squash(next(self.numbers))
+
+
+def _squashed(env: Any, number: int) -> float:
+    return number / 1000.0
+
+
 class ModuleDict(Late):
     """Draws from what all share, by a name in a dict."""
 
@@ -347,6 +363,16 @@ RIGHT = [
 ]
 """Those that are copied."""
 LATES = [
-    *(*RIGHT, VarsOfItself, InClosure, PartInClosure, ListInClosure, SpaceInClosure, OfFunction, ModuleDict),
+    *(
+        *RIGHT,
+        VarsOfItself,
+        InClosure,
+        PartInClosure,
+        ListInClosure,
+        SpaceInClosure,
+        OfFunction,
+        Vectorized,
+        ModuleDict,
+    ),
     *(ModuleVars, Reduces, Evaluates, Resolves),
 ]

@@ -197,8 +197,6 @@ def code_in(values: Iterable[Any]) -> set[Any]:
             found.add(kind)
         if isinstance(value, types.FunctionType):
             found.add(value)
-        elif isinstance(value, types.MethodType):
-            found.add(value.__func__)
         waiting += _parts_of(value)
     return found
 
@@ -218,7 +216,8 @@ def _parts_of(value: Any) -> list[Any]:
     if isinstance(value, types.FunctionType):
         return held_by(value)
     if isinstance(value, types.MethodType):
-        return [value.__self__]
+        # Its function may be an object that is called, such as one of `numpy.vectorize`.
+        return [value.__self__, value.__func__]
     if isinstance(value, functools.partial):
         return [*found, value.func, value.args, value.keywords]
     if not is_trusted(module_of(type(value))) or not type(value).__flags__ & (1 << 9):
