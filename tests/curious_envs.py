@@ -817,7 +817,7 @@ CURIOUS = [
     *(Tallies, GlobalBits, ReadsTables),
 ]
 RIGHT = [
-    *(last_three, gained, shifted, DataSlots, CountsReads, CountsWrites, Chained, OwnContainers, OfFlags, Distributed),
+    *(last_three, gained, shifted, DataSlots, CountsReads, CountsWrites, Chained, OwnContainers, OfFlags),
     *(Swaps, MovesBounds, Broadcast, Orders, HalfDrawn, Families, ListedSeeds, OldSeeds, NamedGenerator, Polynomials),
     *(Tallies, ReadsTables),
 ]

@@ -86,7 +86,8 @@ def restore_state(
 
     Raises:
         RefusedError: NOT_FOUND: the state is gone, or of another server; FAILED_PRECONDITION: it is of another
-            environment, or kept in another world's process. The episode goes on.
+            environment, or kept in another world's process. The episode goes on; slots of other worlds that did
+            restore theirs are there, and give the saved observation in their next `step`, with no action.
         SettingError: A slot is at another server than the state, or there are more or fewer states than slots.
     """
     if _is_one(env):

@@ -76,12 +76,23 @@ def is_constant(value: Any) -> bool:
     return issubclass(kind, (type, *ATOMS))
 
 
-def digest_function(function: Any, layers: Mapping[int, int], path: tuple[str, ...]) -> str:
-    """Return a digest of what a function does and holds: two of the same digest do the same."""
+def digest_function(
+    function: Any, layers: Mapping[int, int], path: tuple[str, ...], changeable: list[Any] | None = None
+) -> str:
+    """Return a digest of what a function does and holds: two of the same digest do the same.
+
+    Args:
+        function: The function.
+        layers: The numbers of the layers, by their ids.
+        path: Where it is, for errors.
+        changeable: Gets the arrays, lists and spaces that it holds.
+    """
     parts: list[bytes] = []
     seen: set[int] = set()
 
     def add(value: Any, depth: int = 0) -> None:
+        if changeable is not None and isinstance(value, (np.ndarray, list, gymnasium.Space)):
+            changeable.append(value)
         if id(value) in layers:
             parts.append(f"layer {layers[id(value)]}".encode())
         elif isinstance(value, types.FunctionType) and depth < 5:

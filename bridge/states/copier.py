@@ -17,8 +17,19 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from bridge.states.constants import ATOMS, IMMUTABLE, digest_function, has_cells, is_constant
-from bridge.states.fields import dict_of, fields_of, held_by, impure, is_pure, is_trusted, module_of, slots_of
-from bridge.states.kinds import OwnWay, draws, is_value, own_way
+from bridge.states.fields import (
+    dict_of,
+    fields_of,
+    held_by,
+    impure,
+    is_pure,
+    is_sentinel,
+    is_trusted,
+    module_of,
+    set_dict,
+    slots_of,
+)
+from bridge.states.kinds import OwnWay, draws, is_value, own_way, pixels_of
 from bridge.states.refusal import CannotCopyError, place_name
 from bridge.states.sets import copied_set
 
@@ -97,12 +108,17 @@ class Copier:
     Args:
         layers: The layers of the environment.
         shared: What is not copied, by its id.
+        pixels: True if the code reads pixels, which are a part of the state then.
     """
 
-    def __init__(self, layers: Sequence[Any], shared: Mapping[int, Any]) -> None:
+    def __init__(self, layers: Sequence[Any], shared: Mapping[int, Any], *, pixels: bool = False) -> None:
         self._layers = layers
+        self._pixels = pixels
+        self.draws = False
+        """True if something was met that draws."""
         self._shared = shared
         self._index = {id(layer): index for index, layer in enumerate(layers)}
+        self._dicts = {id(dict_of(layer)) for layer in layers}
         self._memo: dict[int, Any] = {}
         self._alive: list[Any] = []  # whose ids are in the memo
         self._deep: dict[int, Any] = {}
@@ -114,6 +130,8 @@ class Copier:
         """The classes of what was copied, and the functions and modules in it."""
         self.unseeded: list[gymnasium.Space[Any]] = []
         """Spaces that have no generator yet."""
+        self.in_closures: list[Any] = []
+        """What functions that were not copied hold and may change: arrays, lists and spaces."""
         self.by_address = ""
         """The title of a class, an object of which was copied, whose hash is its address."""
 
@@ -121,12 +139,36 @@ class Copier:
         """True if one of some objects was copied."""
         return any(made is not objects[key] for key, made in self._memo.items() if key in objects)
 
+    def refuse_shared_closures(self, *, samples: bool) -> None:
+        """Raise if what a function holds, which stays as it is, was copied too, or is drawn from.
+
+        Args:
+            samples: True if the code draws from spaces.
+        """
+        for value in self.in_closures:
+            if samples and isinstance(value, gymnasium.Space):
+                raise CannotCopyError("a function's closure holds a space, and its code draws from spaces")
+            while isinstance(value, np.ndarray) and id(value) not in self._memo and isinstance(value.base, np.ndarray):
+                value = value.base
+            if self._memo.get(id(value), value) is not value:
+                raise CannotCopyError(f"a function's closure holds a {type(value).__name__} that it has elsewhere too")
+
     def field(self, value: Any, path: tuple[str, ...]) -> Any:
         """Copy the value of an attribute of a layer."""
         # What draws may be in a list or dict of its own, as the pictures of a grid are.
         if type(value) not in DRAW_NOTHING and only_draws(value):
-            return Kept(path)
+            return self._drawing(value, path)
         return self.copy(value, path)
+
+    def _drawing(self, value: Any, path: tuple[str, ...]) -> Kept:
+        """Return what stands for what draws, with its pixels, where those decide what comes next."""
+        try:
+            own = pixels_of(value) if self._pixels else None
+        except Exception as error:  # such as of a part of a surface, whose memory has gaps
+            raise CannotCopyError(f"{place_name(path)} has pixels that cannot be read: {error}") from error
+        self.size += own.size if own is not None else 0
+        self.draws = True
+        return Kept(path, own=own)
 
     def copy(self, value: Any, path: tuple[str, ...]) -> Any:
         """Return a copy of a value; of what is found a second time the same copy."""
@@ -153,6 +195,8 @@ class Copier:
     def _make(self, value: Any, kind: type, path: tuple[str, ...]) -> Any:
         if id(value) in self._shared:
             return self._keep(value, value)
+        if id(value) in self._dicts:
+            raise CannotCopyError(f"{place_name(path)} is the __dict__ of an environment, which is not copied")
         if kind is np.ndarray:
             return self._array(value, path)
         if kind not in _BUILT_IN:
@@ -212,7 +256,7 @@ class Copier:
             if all(mine is theirs for mine, theirs in zip(items, value, strict=True)) and kind is tuple:
                 return self._keep(value, value)
             self.size += sys.getsizeof(value)
-            return self._keep(value, tuple.__new__(kind, items))
+            return self._with_fields(value, self._keep(value, tuple.__new__(kind, items)), path)
         if kind is set or kind is frozenset:
             return self._set(value, path)
         if kind is deque:
@@ -238,6 +282,8 @@ class Copier:
 
     def _object(self, value: Any, kind: type, path: tuple[str, ...]) -> Any:
         """Return an object of the same class with copies of its fields."""
+        if is_sentinel(value):
+            return self._keep(value, value)
         why = impure(kind)
         if why is not None:
             raise CannotCopyError(f"{place_name(path)} is {why}")
@@ -250,7 +296,20 @@ class Copier:
         return self._with_fields(value, made, path)
 
     def _with_fields(self, value: Any, made: Any, path: tuple[str, ...]) -> Any:
-        fields = fields_of(value)
+        fields, own = fields_of(value), dict_of(value)
+        if own is not None and (
+            own is value or type(own) is not dict or id(own) in self._memo or id(own) in self._shared
+        ):
+            # Such as of a dict whose items are its attributes, or of two objects that have all attributes in common.
+            set_dict(made, self.copy(own, path))
+            slots = slots_of(type(value))
+            for name, item in fields:
+                if name in slots:
+                    object.__setattr__(made, name, self.copy(item, (*path, name)))
+            return made
+        if own is not None:
+            # Something else may hold it too, as `vars` gives it away.
+            self._keep(own, dict_of(made))
         if fields:
             # Most are numbers and names.
             copies = {
@@ -295,7 +354,7 @@ class Copier:
             return self._atom(value, path)
         if draws(value):
             self._refuse_container(path, value)
-            return Kept(path)
+            return self._drawing(value, path)
         try:
             own = own_way(value)
         except ValueError as error:
@@ -345,7 +404,7 @@ class Copier:
             return value
         self._refuse_container(path, value)
         # It stays with the living environment, whose own closure holds its own layers; what else it holds is compared.
-        return Kept(path, types.FunctionType, digest_function(value, self._index, path))
+        return Kept(path, types.FunctionType, digest_function(value, self._index, path, self.in_closures))
 
     def _array(self, value: Any, path: tuple[str, ...]) -> Any:
         if value.dtype.hasobject:
@@ -383,19 +442,19 @@ class Copier:
         whole = self._memo.get(id(root))
         if whole is None:
             whole = root.copy(order="K")
-            whole.flags.writeable = True
             self.size += root.nbytes
             self._keep(root, whole)
         offset = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
         if whole.strides != root.strides:
             raise CannotCopyError(f"{place_name(path)} is a part of an array whose memory has gaps")
+        whole.flags.writeable = True  # a part of it may be, where the whole is not
         # Its memory has no gaps, in whatever order of its axes.
         plain = whole.transpose(np.argsort([-step for step in whole.strides], kind="stable"))
         if not plain.flags.c_contiguous:
             raise CannotCopyError(f"{place_name(path)} is a part of an array whose memory has gaps")
         flat = np.ndarray((whole.nbytes,), np.uint8, buffer=plain.data)
         made = np.ndarray(value.shape, value.dtype, flat, offset, value.strides)
-        made.flags.writeable = value.flags.writeable
+        made.flags.writeable, whole.flags.writeable = value.flags.writeable, root.flags.writeable
         return self._keep(value, made)
 
     def _owns_alone(self, root: Any, path: tuple[str, ...]) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from bridge.states.fields import fields_of, held_by, is_pure, is_trusted, module_of
+from bridge.states.fields import dict_of, fields_of, held_by, is_pure, is_trusted, module_of
 
 __all__ = ["digest_of", "objects_in"]
 
@@ -53,6 +53,8 @@ def objects_in(values: Iterable[Any]) -> dict[int, Any]:
             waiting += value
         elif not is_trusted(module_of(kind)) or kind is types.SimpleNamespace:
             waiting += [item for _, item in fields_of(value)]
+            # Something may hold it, as `vars` gives it away.
+            waiting.append(dict_of(value))
     return found
 
 

@@ -11,7 +11,19 @@ from typing import Any
 import gymnasium
 from gymnasium.vector import VectorEnv
 
-__all__ = ["dict_of", "fields_of", "held_by", "impure", "is_env", "is_pure", "is_trusted", "module_of", "slots_of"]
+__all__ = [
+    "dict_of",
+    "fields_of",
+    "held_by",
+    "impure",
+    "is_env",
+    "is_pure",
+    "is_sentinel",
+    "is_trusted",
+    "module_of",
+    "set_dict",
+    "slots_of",
+]
 
 _TRUSTED = frozenset(("numpy", "gymnasium", "ale_py", "mujoco", "Box2D", "pygame", "builtins", "google", "bridge"))
 """Packages whose environments and objects draw from their own generators alone."""
@@ -50,6 +62,12 @@ def dict_of(value: Any) -> Any:
     return None if getter is None else getter.__get__(value)
 
 
+def set_dict(value: Any, fields: dict[str, Any]) -> None:
+    """Give an object another `__dict__`, whatever its class has its attributes set by."""
+    kind: Any = type(value)
+    _dict_getter(kind).__set__(value, fields)
+
+
 @functools.lru_cache(4096)
 def _dict_getter(kind: type) -> Any:
     for owner in kind.__mro__:
@@ -68,6 +86,19 @@ def fields_of(value: Any) -> list[tuple[str, Any]]:
         except AttributeError:  # it has none yet
             continue
     return found
+
+
+def is_sentinel(value: Any) -> bool:
+    """True if an object counts by its identity, such as `object()`, `dataclasses.MISSING` or `numpy.tanh`."""
+    kind = type(value)
+    name = module_of(kind)
+    of_numpy = name == "numpy"
+    if not of_numpy and (fields_of(value) or not is_pure(kind)):
+        return False
+    if not of_numpy and dict_of(value) is None and not slots_of(kind):
+        return True  # it can never have an attribute
+    module = sys.modules.get(name)
+    return module is not None and any(item is value for item in vars(module).values())
 
 
 def slots_of(kind: Any) -> tuple[str, ...]:

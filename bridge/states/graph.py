@@ -74,9 +74,11 @@ def take(env: Any, *more: Any) -> tuple[EnvSnapshot, tuple[Any, ...]]:
     unseeded = copier.unseeded if common.samples else []
     for space in unseeded:
         _ = space.np_random
-    if unseeded or copier.met(objects):
+    pixels = common.pixels and copier.draws
+    if unseeded or pixels or copier.met(objects):
         # What a class or a module holds too stays what it is: a copy would no longer be the object that they hold.
-        fields, copied, copier = _copies(layers, more, objects)
+        fields, copied, copier = _copies(layers, more, objects, pixels=pixels)
+    copier.refuse_shared_closures(samples=common.samples)
     kinds = [type(layer) for layer in layers]
     how = ("copy", *sorted(copier.ways))
     return EnvSnapshot(kinds, fields, copier.size, how, common, objects, digest), copied
@@ -105,9 +107,9 @@ def common_to(layers: Sequence[Any], code: Iterable[Any], by_address: str) -> tu
 
 
 def _copies(
-    layers: Sequence[Any], more: Sequence[Any], shared: Mapping[int, Any]
+    layers: Sequence[Any], more: Sequence[Any], shared: Mapping[int, Any], *, pixels: bool = False
 ) -> tuple[list[dict[str, Any]], tuple[Any, ...], Copier]:
-    copier = Copier(layers, shared)
+    copier = Copier(layers, shared, pixels=pixels)
     fields: list[dict[str, Any]] = []
     for index, layer in enumerate(layers):
         refuse_impure(type(layer), (f"{type(layer).__name__}",))
@@ -147,7 +149,8 @@ def restore(
         raise CannotCopyError(f"the state is of {theirs}, this environment is {mine}")
     if not compared and snapshot.common.digest() != snapshot.digest:
         raise CannotCopyError("what its class or its module holds has changed since, which all environments share")
-    copier = Restorer(layers, seed, snapshot.shared, bits_of_reset(layers, snapshot.fields))
+    bits = bits_of_reset(layers, snapshot.fields)
+    copier = Restorer(layers, seed, snapshot.shared, bits, pixels=snapshot.common.pixels)
     fields = [copier.layer(index, own) for index, own in enumerate(snapshot.fields)]
     copied = tuple(copier.copy(value, ("result",)) for value in more)
     # From here on nothing fails, but for a library that does: and then the environment says so in its next step.

@@ -16,7 +16,7 @@ import numpy as np
 from bridge.states.atari import AtariState
 from bridge.states.fields import module_of
 
-__all__ = ["OwnWay", "draws", "is_value", "own_way"]
+__all__ = ["OwnWay", "draws", "is_value", "own_way", "pixels_of"]
 
 _DRAWING = {
     "pygame": (
@@ -77,6 +77,14 @@ def _draws(kind: type) -> bool:
     return kind.__name__ in _DRAWING.get(module, ()) or module.startswith(_DRAWING_MODULES)
 
 
+def surfaces_in(value: Any) -> list[Any]:
+    """Return the surfaces of pygame among what draws: a value, or what is in its lists and dicts."""
+    if type(value) in (list, tuple, dict):
+        items = value.values() if isinstance(value, dict) else value
+        return [found for item in items for found in surfaces_in(item)]
+    return [value] if draws(value) and hasattr(value, "get_buffer") else []
+
+
 @dataclasses.dataclass(frozen=True)
 class OwnWay:
     """What an object has saved of itself.
@@ -105,6 +113,27 @@ def own_way(value: Any) -> OwnWay | None:
         if name == "MjModel":
             return _of_mujoco_model(value)
     return None
+
+
+def pixels_of(value: Any) -> OwnWay | None:
+    """Return the pixels of surfaces, for code that reads them; None: there is no surface."""
+    saved = [(_form(surface), surface.get_buffer().raw) for surface in surfaces_in(value)]
+    if not saved:
+        return None
+
+    def fits(living: Any) -> str:
+        same = list(map(_form, surfaces_in(living))) == [form for form, _ in saved]
+        return "" if same else "its code reads pixels, and its surfaces are not drawn yet, or are other ones"
+
+    def put(living: Any, seed: int | None) -> None:
+        for surface, (_, data) in zip(surfaces_in(living), saved, strict=True):
+            surface.get_buffer().write(data, 0)
+
+    return OwnWay("copy", sum(len(data) for _, data in saved), put, fits)
+
+
+def _form(surface: Any) -> tuple[Any, ...]:
+    return surface.get_size(), surface.get_pitch(), surface.get_masks()
 
 
 # What a copy of MuJoCo's data was measured to take beside the buffers.

@@ -25,11 +25,20 @@ class Restorer(Copier):
         layers: The living layers.
         seed: Seeds the generators; None: they go on.
         shared: As of `Copier`.
+        pixels: As of `Copier`: what draws is here only if it was there.
         own: The bits, in the snapshot, of the generator that a reset seeds; None: there is none.
     """
 
-    def __init__(self, layers: Sequence[Any], seed: int | None, shared: Mapping[int, Any], own: Any = None) -> None:
-        super().__init__(layers, shared)
+    def __init__(
+        self,
+        layers: Sequence[Any],
+        seed: int | None,
+        shared: Mapping[int, Any],
+        own: Any = None,
+        *,
+        pixels: bool = False,
+    ) -> None:
+        super().__init__(layers, shared, pixels=pixels)
         self._seed = seed
         self._own = own
         self._living_fields: dict[int, dict[str, Any]] = {}
@@ -38,19 +47,26 @@ class Restorer(Copier):
     def field(self, value: Any, path: tuple[str, ...]) -> Any:
         """Copy the value of an attribute of a layer; what draws stays where it is."""
         living = self._living(path)
-        if type(living) not in DRAW_NOTHING and only_draws(living):
+        if not self._pixels and type(living) not in DRAW_NOTHING and only_draws(living):
             return living
-        return self.copy(value, path)
+        made = self.copy(value, path)
+        return None if made is Nothing else made
 
     def layer(self, index: int, own: Mapping[str, Any]) -> dict[str, Any]:
         """Copy all fields of a layer."""
         living, place = self._fields(index), str(index)
-        return {
+        found = {
             # Most are numbers and names.
             name: value
             if type(value) in IMMUTABLE and type(living.get(name)) in DRAW_NOTHING
             else self.field(value, (place, name))
             for name, value in own.items()
+        }
+        # What was not drawn here yet, and has no attribute for it before, has none: it may ask whether there is one.
+        return {
+            name: item
+            for name, item in found.items()
+            if item is not None or name in living or not isinstance(own[name], Kept)
         }
 
     def _fields(self, index: int) -> dict[str, Any]:
@@ -85,13 +101,13 @@ class Restorer(Copier):
 
     def _kept(self, kept: Kept) -> Any:
         living = self._living(kept.path)
-        if kept.kind is None:
+        if kept.kind is None and kept.own is None:
             # Where nothing was drawn yet there is nothing. Within another object that would be missed.
             if living is None and len(kept.path) > 2:
                 text = f"{place_name(kept.path)} draws, and was saved of an environment that had drawn"
                 raise CannotCopyError(f"{text}; draw with this one first")
             return Nothing if living is None else living
-        if type(living) is not kept.kind:
+        if kept.kind is not None and type(living) is not kept.kind:
             raise CannotCopyError(f"{place_name(kept.path)} is no {kept.kind.__name__} in this environment")
         if kept.digest and kept.digest != digest_function(living, self._index, kept.path):
             raise CannotCopyError(f"{place_name(kept.path)} is a function that holds other values in this environment")

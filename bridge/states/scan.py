@@ -51,13 +51,15 @@ _OF_SYSTEM = {
         (email.utils, ("make_msgid",)),
         (statistics, ("NormalDist",)),  # its samples are of a generator of its own, or of that of `random`
         (threading, ("Thread", "Timer")),
-        (importlib, ("import_module",)),
+        (importlib, ("import_module", "__import__", "reload")),
         (sys, ("_getframe",)),
         (inspect, ("currentframe", "stack")),
     )
     for name in names
     if hasattr(module, name)
 }
+_BY_TEXT = (eval, exec, __import__, globals, id)
+"""Functions of `builtins` that reach anything."""
 _BY_NAME = (operator.methodcaller, operator.attrgetter)
 """What reaches a method by a name that code makes."""
 _READINGS = ((decimal.getcontext, lambda: repr(decimal.getcontext())), (decimal.setcontext, lambda: ""))
@@ -72,6 +74,12 @@ _NOT_FOLLOWED = frozenset(
 """Methods that neither a step nor a reset calls, but by their names."""
 
 
+_PIXELS = ("get_at", "get_at_mapped", "get_view", "get_buffer", "get_bounding_rect")
+"""Methods of surfaces that read their pixels."""
+_PIXEL_MODULES = ("pygame.surfarray", "pygame.pixelcopy", "pygame.mask")
+"""Modules whose functions read pixels."""
+_PIXEL_FUNCTIONS = (("pygame.image", "tobytes"), ("pygame.image", "tostring"), ("pygame.transform", "average_color"))
+"""Other ones."""
 _SPACES = ("observation_space", "action_space")
 """Methods of environments of several agents, which have to return the same space each time, and so remember it."""
 
@@ -94,6 +102,7 @@ class Shared:
         samples: True if they draw from spaces, whose generators count then.
         hashes: True if they use `hash`.
         readings: What is to be read of the process.
+        pixels: True if they read the pixels of surfaces, but to render.
     """
 
     def __init__(
@@ -107,8 +116,9 @@ class Shared:
         samples: bool = False,
         hashes: bool = False,
         readings: tuple[Callable[[], str], ...] = (),
+        pixels: bool = False,
     ) -> None:
-        self.samples, self.hashes = samples, hashes
+        self.samples, self.hashes, self.pixels = samples, hashes, pixels
         self.reason, self._places, self._owners, self._functions = reason, places, owners, functions
         self._drawn, self._readings = drawn, readings
 
@@ -187,8 +197,6 @@ def code_in(values: Iterable[Any]) -> set[Any]:
             found.add(kind)
         if isinstance(value, types.FunctionType):
             found.add(value)
-        elif isinstance(value, types.MethodType):
-            found.add(value.__func__)
         waiting += _parts_of(value)
     return found
 
@@ -208,7 +216,8 @@ def _parts_of(value: Any) -> list[Any]:
     if isinstance(value, types.FunctionType):
         return held_by(value)
     if isinstance(value, types.MethodType):
-        return [value.__self__]
+        # Its function may be an object that is called, such as one of `numpy.vectorize`.
+        return [value.__self__, value.__func__]
     if isinstance(value, functools.partial):
         return [*found, value.func, value.args, value.keywords]
     if not is_trusted(module_of(type(value))) or not type(value).__flags__ & (1 << 9):
@@ -246,6 +255,7 @@ class _Scan:
         """Modules that are values, and are not looked into."""
         self._hashes = False
         self._readings: dict[Callable[[], str], None] = {}
+        self._pixels = False
         self._looked: dict[int, Any] = {}
         self._reason = ""
         for item in sorted(code, key=_title_of):
@@ -352,12 +362,15 @@ class _Scan:
             samples="sample" in self._used,
             hashes=self._hashes,
             readings=tuple(self._readings),
+            pixels=self._pixels,
         )
 
     def _of_trusted(self) -> str:
         """Return what is used of modules that are values, by names that lead to it."""
         for module in self._trusted:
             where = f"code that holds the module {module.__name__}"
+            if module is np and self._by_name:
+                return f"{where} reads attributes by names that it makes, which may be numpy.random"
             for name in sorted(self._used):
                 if reason := _reason(getattr(module, name, None), where):
                     return reason
@@ -431,6 +444,7 @@ class _Scan:
                     self._use_all()
                     continue
                 if what == "method":
+                    self._pixels = self._pixels or (value in _PIXELS and "render" not in where.lower())
                     self._use(value)
                     continue
                 if what == "data":
@@ -441,6 +455,9 @@ class _Scan:
                     self._look_into(value, where)
                 if what == "attribute":
                     owner, name = value
+                    reads = owner.__name__ in _PIXEL_MODULES or (owner.__name__, name) in _PIXEL_FUNCTIONS
+                    if reads and "render" not in where.lower():
+                        self._pixels = True
                     value = getattr(owner, name, None)
                     if owner is sys and name == "modules":
                         return f"{where} uses sys.modules, by which it reaches what no copy has"
@@ -469,6 +486,8 @@ def _reason(value: Any, where: str) -> str:
         return f"{where} uses the module {value.__name__}, which is the same for all environments"
     if isinstance(value, functools._lru_cache_wrapper) and not is_trusted(value.__module__):  # noqa: SLF001
         return f"{where} uses {value.__qualname__}, which remembers results of all environments (lru_cache)"
+    if any(value is one for one in _BY_TEXT) or getattr(value, "__module__", None) in ("pkgutil", "pydoc", "runpy"):
+        return f"{where} uses {value.__name__}(), by which it reaches what no copy has"
     for name, function in _OF_SYSTEM.items():
         if value is function:
             return f"{where} uses {function.__module__}.{name}, which is of the system, and cannot be set back"

@@ -130,7 +130,9 @@ class CodeUses:
         if isinstance(self._module, types.ModuleType):
             owner, self._module = self._module, getattr(self._module, name, None)
             self._called = self._module
-            if not isinstance(self._module, types.ModuleType):
+            if name == "__dict__":
+                yield "refused", f"what the module {owner.__name__} holds, by names that its code makes"
+            elif not isinstance(self._module, types.ModuleType):
                 yield "attribute", (owner, name)
         else:
             self._module = None
@@ -198,6 +200,9 @@ class CodeUses:
         elif name == "hash":
             yield "hash", None
         elif name == "vars":
+            of = self._module_at(number + 1)
+            if of is not None:
+                yield "refused", f"what the module {of.__name__} holds, by names that its code makes"
             yield "by name", None
         elif name == "getattr":
             fixed, of = self._fixed_name(number), self._module_at(number + 1)
@@ -233,6 +238,8 @@ class CodeUses:
         # Of what: a variable, and attributes of it.
         place = 1
         if not following or not following[0].opname.startswith("LOAD_") or isinstance(following[0].argval, tuple):
+            return None
+        if following[0].opname == "LOAD_CONST":  # `getattr` is given to a function, which calls it
             return None
         while place < len(following) and following[place].opname in _ATTRIBUTES:
             place += 1

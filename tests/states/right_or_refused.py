@@ -15,6 +15,7 @@ from bridge.states.check import examine_replay as examine_replay
 from bridge.states.graph import restore, take
 from bridge.states.history import History, Ledger
 from bridge.states.replay import StateReplay, replayed
+from tests.late_envs import LATE
 
 STEPS = 100
 MOMENTS = (1, 50, 120, 149)
@@ -151,3 +152,27 @@ def is_replayed_wrong(kind: Any) -> bool:
                     if played(replay.env, actions) != wanted:
                         return True
     return False
+
+
+def goes_on_like_its_twin(kind: Any) -> None:
+    """Save shortly before it is late, and restore into the environment itself, before and after, and another one."""
+    with contextlib.ExitStack() as stack:
+        twin, env, other = (stack.enter_context(contextlib.closing(kind())) for _ in range(3))
+        space = copy.deepcopy(env.action_space)
+        space.seed(1)
+        before, rest, aside = ([space.sample() for _ in range(count)] for count in (20, 250, 3))
+        for number, each in enumerate((twin, env, other)):
+            each.reset(seed=3 if number < 2 else 8)
+            played(each, before[: 20 if number < 2 else 7])
+            each.n = LATE - 5 * (number < 2) - 30 * (number == 2)
+        wanted = played(twin, rest)
+        first, _ = take(env)
+        played(env, aside)
+        restore(first, env)
+        second, _ = take(env)
+        assert played(env, rest) == wanted, "restored before it was late"
+        for snapshot in (first, second):
+            restore(snapshot, other)
+            assert played(other, rest) == wanted, "another one"
+            restore(snapshot, env)
+            assert played(env, rest) == wanted, "restored after it was late"
