@@ -177,7 +177,7 @@ def _serve(handover: Handover, served: _Served) -> Server:
         realtime=realtime,
         timeout=served.timeout,
         standstill=served.standstill,
-        traits={"play_fps": options.play_fps(), "one_world": True},
+        shown={"play_fps": options.play_fps(), "one_world": True},
         names=names,
     )
     # There is no second program that could be made: a world without clients stays.

@@ -123,6 +123,8 @@ class GameEnvironment(EnvironmentProxy):
         """Called when a program has waited for too long; returns whether it is stepped now, by default actions."""
         self.all_ended: Callable[[], PendingResult[None]] = PendingResult
         """Returns what is done once all agents were told of the end of the episode that they are in."""
+        self.drawn: Callable[[], None] = lambda: None
+        """Called when the program has shown a picture."""
         self.noticed: Callable[[], None] = lambda: None
         """Called when the program begins to stand still, and when it is gone."""
         handover.notify = lambda: scheduler.call_soon_threadsafe(self._wake)
@@ -201,6 +203,7 @@ class GameEnvironment(EnvironmentProxy):
         self.notes.extend(note for note in news.notes if note not in self.notes)
         if news.frame is not None:
             self._screen.frame = news.frame
+            self.drawn()
         for name, reward in news.rewards.items():
             self._rewards[name] = self._rewards.get(name, 0.0) + reward
         if news.waits:
@@ -213,6 +216,11 @@ class GameEnvironment(EnvironmentProxy):
         self.chosen = self._offers.get(news.taken, own)
         live = {number: of for number, of in self._offers.items() if of.stamp == news.stamp and number >= news.taken}
         self._offers = live
+
+    @property
+    def waits_since(self) -> float | None:
+        """When the program began to wait for its agents, in seconds of the scheduler; None: it does not."""
+        return None if self._waiting is None else self._waiting.at
 
     # What it does next
 

@@ -118,7 +118,8 @@ class Game:
         Args:
             observation: An element of the observation space, which is copied. Values of a Box may be of another dtype
                 that can be cast, such as float64 for float32; its bounds are not looked at.
-            reward: What was earned since the last call, a number.
+            reward: What was earned since the last call, a number; NaN and infinity reach agents as they are, as
+                those of an environment do.
             terminated: Whether the round ended by itself, as where the player is dead.
             truncated: Whether it was broken off, as by a limit of time.
             info: What agents are told beside that, a dict.

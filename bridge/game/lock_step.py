@@ -14,6 +14,10 @@ from bridge.game.pacer import ProgramPacer
 __all__ = ["GameTurns", "TogetherInTime"]
 
 
+_AWHILE = 1.0
+"""Seconds after which it is told for whom a program waits."""
+
+
 class TogetherInTime(AllActed):
     """Steps once all agents have acted, or the program has waited for too long: then with default actions."""
 
@@ -37,6 +41,20 @@ class GameTurns(ProgramPacer, Turns):
         """Begin with a world, whose environment is a `GameEnvironment`."""
         super().bind(world)
         self._env.late = self._step_late
+        world.shown["waits_for"] = self.waits_for
+
+    def waits_for(self) -> list[str] | None:
+        """Return for whom the program has waited for a while; none: for anybody to play. None: it does not wait."""
+        turn, since = self.turn, self._env.waits_since
+        if since is None:
+            return None
+        plays = turn.running and turn.playing
+        if not plays and not turn.joined:
+            return []
+        if self._scheduler.now() - since < _AWHILE:
+            return None
+        there, done = (turn.playing, turn.handed_in) if plays else (turn.joined, turn.asked)
+        return [name for name in there if name not in done and (not plays or name in turn.alive)] or None
 
     def _step_late(self) -> bool:
         self.rules.late = True

@@ -21,6 +21,7 @@ class ProgramPacer(Pacer):
         super().bind(world)
         assert isinstance(world.env, GameEnvironment), "its source makes no other"
         self._env = world.env
+        self._env.drawn = lambda: world.redraw()
         self._env.all_ended = world.resets.all_ended
 
     def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:

@@ -48,7 +48,7 @@ class GameSource:
     """Seconds that a program that waits does so for its agents; None: any."""
     standstill: float
     """Seconds without a call after which the program stands still."""
-    traits: Mapping[str, Any]
+    shown: Mapping[str, Any]
     """What a page shows of it."""
     names: ActionNames | None = None
     """What people are told that actions are called; None: nothing."""
@@ -62,6 +62,11 @@ class GameSource:
     def fps(self) -> float | None:
         """Frames a second; None: the program waits for agents, or has not called yet."""
         return self.handover.rate(self.realtime.fps) if self.handover.waits is False else None
+
+    @property
+    def traits(self) -> Mapping[str, Any]:
+        """What a page shows of it, and whether there is something to look at: before the first call there is not."""
+        return {**self.shown, "called": self.handover.waits is not None}
 
     async def prepare(self, runtime: Runtime) -> object:
         """Make nothing ahead."""
@@ -99,6 +104,7 @@ class GameSource:
         world = EnvWorld(name, env, runtime.scheduler, self._pacer())
         world.title = self.title
         world.shown["stands_still"] = lambda: env.standstill() is not None
+        world.draws_itself = True
         return world
 
     async def _wait_for_program(self, runtime: Runtime) -> None:

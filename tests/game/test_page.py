@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import threading
 import time
@@ -12,7 +13,9 @@ import pytest
 from gymnasium import spaces
 
 from bridge import Web, make_remote, serve_game
+from bridge.core.encoding.tensors import unpack_tensor
 from bridge.errors import ClosedError
+from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.web.gateway import serve_gateway
 from tests.browser import in_browser, launched, opened_in, says, shows
 from tests.game.loops import ACTION, OBSERVATION, in_thread
@@ -228,9 +231,110 @@ def test_a_game_is_seen_before_anybody_has_played_it(gateway, process):
             game.close()
 
 
+PICTURE, SEEN = np.full((40, 60, 3), 90, np.uint8), np.zeros(2, np.float32)
+
+
+@contextlib.contextmanager
+def waiting(frame, seen=SEEN, given=(OBSERVATION, ACTION), **keywords):
+    """Serve a game that waits in each of its calls, and passes pictures that `frame` makes of their number."""
+
+    def loop():
+        with contextlib.suppress(ClosedError):
+            for number in itertools.count():
+                game.exchange(seen, frame=frame(number), wait=True)
+                assert game.begins in (True, False)
+
+    with serve_game(*given, name="Dots", web=True, **keywords) as game, in_thread(loop):
+        try:
+            yield game
+        finally:
+            game.close()
+
+
+def look(stream):
+    """Return the number of the next picture."""
+    answer = stream.ask(step=pb.StepRequest(requested_observations=[7, 8]))
+    assert answer.WhichOneof("payload") == "step", answer
+    assert len(answer.step.observations[7].uint8s.array)
+    return int(unpack_tensor(answer.step.observations[8])[0])
+
+
+def overview(stream):
+    return json.loads(stream.read_property("server.web"))
+
+
+def test_who_watches_a_game_that_waits_sees_its_first_picture_and_reads_for_whom(process):
+    with waiting(lambda number: PICTURE, process=process) as game:
+        stranger = Stream(game.server)
+        until(lambda: overview(stranger)["called"])
+        stranger.join("", role="spectator", frame="png")
+        assert look(stranger) == 1
+        assert overview(stranger)["worlds"][0]["waits_for"] == []
+        env = make_remote(game.url)
+        env.reset(seed=1)
+        env.step(0)
+        until(lambda: overview(stranger)["worlds"][0]["waits_for"] == ["agent"])
+        env.close()
+        until(lambda: overview(stranger)["worlds"][0]["waits_for"] == [])
+        stranger.die()
+
+
+def test_of_several_agents_the_page_is_told_who_has_not_acted(process):
+    pairs = {"red": (OBSERVATION, ACTION), "blue": (OBSERVATION, ACTION)}
+    seen = dict.fromkeys(pairs, SEEN)
+    with waiting(lambda number: PICTURE, seen, (pairs,), process=process) as game:
+        red, blue = (make_remote(game.url, agent=name, timeout=30) for name in pairs)
+        with in_thread(lambda: red.reset(seed=1)):
+            watcher = Stream(game.server).join("", role="spectator")
+            until(lambda: overview(watcher)["worlds"][0]["waits_for"] == ["blue"])
+            blue.reset(seed=1)
+        with in_thread(lambda: blue.step(0)):
+            until(lambda: overview(watcher)["worlds"][0]["waits_for"] == ["red"])
+            red.step(0)
+        watcher.die()
+        red.close()
+        blue.close()
+
+
+def test_a_game_that_goes_on_without_players_after_its_timeout_is_seen_to_go_on(process):
+    with waiting(lambda number: PICTURE + number % 100, process=process, timeout=0.05) as game:
+        env = make_remote(game.url)
+        env.reset(seed=1)
+        env.close()
+        stream = Stream(game.server).join("", role="spectator", frame="png")
+        numbers = [look(stream) for _ in range(4)]
+        assert numbers == [1, 2, 3, 4]
+        stream.die()
+
+
 @in_browser
 @pytest.mark.slow
-def test_a_game_that_waits_for_its_first_player_says_that_it_is_ready():
+@pytest.mark.parametrize("gateway", [False, True], ids=["own_page", "gateway"])
+def test_a_game_that_waits_shows_its_first_picture_and_says_for_whom(gateway):
+    with (
+        waiting(lambda number: PICTURE) as game,
+        launched() as chromium,
+        opened_in(chromium) as opened,
+        serve_gateway(game.url) as others,
+    ):
+        page = opened(others.web_url if gateway else game.web_url)
+        shows(page, "() => document.getElementById('canvas').dataset.pictures > 0")
+        says(page, "#stall", "The game waits for a player")
+        assert page.is_hidden("#empty")
+        env = make_remote(game.url)
+        env.reset(seed=1)
+        says(page, "#stall", "The game waits for its agent")
+        env.close()
+        says(page, "#play", "Play")
+        page.click("#play")
+        says(page, "#badge", "playing")
+        shows(page, "() => document.getElementById('stall').textContent === ''")
+        page.keyboard.press("Escape")
+
+
+@in_browser
+@pytest.mark.slow
+def test_a_game_without_pictures_says_that_it_is_ready_or_has_not_begun():
     with (
         serve_game(OBSERVATION, ACTION, name="Dots", web=True) as game,
         launched() as chromium,
@@ -241,6 +345,13 @@ def test_a_game_that_waits_for_its_first_player_says_that_it_is_ready():
             with contextlib.suppress(ClosedError):
                 game.exchange(np.zeros(2, np.float32), wait=True)
 
+        page = opened(game.web_url)
+        says(page, "#empty", "Dots has not begun.")
+        says(page, "#empty-why", "Its program has not called exchange() yet.")
+        assert page.is_disabled("#play")
+        assert page.is_hidden("#begin")
         with in_thread(loop):
-            says(opened(game.web_url), "#empty", "Dots is ready.")
+            says(page, "#empty", "Dots is ready.")
+            shows(page, "() => !document.getElementById('begin').hidden && !document.getElementById('play').disabled")
+            assert page.text_content("#stall") == "", "it is said once"
             game.close()

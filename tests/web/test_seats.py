@@ -208,6 +208,24 @@ def test_each_seat_says_who_has_it_and_who_takes_over(opened, fps):
         ppo.close()
 
 
+def test_who_would_take_over_reads_beforehand_that_another_person_has(opened):
+    with serve_gym(Paddle, web=True) as server, Trainer(server):
+        ann, eve = opened(server.web_url), opened(server.web_url)
+        says(eve, "#play", "Take over")
+        assert eve.is_enabled("#play")
+        take_over(ann)
+        says(eve, "#play", "Taken")
+        assert eve.is_disabled("#play")
+        assert eve.get_attribute("#play", "title") == f"{called(ann)} has taken over: wait until they give back"
+        assert ann.text_content("#play") == "Give back"
+        ann.click("#play")
+        says(eve, "#play", "Take over")
+        says(ann, "#play", "Take over")
+        assert ann.is_enabled("#play")
+        take_over(eve)
+        eve.keyboard.press("Escape")
+
+
 def is_offered(page):
     """Ask for a seat; return whether the server has heard by now that it was left."""
     page.click("#play")

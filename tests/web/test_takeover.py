@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import threading
 import time
 import weakref
@@ -98,6 +99,39 @@ def test_who_leaves_or_dies_gives_back_and_the_environment_is_the_world_s_own_ag
         until(lambda: world_of(server).env is own)
         assert env.step(1)[0].tolist() == [100]
         env.close()
+
+
+@pytest.mark.parametrize(
+    ("serve", "env", "keywords", "seat", "settings"),
+    [
+        (serve_gym, Paddle, {}, "agent", {}),
+        (serve_gym, CountingEnv, {"num_envs": 2}, "lane 1", {"lane": 1}),
+        (serve_parallel, Paddles, {}, "third", {"agent": "third"}),
+    ],
+)
+def test_a_page_is_told_whose_seat_a_person_has_taken_over_until_they_give_it_back(
+    person, serve, env, keywords, seat, settings
+):
+    def told(stream):
+        (world,) = json.loads(stream.read_property("server.web"))["worlds"]
+        return world["taken_over"]
+
+    with serve(env, web=True, limits=Limits(seat_timeout=60), **keywords) as server:
+        other = Stream(server, own_connection=True).join("", role="spectator")
+        one = person(server).sit(name="Ann", **settings)
+        assert told(other) == {seat: "Ann"}
+        one.ask(leave_world=pb.LeaveWorldRequest())
+        assert told(other) == {}
+        # Who has lost the connection may come back; others hear for how long they have to wait.
+        lost = person(server).sit(name="Ann", seat_key="1234567890123456", **settings)
+        assert told(other) == {seat: "Ann"}
+        lost.die()
+        until(lambda: told(other) == {})
+        back = person(server).sit(name="Ann", seat_key="1234567890123456", **settings)
+        assert told(other) == {seat: "Ann"}
+        back.die()
+        other.die()
+        other.channel.close()
 
 
 def test_an_action_that_is_not_repeated_is_given_up(person, monkeypatch):

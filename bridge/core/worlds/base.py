@@ -607,6 +607,10 @@ class PacedWorld(World):
         """Whose actions the step at hand takes in place of an agent's, by agent or lane."""
         self.substitution: Substitution | None = None
         """Which actions stand in for agents', where the pacer chooses ahead; None: none do."""
+        self.draws_itself = False
+        """True if it has pictures without a reset or step, as a program that draws by itself."""
+        self.redraw: Callable[[], None] = lambda: None
+        """Called when it has drawn itself; set by who looks."""
         self.begun_in_steps = 0
         """How often a step began the next episode of a lane, which it is no step of."""
         self.episodes = 0

@@ -202,6 +202,7 @@ class EnvServer:
             **{name: known[name] for name in ("fps", "play_fps") if isinstance(known.get(name), (int, float))},
             "match": known.get("match") is True,
             "one_world": known.get("one_world") is True,
+            "called": known.get("called") is not False,
             "environments": _texts(known.get("environments")),
         }
 
@@ -212,8 +213,8 @@ class EnvServer:
         wanted = self._request.address.world
         listed = [_checked(world) for world in self._known.get("worlds", []) if isinstance(world, dict)]
         found = [world for world in listed if wanted in (None, world.get("name"))]
-        # A program that does not wait goes on before anybody plays, and may be seen then.
-        goes_on = self._known.get("one_world") is True and self._known.get("realtime") is True
+        # A program may be seen before anybody plays. A server that is older tells it only where that does not wait.
+        goes_on = self._known.get("one_world") is True and True in map(self._known.get, ("realtime", "called"))
         waits = wanted is None and not goes_on
         return found or [world_entry(wanted or "", self._title, waiting=waits)]
 
@@ -231,7 +232,7 @@ def _texts(value: Any) -> list[str]:
 
 def _checked(world: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a server says of a world, with the parts that every page needs: one server is not to break it."""
-    seats, players = world.get("seats"), world.get("players")
+    seats, players, people = (world.get(name) for name in ("seats", "players", "taken_over"))
     numbers = {name: world.get(name) for name in ("viewers", "fps", "lanes")}
     return {
         **world,
@@ -239,6 +240,7 @@ def _checked(world: Mapping[str, Any]) -> dict[str, Any]:
         "title": str(world.get("title", "")),
         "seats": {str(seat): bool(taken) for seat, taken in seats.items()} if isinstance(seats, dict) else {},
         "players": {str(seat): str(who) for seat, who in players.items()} if isinstance(players, dict) else {},
+        "taken_over": {str(seat): str(who) for seat, who in people.items()} if isinstance(people, dict) else {},
         "taken_over_by": _texts(world.get("taken_over_by")),
         **{name: value if isinstance(value, (int, float)) else None for name, value in numbers.items()},
     }

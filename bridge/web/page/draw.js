@@ -6,7 +6,7 @@ import {signOf} from "./keys.js";
 import {drawMosaic} from "./mosaic.js";
 import {firstWorld, isKnown, laneSeats, serverOf, short, state, worldOf} from "./state.js";
 import {match, recordings} from "./views.js";
-import {called, tell} from "./words.js";
+import {called, myName, tell} from "./words.js";
 import {chosenEnvironment, select} from "./worlds.js";
 
 const MOST_CHIPS = 8; // seats of a world that are named in the list of worlds
@@ -38,9 +38,20 @@ function drawWords() {
   write($("badge"), badge?.text ?? "");
   $("badge").className = ["badge", badge?.live && "live", badge?.mine && "mine"].filter(Boolean).join(" ");
   write($("stage-title"), short(playing?.own ? playing.title : world?.title ?? server.title ?? ""));
-  const idle = selected === null ? !firstWorld() : world?.waiting; // nobody plays: there is no picture
+  // Nobody plays, and there is nothing to be seen.
+  const unseen = world?.waits_for?.length === 0 && state.blind.has(selected) && !world.begun;
+  const idle = selected === null ? !firstWorld() : world?.waiting || unseen;
   $("empty").hidden = Boolean(playing || state.wanted || !idle || !isKnown());
-  if (server.title) write($("empty-text"), `${short(world?.waiting ? world.title : server.title)} is ready.`);
+  const uncalled = isUncalled();
+  if (server.title) write($("empty-text"), `${short(world?.waiting ? world.title : server.title)} ${uncalled ? "has not begun" : "is ready"}.`);
+  write($("empty-why"), uncalled ? "Its program has not called exchange() yet." : "Nobody is playing. Take the seat yourself, or start an agent and watch.");
+  $("begin").hidden = uncalled;
+}
+
+// True where a program with a loop of its own has not come to it yet.
+function isUncalled() {
+  const home = serverOf(worldOf(state.selected));
+  return Boolean(home.one_world && !home.called && !home.realtime);
 }
 
 function chip(text, on) {
@@ -146,10 +157,13 @@ function drawPlay() {
   const lanes = (world?.lanes ?? 0) > 1;
   const makes = !state.playing && Boolean(chosenEnvironment());
   const full = !state.playing && !makes && world?.match && Object.values(world.seats).every(Boolean);
+  const person = state.playing || makes ? null : world?.taken_over?.[$("seat").value];
   const taken = state.connected && !makes && (lanes || world?.seats[$("seat").value] === true);
-  write($("play"), state.playing ? (state.playing.takesOver ? "Give back" : "Stop") : !taken ? "Play" : world.match ? "Full" : "Take over");
+  const refused = Boolean(taken && person && person !== myName()); // one's own: an answer that is older than the end of that
+  write($("play"), state.playing ? (state.playing.takesOver ? "Give back" : "Stop") : !taken ? "Play" : world.match ? "Full" : refused ? "Taken" : "Take over");
+  $("play").title = refused ? `${called(`person:${person}`)} has taken over: wait until they give back` : "";
   $("play").classList.toggle("stop", state.playing !== null);
-  $("play").disabled = !state.connected || !isKnown() || Boolean(full);
+  $("play").disabled = !state.connected || !isKnown() || Boolean(full) || refused || (!state.playing && isUncalled());
   $("play").hidden = !state.playing && !makes && (Boolean(world?.replay) || world?.kind === "perlert" || (lanes && !laneSeats(world).length));
 }
 

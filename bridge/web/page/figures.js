@@ -3,6 +3,7 @@
 import {line} from "./charts.js";
 import {$, write} from "./dom.js";
 import {state, worldOf} from "./state.js";
+import {called} from "./words.js";
 
 const texts = new Map(); // figures that have come since they were shown last, by the id of their element
 
@@ -54,6 +55,18 @@ export function figures() {
   seatReturns();
 }
 
+// For whom a program with a loop of its own waits, in words; null: for nobody, or for the person.
+function awaits({waits_for: awaited, seats, players, name}) {
+  if (!awaited || !$("empty").hidden) return null;
+  if (!awaited.length) return "The game waits for a player";
+  const several = Object.keys(seats).length > 1;
+  const own = state.playing?.name === name && !state.playing.takesOver;
+  const others = awaited.filter((seat) => !(own && (!several || state.playing.seat === seat)));
+  const who = (seat) => (players[seat] ? called(players[seat]) : "");
+  const named = (seat) => (several ? [seat, who(seat)].filter(Boolean).join(": ") : who(seat) === "agent" ? "its agent" : who(seat));
+  return others.length ? `The game waits for ${others.map(named).join(", ")}` : null;
+}
+
 // A world in real time goes on by itself: where no picture comes, it stands still, or the connection does. Of a program
 // with a loop of its own the server knows, also where it is none in real time.
 export function stall() {
@@ -63,10 +76,11 @@ export function stall() {
   const runs = world?.fps && looks && !world.replay && (world.match?.state ?? "running") === "running";
   const last = state.frames.arrived.at(-1) ?? Infinity;
   const seconds = (performance.now() - last) / 1000;
-  const stalls = still || (Boolean(runs) && seconds >= Math.max(1, 2 / world.fps));
+  const awaited = looks && world ? awaits(world) : null;
+  const stalls = still || Boolean(awaited) || (Boolean(runs) && seconds >= Math.max(1, 2 / world.fps));
   // One sentence, of which screen readers leave out the seconds: they would read it again with each of them.
   $("stall").classList.toggle("on", stalls);
-  const parts = still ? ["The game stands still: its program has paused, or hangs", "", ""]
+  const parts = awaited ? [awaited, "", ""] : still ? ["The game stands still: its program has paused, or hangs", "", ""]
     : stalls ? ["No picture", ` for ${Math.floor(seconds)} s`, ": the world stands still, or the connection does"] : ["", "", ""];
   ["stall-text", "stall-seconds", "stall-why"].forEach((id, at) => write($(id), parts[at]));
 }

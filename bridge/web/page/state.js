@@ -51,8 +51,8 @@ export const state = {
 // Take what the server says of its worlds.
 export function learn(server) {
   state.server = server;
-  // A program that does not wait goes on before anybody has looked at it: the first who does so has its world made.
-  if (server.one_world && server.realtime && !server.worlds.length) server.worlds.push({name: "", title: server.title, seats: {}, viewers: 0, fps: server.fps, lanes: null});
+  // A program is there before anybody has looked at it: the first who does so has its world made.
+  if (server.one_world && server.called && !server.worlds.length) server.worlds.push({name: "", title: server.title, seats: {}, viewers: 0, fps: server.fps, lanes: null});
   if (!state.gaveBack) return;
   // An answer may be older than the end of the person's stream: who presses Play at once plays, and takes over from nobody.
   const {world, seat, player, until} = state.gaveBack;

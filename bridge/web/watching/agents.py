@@ -75,13 +75,16 @@ class Gallery(Observer):
     def describe(self, world: World) -> Mapping[str, Any]:
         """Return how many look at a world, who may act in an agent's place, and each agent's returns: last, and mean.
 
-        `returns` is empty where nobody looks, no episode has ended, or there is one agent.
+        `taken_over` has the seats that nobody else can take over now, with who did. `returns` is empty where nobody
+        looks, no episode has ended, or there is one agent.
         """
         watch = self._watches.get(world)
         found = {} if watch is None else watch.returns.of_agents
-        people = [] if watch is None else [takeover.who for takeover in watch.takeovers.values()]
+        people = {} if watch is None else watch.takeovers
+        taken = {seat: one.who for key, one in people.items() if not one.left for seat in _seats(world, key)}
         returns = {agent: (finite(values[-1]), finite(sum(values) / len(values))) for agent, values in found.items()}
-        return {"viewers": self._viewers(world), "returns": returns, "taken_over_by": people}
+        names = [one.who for one in people.values()]
+        return {"viewers": self._viewers(world), "returns": returns, "taken_over": taken, "taken_over_by": names}
 
     def _viewers(self, world: World) -> int:
         return self._watches[world].viewers if world in self._watches else 0
@@ -125,6 +128,15 @@ class Gallery(Observer):
             rest.pop("role")
         inner = join(rest)
         return inner if view is None else WatchingAgent(world, self, view, inner)
+
+
+def _seats(world: World, key: Any) -> Sequence[str]:
+    """Return what the page calls the seats of whom a person has taken over from: an agent by its id, or a lane."""
+    inner = env_world(world)
+    facts = None if inner is None else inner.env.facts
+    if facts is None or not (facts.agents or (facts.num_envs or 1) > 1):
+        return list(world.played)  # one, or those who share an environment
+    return [str(key) if facts.agents else f"lane {key}"]
 
 
 def _read_view(world: EnvWorld, settings: Mapping[str, pb.Tensor]) -> View | None:

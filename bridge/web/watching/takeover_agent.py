@@ -146,6 +146,7 @@ class TakeoverAgent(Agent):
 
     async def begin(self) -> int:
         """Sit down."""
+        self._takeover.left = False
         self._world.resets.end(self)  # no ResetWorld waits for it
         self._world.refuse_if_over()
         return pb.RUNNING
@@ -222,6 +223,7 @@ class TakeoverAgent(Agent):
     def rest(self) -> bool:
         """Give back, until its client comes again."""
         self.interrupt()
+        self._takeover.left = True
         return True
 
     @property

@@ -39,6 +39,8 @@ class Takeover:
     """True if a step was executed with it."""
     released: bool = False
     """True if it is given up after the next step."""
+    left: bool = False
+    """True if the person has lost the connection, and may come back."""
 
     @property
     def acting(self) -> bool:

@@ -158,6 +158,7 @@ class Watch(Listener):
         if not self._viewers:
             self._world.env = ObservedEnv(self._world.env, self, self, self._world.report_failure)
             self._world.substitution = self
+            self._world.redraw = self._change
             self._changes += 1
         self._viewers[viewer] = view
 
@@ -175,6 +176,7 @@ class Watch(Listener):
         if isinstance(self._world.env, ObservedEnv):
             self._world.env = self._world.env.inner
             self._world.substitution = None
+            self._world.redraw = lambda: None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -354,7 +356,7 @@ class Watch(Listener):
         self._polls = False
         views = [view for view, waiting in self._waiting.items() if waiting and self._seen.get(view) != self._changes]
         # Gymnasium refuses to render an environment that has not been reset.
-        begun = self._world.env.times.reset.count > 0
+        begun = self._world.draws_itself or self._world.env.times.reset.count > 0
         if not views or self._busy or self.ended is not None or not begun:
             return
         wait = self._not_before - self._scheduler.now()
