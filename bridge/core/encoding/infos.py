@@ -114,8 +114,9 @@ def merge_lanes(infos: dict[str, Any], block: Mapping[str, Any], offset: int, la
         else:
             if key not in infos:
                 shape = (num_envs, *array.shape[1:])
-                # As `VectorEnv._add_info` fills slots without the key.
-                infos[key] = np.full(shape, None) if array.dtype == object else np.zeros(shape, array.dtype)
+                # As `VectorEnv._add_info` fills slots without the key. Values may be arrays of objects themselves.
+                objects = array.dtype == object and array.ndim == 1
+                infos[key] = np.full(shape, None) if objects else np.zeros(shape, array.dtype)
             infos[key][offset : offset + lanes][mask] = array[mask]
         infos.setdefault(f"_{key}", np.zeros(num_envs, np.bool_))[offset : offset + lanes] |= mask
 

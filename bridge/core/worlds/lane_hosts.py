@@ -259,18 +259,25 @@ def join_infos(infos: Mapping[int, Mapping[str, object]], lanes: int) -> dict[st
 
 
 def _uniform(infos: list[Mapping[str, object]]) -> bool:
-    """True if each key's values are of one type over all dicts that have it."""
-    kinds: dict[str, object] = {}
+    """True if all dicts have their keys in one order, and each key's values are of one type."""
+    kinds: dict[str, tuple[int, object]] = {}
     nested: dict[str, list[Mapping[str, object]]] = {}
     for info in infos:
+        last = -1
         for key, value in info.items():
-            # A final observation may be of any space, which a list of dicts carries as it is.
-            if not isinstance(key, str) or key == "final_obs":
+            # A final observation may be of any space, which a list of dicts carries as it is. A key of the
+            # environment's that begins with an underscore could not be told from a mask.
+            if not isinstance(key, str) or key == "final_obs" or key.startswith("_"):
                 return False
             kind: object = (value.dtype, value.shape) if isinstance(value, np.ndarray) else type(value)
-            # An integer beyond int64 fits no array of integers.
-            if kinds.setdefault(key, kind) != kind or (type(value) is int and not -(2**63) <= value < 2**63):
+            place, known = kinds.setdefault(key, (len(kinds), kind))
+            # Of arrays of shape () an array over the lanes has NumPy's scalars.
+            if kind != known or place < last or (isinstance(value, np.ndarray) and not value.ndim):
                 return False
+            # An integer beyond int64 fits no array of integers.
+            if type(value) is int and not -(2**63) <= value < 2**63:
+                return False
+            last = place
             if isinstance(value, Mapping):
                 nested.setdefault(key, []).append(value)
     return all(_uniform(inner) for inner in nested.values())

@@ -328,7 +328,8 @@ class Results:
                 finals = [own if over else {} for own, over in zip(owns, ended, strict=True)]
                 if any(ACTION in own for own in finals):
                     batch_interventions(infos["final_info"], finals, space)
-                owns = [{} if over else own for own, over in zip(owns, ended, strict=True)]
+                first = self.first_infos(range(self.size))
+                owns = [new if over else own for own, new, over in zip(owns, first, ended, strict=True)]
             if any(ACTION in own for own in owns):
                 batch_interventions(infos, owns, space)
         if self.moved is not None:
