@@ -17,6 +17,8 @@ __all__ = ["GameEnvironment", "GameScreen"]
 
 _LOOKS = 4
 """How often its calls are looked for in the time after which a program stands still."""
+_TURNS = 20
+"""Turns of the event loop between the end of a program and that of its server."""
 
 
 class GameScreen:
@@ -188,9 +190,18 @@ class GameEnvironment(EnvironmentProxy):
         """Refuse all requests from now on: the program is gone."""
         self._gone = self._gone or self.handover.closed
         self.noticed()
-        # Once the answers that this leads to are written.
-        settled = self.handover.settled.set
-        self._scheduler.call_soon(partial(self._scheduler.call_soon, partial(self._scheduler.call_soon, settled)))
+        self._settle(_TURNS)
+
+    def _settle(self, turns: int) -> None:
+        """Let the server stop once a step that begins now has failed, and the answers that this leads to are written.
+
+        Args:
+            turns: Those of the event loop that are left for it.
+        """
+        if turns:
+            self._scheduler.call_soon(partial(self._settle, turns - 1))
+        else:
+            self.handover.settled.set()
 
     def _read_all(self) -> None:
         while (news := self.handover.read()) is not None:

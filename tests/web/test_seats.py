@@ -237,7 +237,7 @@ def test_a_seat_that_was_left_is_offered_with_the_time_that_it_is_kept(opened):
     with serve_gym(Paddle, web=Web(play_fps=20), limits=Limits(seat_timeout=8)) as server, Trainer(server) as trainer:
         ann, eve = opened(server.web_url), opened(server.web_url)
         take_over(ann)
-        says(eve, "#play", "Take over")
+        says(eve, "#play", "Taken")
         keep(eve, "#message")
         ann.goto("about:blank")
         until(lambda: is_offered(eve))
@@ -264,7 +264,7 @@ def test_an_offer_that_nobody_accepts_says_when_the_seat_is_free(opened):
     with serve_gym(Paddle, web=Web(play_fps=20), limits=Limits(seat_timeout=8)) as server, Trainer(server):
         ann, eve = opened(server.web_url), opened(server.web_url)
         take_over(ann)
-        says(eve, "#play", "Take over")
+        says(eve, "#play", "Taken")
         ann.goto("about:blank")
         until(lambda: is_offered(eve))
         says(eve, "#message", "The seat agent is free now.")
