@@ -106,7 +106,8 @@ class _FramePacer(ProgramPacer, FramePacer):
         lane, (buffer,) = self.loop.lanes[0], loop_agent.buffers
         plain = asked.seed is None and not asked.options
         follows = 0 < buffer.entered == lane.episode - 1 and not buffer.closing
-        return plain and follows and (lane.phase is Phase.RESETTING or buffer.lane.length <= self.rate())
+        new = follows and (lane.phase is Phase.RESETTING or buffer.lane.length <= self.rate())
+        return plain and (new or buffer.follows_anew)
 
     def carry_out_reset(self) -> None:
         """Cut off what runs, as a ResetWorld ordered."""

@@ -76,9 +76,9 @@ def export_lerobot(
     """Write episodes as a dataset of LeRobot; of several agents one for each, in folders with their names.
 
     Observations and actions keep their bits, rewards become float32. LeRobot's loader reads float64 as float32: numbers
-    of which that leaves little are told. Pictures become a film (H.264), which loses some
-    of theirs: observations in colour, or the frames where these were recorded. A film's height and width are even:
-    of an odd number, the last row or column is there twice. Pictures of other forms, such as depth as uint16, are
+    that this rounds by more than a hundredth of what they differ by are told. Pictures become a film (H.264), which
+    loses some of theirs: observations in colour, or the frames where these were recorded. A film's height and width are
+    even: of an odd number, the last row or column is there twice. Pictures of other forms, such as depth as uint16, are
     numbers.
 
     Of Dict observations, also nested ones, each picture in colour is `observation.images.NAME`, and all numbers, one
