@@ -62,9 +62,9 @@ def main() -> None:
                 print(
                     f"iteration {iteration}: mean return {result['env_runners']['episode_return_mean']:.1f}", flush=True
                 )
+            print(fleet.status())
         finally:
             algorithm.stop()
-        print(fleet.status())
 
 
 if __name__ == "__main__":
