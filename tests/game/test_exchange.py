@@ -352,3 +352,21 @@ def test_a_reset_after_an_end_enters_the_round_that_has_begun_by_itself_but_with
         env.reset()  # in the midst of a round it asks for another one
         until(lambda: len(walk.begun) > before)
         env.close()
+
+
+def test_a_reset_after_several_ends_enters_the_round_of_which_no_frame_has_passed(process):
+    with serve_game(OBSERVATION, ACTION, process=process) as game:
+        env, watcher = joined(game), make_remote(game.url, role="spectator", wait="now")
+        begin(game, env)
+        for number in range(1, 4):
+            game.exchange(np.array([number, 9]), terminated=True)
+            assert game.begins
+            game.exchange(np.array([number, 0]))
+        # The server has read that the third has begun.
+        until(lambda: (watcher.reset()[0] == [3, 0]).all())
+        until(lambda: env.step(1)[2])
+        np.testing.assert_array_equal(env.reset()[0], [3, 0])
+        game.exchange(np.array([3, 1]))
+        assert not game.begins
+        watcher.close()
+        env.close()
