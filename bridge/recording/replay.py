@@ -76,6 +76,8 @@ class Verification:
     """What the episode goes on from, if it is a branch; that was played first."""
     versions: str = ""
     """The packages whose versions differ from those at the recording; empty: none, or nothing differs."""
+    missing: str = ""
+    """The calls before the episode that the recording does not have; empty: none, or nothing differs."""
 
     @property
     def ok(self) -> bool:
@@ -86,7 +88,7 @@ class Verification:
         if self.ok:
             branch = f", as a branch of {self.parent}" if self.parent else ""
             return f"{self.episode}: verified, {self.rows} rows are the same{branch}"
-        return f"{self.episode}: {'; '.join(filter(None, (self.difference, self.versions)))}"
+        return f"{self.episode}: {'; '.join(filter(None, (self.difference, self.missing, self.versions)))}"
 
 
 class _BranchError(RecordingError):
@@ -487,8 +489,8 @@ def _judged(episode: RecordedEpisode, start: int, differences: Sequence[tuple[in
     step = episode.step_of(call)
     where = "the first observation" if step == 0 else f"{-step} calls before the episode, which it depends on"
     where = f"step {step}" if step > 0 else where
-    versions = _versions(episode.stream)
-    return Verification(episode.id, call + 1 - start, f"{where}: {difference}", step, parent, versions)
+    text, stream = f"{where}: {difference}", episode.stream
+    return Verification(episode.id, call + 1 - start, text, step, parent, _versions(stream), _missing(stream))
 
 
 def replayed_from(episode: RecordedEpisode) -> int:
@@ -517,6 +519,16 @@ def replayed_from(episode: RecordedEpisode) -> int:
     if episode.stream.has_unknown_options(call, episode.stop):
         raise RecordingError(f"{episode.id} cannot be replayed: it was reset with options that could not be recorded")
     return call
+
+
+def _missing(stream: RecordedStream) -> str:
+    """Say that a stream has lost its beginning, in which an environment may have been changed for good."""
+    if not stream.first:
+        return ""
+    return (
+        f"its environment may depend on the {stream.first} calls before, which the recording does not have: a recording "
+        "with max_bytes deletes its oldest files"
+    )
 
 
 def _versions(stream: RecordedStream) -> str:

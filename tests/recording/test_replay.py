@@ -603,6 +603,20 @@ def test_lanes_in_threads_of_their_own_are_recorded_and_verified(tmp_path):
     check_all(tmp_path, least=2, allow_calls=True)
 
 
+def test_a_difference_says_that_the_oldest_calls_were_deleted(tmp_path):
+    """`CountingEnv` counts its episodes, which a reset does not set back."""
+    with serve_gym(CountingEnv, record=Recording(tmp_path, max_bytes=30_000)) as server:
+        env = make_remote(server.url)
+        for _ in range(400):
+            env.reset(seed=1)
+            for _ in range(3):
+                env.step(0)
+        env.close()
+    (stream,) = read_folder(tmp_path).streams
+    assert stream.first > 0
+    assert f"may depend on the {stream.first} calls before" in str(verify(stream.episodes()[-1], CountingEnv))
+
+
 @pytest.mark.parametrize("player", ["", "robot", "person:", "person:" + "x" * 65, "agent:a\nb"])
 def test_a_player_that_is_none_is_refused_by_every_kind_of_world(player):
     expected = "expected the setting player to be agent or person"
