@@ -1,7 +1,8 @@
-"""Pacers of a program that does not wait for agents: each of its calls is a frame.
+"""Pacers for a program that does not wait for agents: each of its calls is a frame.
 
-What the program is to do in its next frame is chosen ahead, and anew whenever somebody acts, so that it takes the
-newest action without waiting. What it took begins a frame of the world, as `bridge.game.frames` says.
+The pacer chooses ahead what the program does in its next frame, and chooses again whenever somebody acts. So the
+program takes the newest action without waiting. A frame of the world begins with what the program took; see
+`bridge.game.frames`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from bridge.game.pacer import ProgramPacer
 __all__ = ["GameClock", "JointGameClock"]
 
 _TURNS = 30
-"""Turns of the event loop that a Step gives news to be told that are there."""
+"""The most turns of the event loop for which a Step waits until queued news is reported."""
 
 
 class _FramePacer(ProgramPacer, FramePacer):
@@ -39,16 +40,16 @@ class _FramePacer(ProgramPacer, FramePacer):
     loop: GameFrames
 
     def bind(self, world: PacedWorld) -> None:
-        """Begin with a world, whose environment is a `GameEnvironment`."""
+        """Attach the pacer to a world, whose environment must be a `GameEnvironment`."""
         super().bind(world)
         self.loop.env, self._env.noticed = self._env, self._changed
         self._offered: object = None
-        """Whose actions were offered last, and when they came; None: others than agents' were in it."""
+        """The players of the last offer and the arrival times of their actions; None if it had other actions too."""
 
-    # What the program does next
+    # The program's next choice
 
     def choose_again(self) -> None:
-        """Choose what the program takes in its next call: a round that was asked for, or actions."""
+        """Choose what the program takes in its next call: the start of a requested round, or actions."""
         lane, env = self.loop.lanes[0], self._env
         if self.over:
             return
@@ -64,7 +65,7 @@ class _FramePacer(ProgramPacer, FramePacer):
         for name, part in self.loop.acting().items():
             if self.loop.usable(name, part, now):
                 actions[name], choice.by[name], choice.came[name] = part.action, part.player, part.acted_at
-        # What a policy or an observer chooses is another action each time; agents' actions are offered once.
+        # A policy or an observer may choose another action each time. Unchanged actions of agents are offered once.
         by_agents = not stand_ins and self.world.substitution is None
         offered = (self._env.stamp, choice.by, choice.came) if by_agents else None
         if by_agents and offered == self._offered:
@@ -74,7 +75,7 @@ class _FramePacer(ProgramPacer, FramePacer):
         self._env.offer(choice)
 
     def _substituted(self, actions: dict[str, Any], choice: Choice) -> dict[str, Any]:
-        """Return the actions as observers have them executed, and note in a choice what they put in."""
+        """Return the actions after observers have replaced some, and record the replacements in `choice`."""
         substitution = self.world.substitution
         if substitution is None:
             return actions
@@ -86,23 +87,23 @@ class _FramePacer(ProgramPacer, FramePacer):
         return {**actions, **{str(agent): action for agent, action in replaced.items()}}
 
     def _stand_ins(self) -> Mapping[str, Any]:
-        """Return the actions that policies have chosen for agents that nobody plays."""
+        """Return the actions that policies chose for agents without a player."""
         return {}
 
     def act(self, agent: EnvAgent, action: object, received: float, episodes: Sequence[int]) -> None:
-        """Leave an action for the next frame."""
+        """Record an action for the next frame."""
         super().act(agent, action, received, episodes)
         self.choose_again()
 
     def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
-        """Carry out an agent's Reset. After an end it enters the round that has begun by itself, if that is new."""
+        """Carry out an agent's Reset. After an end, join the next round if the program has just begun it by itself."""
         if self._enters_new(loop_agent, asked):
             asked = dataclasses.replace(asked, restart=False)
         self._env.asked = self._env.asked or (loop_agent.player and asked.restart)
-        super().ask_reset(loop_agent, asked)  # type: ignore[safe-super]  # the clock beside it has it
+        super().ask_reset(loop_agent, asked)  # type: ignore[safe-super]  # the clock class defines it
 
     def _enters_new(self, loop_agent: LoopAgent, asked: ResetRequest) -> bool:
-        """True if a Reset is the answer to the end of a round, after which the next one runs for a second at most."""
+        """True if a Reset follows the end of a round, and the next round has run for one second at most."""
         lane, (buffer,) = self.loop.lanes[0], loop_agent.buffers
         plain = asked.seed is None and not asked.options
         follows = 0 < buffer.entered == lane.episode - 1 and not buffer.closing
@@ -110,39 +111,39 @@ class _FramePacer(ProgramPacer, FramePacer):
         return plain and (new or buffer.follows_anew)
 
     def carry_out_reset(self) -> None:
-        """Cut off what runs, as a ResetWorld ordered."""
+        """End the running round, as a ResetWorld ordered."""
         self._env.asked = self._env.asked or self._ordered is not None
         super().carry_out_reset()
 
     def dismiss(self, loop_agent: LoopAgent) -> None:
-        """Take an agent out of the loop."""
+        """Remove an agent from the loop."""
         super().dismiss(loop_agent)
         self.choose_again()
 
     def rest(self, agent: EnvAgent) -> bool:
-        """Keep an agent without a client, for which a default action stands in."""
+        """Keep an agent whose client has left; the default action is used for it."""
         rests = super().rest(agent)
         self.choose_again()
         return rests
 
     def _changed(self) -> None:
-        """Choose what follows a job or a Reset, before anybody is answered."""
+        """Choose what follows a job or a Reset, before any request is answered."""
         self.choose_again()
         super()._changed()
 
     # Frames
 
     def run_job(self, job: Job, at: float | None) -> Coroutine[Any, Any, None]:
-        """Begin a reset or a frame; who stood in for agents in it is known from here on."""
+        """Begin a reset or a frame. The actions that observers replaced in it are reported first."""
         if job.kind == "step" and self.world.substitution is not None:
             self.world.substitution.substituted(self._env.chosen.substitutes)
         return super().run_job(job, at)
 
     def _note(self, job: Job, now: float, spent: float, outcome: Outcome | None, error: str) -> None:
-        """Tell the loop what came of a job, at the time at which the program called."""
+        """Report the outcome of a job to the loop, at the time of the program's call."""
         stepped = job.kind == "step" and outcome is not None
         self.loop.count(self._env.frames, self._env.step_frames if stepped else 0)
-        super()._note(job, now if outcome is None else self._env.read_at, spent, outcome, error)  # type: ignore[safe-super]  # the clock beside it has it
+        super()._note(job, now if outcome is None else self._env.read_at, spent, outcome, error)  # type: ignore[safe-super]  # the clock class defines it
 
     @property
     def frames(self) -> int:
@@ -150,20 +151,20 @@ class _FramePacer(ProgramPacer, FramePacer):
         return self._env.frames
 
     def moment(self, lane: int) -> tuple[float, float]:
-        """Return when the program took the actions at hand, and when the newest of them came."""
+        """Return when the program took the current actions, and when the newest of them arrived."""
         return self._env.read_at, max(self._env.chosen.came.values(), default=float("nan"))
 
-    # What clients hear
+    # Answers to clients
 
     def act_on_arrival(self, agent: EnvAgent, action: object, actions: Mapping[int, Array]) -> float:
-        """Leave an action for the next frames; raises where the program stands still."""
+        """Record an action for the next frames; raise if the program stands still."""
         self._refuse_standstill()
         return super().act_on_arrival(agent, action, actions)
 
     async def report(self, agent: EnvAgent) -> int:
-        """Tell what happened since an agent's last Step; raises where the program stands still."""
+        """Report what happened since an agent's last Step; raise if the program stands still."""
         self._refuse_standstill()
-        for _ in range(_TURNS):  # news that are there already are told, so that a Step tells the newest observation
+        for _ in range(_TURNS):  # queued news is read first, so that a Step returns the newest observation
             if not self._env.handover.unread:
                 break
             soon: PendingResult[None] = PendingResult()
@@ -174,7 +175,7 @@ class _FramePacer(ProgramPacer, FramePacer):
     async def wait_until(
         self, agent: Agent, ready: Callable[[], bool], seconds: float, reason: Callable[[], str | None]
     ) -> None:
-        """Wait until `ready()`; raise also where the program stands still."""
+        """Wait until `ready()` is true; raise if the program stands still."""
 
         def so_far() -> bool:
             if ready():
@@ -189,7 +190,7 @@ class _FramePacer(ProgramPacer, FramePacer):
             raise still
 
     def rate(self) -> float:
-        """Return the frames a second that the program made lately."""
+        """Return the program's recent frame rate, in frames per second."""
         return self._env.handover.rate(self.options.fps)
 
 
@@ -207,7 +208,7 @@ class JointGameClock(_FramePacer, JointClock):
     loop: JointGameFrames
 
     def bind(self, world: PacedWorld) -> None:
-        """Begin with a world, as `GameClock.bind`."""
+        """Attach the pacer to a world; see `GameClock.bind`."""
         self._standing: dict[str, Any] = {}
         super().bind(world)
 
@@ -221,6 +222,6 @@ class JointGameClock(_FramePacer, JointClock):
                 self._scheduler.start(self._stand(name), lambda result, error: None)
 
     async def _stand(self, name: str) -> None:
-        """Ask the policy that plays an agent; what it answers is for the next call."""
+        """Ask an agent's policy for an action, which the program's next call takes."""
         self._standing[name] = await self._default_action(name)
         self.choose_again()

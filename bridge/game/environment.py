@@ -1,4 +1,4 @@
-"""A program with a loop of its own as an environment: a step is over when the program calls again."""
+"""A program with a loop of its own as an environment: a step completes when the program calls `exchange` again."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from bridge.game.handover import Choice, Handover, News
 __all__ = ["GameEnvironment", "GameScreen"]
 
 _LOOKS = 4
-"""How often its calls are looked for in the time after which a program stands still."""
+"""How often we check for a call within the time after which the program counts as standing still."""
 _TURNS = 20
-"""Turns of the event loop between the end of a program and that of its server."""
+"""Turns of the event loop between the end of the program and the end of its server."""
 
 
 class GameScreen:
-    """What is known of a program without a call: its spaces, as an environment has them, and what it shows.
+    """What is known of a program before its first call: its spaces, and the picture that it shows.
 
     Args:
-        spaces: Of observations and actions, by agent.
-        several: Whether it has several agents, as an environment of PettingZoo.
-        default_actions: What is done where nobody acts, by agent.
+        spaces: The observation and action space of each agent.
+        several: True for several agents, as in a PettingZoo environment.
+        default_actions: The action of each agent while nobody acts for it.
     """
 
     metadata: Mapping[str, Any] = {"render_modes": ["rgb_array"]}
@@ -45,10 +45,10 @@ class GameScreen:
             self.default_action = default_actions[ONE]
 
     def reset(self, seed: object = None, options: object = None) -> Any:
-        """Stand for the program's rounds."""
+        """Do nothing: `GameEnvironment` resets."""
 
     def step(self, action: object) -> Any:
-        """Stand for its frames; `GameEnvironment` has both."""
+        """Do nothing: `GameEnvironment` steps."""
 
     def render(self) -> Any:
         """Return the picture."""
@@ -57,22 +57,22 @@ class GameScreen:
         return self.frame
 
     def close(self) -> None:
-        """Close nothing: the program goes on."""
+        """Do nothing: the program goes on."""
 
 
-# A program that waits is answered here, once for each wait, and does nothing else: `_waiting` has its news until then.
-# One that does not wait takes what it has been offered by the time of its next call. Its news say what that was, which
-# is in `chosen` from then on: the next news tell what came of it.
+# A program that waits blocks until it gets one choice for each wait; `_waiting` holds its news until then. A program
+# that does not wait takes the newest choice offered before its next call. The news of that call names the choice, which
+# `chosen` holds from then on; the following news holds the result of that choice.
 class GameEnvironment(EnvironmentProxy):
-    """Stands for a program: `reset` asks for a round, and a call is over when the program has called again.
+    """Presents a program as an environment: `reset` asks for a round, and `step` returns at the program's next call.
 
     Args:
-        env: Has the description of the program.
-        screen: What it shows.
-        handover: Where the program leaves its news, the first one by now.
-        scheduler: Runs what waits for them.
+        env: Describes the program.
+        screen: Holds the picture that the program shows.
+        handover: Queues the program's news; it holds the first one by now.
+        scheduler: Runs the coroutines and timers that wait for news.
         patience: Seconds without a call after which the program stands still.
-        timeout: Seconds that a program that waits does so; None: any.
+        timeout: Seconds for which a waiting program waits for an action; None: without limit.
     """
 
     def __init__(
@@ -94,41 +94,41 @@ class GameEnvironment(EnvironmentProxy):
         self._look_timer: Timer | None = None
         self._wait_timer: Timer | None = None
         self._last_call = 0.0
-        """When the program had called last at the last look."""
+        """The time of the program's last call, as of the last check."""
         self._idle_looks = 0
-        """Looks in a row that found no call since the one before."""
+        """Checks in a row that found no new call."""
         self._closing = False
-        """True if it was seen that the program is closed."""
+        """True once we have seen that the program is closed."""
         self._gone: RequestError | None = None
         self._observations: dict[str, Any] = {}
-        """What each agent of the round was told last."""
+        """The last observation of each agent in the round."""
         self._rewards: dict[str, float] = {}
-        """Those that no step has told yet, by agent."""
+        """Rewards that no step has returned yet, by agent."""
         self._waiting: News | None = None
-        """The news with which the program waits; None: it does not."""
+        """The news with which the program waits; None: it does not wait."""
         self._offers: dict[int, Choice] = {}
-        """The choices that the program may take, or has taken, by number."""
+        """Choices that the program may still take, or has taken, by number."""
         self._offered = 0
         self.stamp = 0
-        """That of the news that were read last."""
+        """The stamp of the news that was read last."""
         self.chosen = Choice(handover.defaults)
-        """What the program took with the news that were read last."""
+        """The choice that the program took with the news that was read last."""
         self.frames = 0
-        """The exchanges of the program that came of actions, from when this is there to what was read last."""
+        """Exchanges with the result of an action, from this object's start to the news that was read last."""
         self.step_frames = 0
-        """How many of them the last step is of."""
+        """How many of these frames the last step covers."""
         self.read_at = 0.0
-        """When the program called with what was read last, in seconds of the scheduler."""
+        """When the program made the call that was read last, in seconds of the scheduler."""
         self.asked = False
-        """True if somebody who plays asked for the round that begins next; False: one that runs is as good."""
+        """True if a player asked for a new round; False: a round that already runs will do."""
         self.late: Callable[[], bool] = lambda: False
-        """Called when a program has waited for too long; returns whether it is stepped now, by default actions."""
+        """Called when a program has waited for too long; returns True if it is now stepped with default actions."""
         self.all_ended: Callable[[], PendingResult[None]] = PendingResult
-        """Returns what is done once all agents were told of the end of the episode that they are in."""
+        """Returns a result that is set once all agents have been told that their episode has ended."""
         self.drawn: Callable[[], None] = lambda: None
         """Called when the program has shown a picture."""
         self.noticed: Callable[[], None] = lambda: None
-        """Called when the program begins to stand still, and when it is gone."""
+        """Called when the program begins to stand still, and when it has ended."""
         handover.notify = lambda: scheduler.call_soon_threadsafe(self._wake)
         self._read_all()
         self.frames = 0
@@ -138,14 +138,14 @@ class GameEnvironment(EnvironmentProxy):
 
     @property
     def ended(self) -> RequestError | None:
-        """The error to answer with once the program is gone; None: it is not."""
+        """The error that answers requests once the program has ended; None: it runs."""
         return self._gone
 
     def standstill(self) -> RequestError | None:
-        """Return the error of requests while the program stands still; None: it does not."""
+        """Return the error that answers requests while the program stands still; None: it does not."""
         since = self._scheduler.now() - self.handover.last
-        # A server that got no processor time itself has not read the calls of that time yet: then it has not looked,
-        # either.
+        # A server that got no processor time has not read the program's calls yet. It has not made its checks either,
+        # so we count checks, not time alone.
         if (
             self.handover.closed is not None
             or self.handover.waiting
@@ -162,7 +162,7 @@ class GameEnvironment(EnvironmentProxy):
         return RequestError(Code.DEADLINE_EXCEEDED, text)
 
     def _look(self) -> None:
-        """Look again and again whether the program goes on."""
+        """Check periodically whether the program goes on."""
         self._look_timer = self._scheduler.call_later(self._patience / _LOOKS, self._look)
         self._idle_looks = self._idle_looks + 1 if self.handover.last == self._last_call else 0
         self._last_call = self.handover.last
@@ -171,8 +171,8 @@ class GameEnvironment(EnvironmentProxy):
             self.noticed()
 
     def _wake(self) -> None:
-        """Have a call look for news; those of a program that waits are read also without one."""
-        # What the program has shown before it was closed is told first.
+        """Wake the call that waits for news. Without such a call, read the news of a program that waits."""
+        # News from before the program was closed is reported first.
         reads = self._pending is not None and self.handover.unread
         if self._pending is not None:
             self._pending.set_result(None)
@@ -181,22 +181,22 @@ class GameEnvironment(EnvironmentProxy):
         if self.handover.closed is not None and not self._closing and not reads:
             self._closing = True
             if self.handover.in_order:
-                # The step that is under way goes on first, and returns the end of the episode.
+                # The pending step completes first, and returns the end of the episode.
                 self.all_ended().add_done_callback(partial(self._scheduler.call_soon, self._give_up))
-            else:  # the answer to all is the error
+            else:  # every request is answered with the error
                 self._give_up()
 
     def _give_up(self) -> None:
-        """Refuse all requests from now on: the program is gone."""
+        """Refuse all requests from now on: the program has ended."""
         self._gone = self._gone or self.handover.closed
         self.noticed()
         self._settle(_TURNS)
 
     def _settle(self, turns: int) -> None:
-        """Let the server stop once a step that begins now has failed, and the answers that this leads to are written.
+        """Let the server stop after some turns of the event loop, in which pending steps fail and are answered.
 
         Args:
-            turns: Those of the event loop that are left for it.
+            turns: How many turns are left.
         """
         if turns:
             self._scheduler.call_soon(partial(self._settle, turns - 1))
@@ -208,7 +208,7 @@ class GameEnvironment(EnvironmentProxy):
             self._take(news)
 
     def _take(self, news: News) -> None:
-        """Take what the program has shown, and note what it does."""
+        """Apply one news: the picture, the rewards, and the choice that the program took."""
         self.read_at, self.stamp = news.at, news.stamp
         self.frames += news.skipped + news.frames
         self.notes.extend(note for note in news.notes if note not in self.notes)
@@ -219,7 +219,7 @@ class GameEnvironment(EnvironmentProxy):
             self._rewards[name] = self._rewards.get(name, 0.0) + reward
         if news.waits:
             self._waiting, self.chosen = news, Choice(self.handover.defaults)
-            # The first round of all begins when somebody asks for it.
+            # No timeout before the very first round: it begins when somebody asks for it.
             if (news.frames or news.first) and self._timeout is not None:
                 self._wait_timer = self._scheduler.call_at(news.at + self._timeout, partial(self._is_late, news))
             return
@@ -233,10 +233,10 @@ class GameEnvironment(EnvironmentProxy):
         """When the program began to wait for its agents, in seconds of the scheduler; None: it does not."""
         return None if self._waiting is None else self._waiting.at
 
-    # What it does next
+    # Offers
 
     def offer(self, choice: Choice) -> None:
-        """Have the program take a choice next."""
+        """Offer a choice, which the program takes next."""
         self._offered += 1
         choice.number, choice.stamp = self._offered, self.stamp
         if self._waiting is None:
@@ -248,28 +248,28 @@ class GameEnvironment(EnvironmentProxy):
         self.handover.offer(choice)
 
     def _is_late(self, news: News) -> None:
-        # It may have been answered and called again meanwhile.
+        # The program may have been answered, and may have called again, in the meantime.
         if self._waiting is news and not self.late() and self._waiting is news:
-            # Nobody plays, so nobody is told of it.
+            # Nobody plays: no request waits for this step.
             self.offer(Choice(self.handover.defaults if news.alive else None))
 
     def round_comes(self, seed: object, options: object) -> bool:
-        """True if a round with a seed and options was asked for, or has begun, whose first news were not read yet."""
+        """True if a round with this seed and options was requested or has begun, and its first news is unread."""
         newest = self._offers.get(self._offered)
         return self.chosen.begins(seed, options) or (newest is not None and newest.begins(seed, options))
 
-    # Calls of the world
+    # Calls from the world
 
     async def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Result:
-        """Ask for a round, and return what the program shows first in it."""
+        """Ask for a round, and return its first observations."""
         began = time.perf_counter()
         plain = seed is None and not options
-        # Who only watches enters the round that runs, and so does a world that begins anew after a failure.
+        # A viewer joins the running round, and so does a world that starts again after a failure.
         enters = plain and not self.asked and self.handover.waits is False
         try:
             while True:
                 before = self.chosen
-                waits = self.handover.waits and self._waiting is None  # it has yet to call
+                waits = self.handover.waits and self._waiting is None  # the program has not called yet
                 if not waits and not (enters and before.actions is not None) and not self.round_comes(seed, options):
                     self.offer(Choice(None, seed, options))  # type: ignore[arg-type]
                     before = self.chosen
@@ -288,7 +288,10 @@ class GameEnvironment(EnvironmentProxy):
         return news.observations[ONE], dict(news.infos.get(ONE, {}))
 
     async def step(self, action: Any, lane: int | None = None) -> Result:
-        """Have the program act, and return what came of it; one that does not wait acts as it has chosen already."""
+        """Return the result of the program's next call.
+
+        A program that waits gets `action` first. A program that does not wait has already taken its actions.
+        """
         began = time.perf_counter()
         try:
             news = await self._act(action)
@@ -309,7 +312,7 @@ class GameEnvironment(EnvironmentProxy):
         return news.observations[ONE], rewards.get(ONE, 0.0), *ends, dict(news.infos.get(ONE, {}))
 
     async def _act(self, action: Any) -> News:
-        # A program that waits has yet to call where an earlier step was refused because it stood still.
+        # A waiting program may not have called yet: an earlier step was refused because it stood still.
         while self.handover.waits and self._waiting is None:
             self._take(await self._next_news())
         if self._waiting is not None:
@@ -317,25 +320,29 @@ class GameEnvironment(EnvironmentProxy):
                 return self._waiting
             self.offer(Choice(action if self._several else {ONE: action}))
         news = await self._next_news()
-        if news.first:  # of those that would tell the end there were too many
+        if news.first:  # the news with the end of the round was dropped: the queue was full
             self.handover.put_back(news)
             return self._cut()
         self._take(news)
         return news
 
     def _cut(self) -> News:
-        """Return news of a round that is broken off."""
+        """Return news that truncates the round."""
         seen = {name: self._observations[name] for name in self._alive}
         return News(self.read_at, 0, observations=seen, truncated=dict.fromkeys(seen, True))
 
     async def _next_news(self, *, begins: bool = False) -> News:
-        """Wait for the program's next call; once it is closed, one that `begins` a round waits until all is over."""
+        """Wait for the program's next call.
+
+        Args:
+            begins: True for a reset. After the program is closed, a reset waits until all agents know of the end.
+        """
         while (news := self.handover.read()) is None:
             if self._gone is not None:
                 raise self._gone
             if self.handover.closed is not None and self.handover.in_order and not begins:
                 raise self.handover.closed
-            # In real time its agents are told so at once, and the frame waits.
+            # Only in lock step: in real time agents are refused at once, and the frame waits.
             if self.handover.waits and (still := self.standstill()) is not None:
                 raise still
             self._pending = PendingResult()
@@ -346,7 +353,7 @@ class GameEnvironment(EnvironmentProxy):
         return news
 
     async def close(self, reason: RequestError | None = None) -> None:
-        """Give the program up; it goes on."""
+        """Detach from the program, which goes on."""
         for timer in (self._look_timer, self._wait_timer):
             if timer is not None:
                 timer.cancel()

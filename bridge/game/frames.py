@@ -1,7 +1,7 @@
-"""Frames of a program that does not wait for agents: which are due, what it did in them, and how many there were.
+"""Frames of a program that does not wait for agents: when one is due, which actions it used, and how many there were.
 
-The program makes its frames by itself. So one is due here when it is known what it took, and is counted once it is
-known what came of it.
+The program makes its frames by itself. So a frame is due here once we know which actions the program took, and is
+counted once we know its result.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ class GameFrames(FrameLoop):
 
     env: GameEnvironment
     parts: dict[str, LoopLane]
-    """What each agent has of the round, by name."""
+    """The lane of each agent in the round, by name."""
     alive: list[str]
     """The agents that act in the next frame."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
         self._applied: dict[str, float] = {}
-        """When the newest action came that was applied, by agent."""
+        """The arrival time of the newest applied action, by agent."""
 
     def _may_repeat(self, name: str, observation: object, action: object) -> bool:
         return True
 
     def acting(self) -> Mapping[str, LoopLane]:
-        """Return the parts of those who act."""
+        """Return the lanes of the agents that act."""
         return {name: self.parts[name] for name in self.alive}
 
     def next_due(self) -> float | None:
-        """Return when the next frame is due; None: none is."""
+        """Return when the next frame is due; None: no frame is due."""
         lane = self.lanes[0]
         if self._start is not None and not lane.busy and lane.phase is Phase.FAILED:
             return lane.retry_at
@@ -53,19 +53,19 @@ class GameFrames(FrameLoop):
         return free and self.env.chosen.actions is not None
 
     def _begin_frame(self, now: float) -> bool:
-        """Return whether a frame is due; `count` counts it."""
+        """Return whether a frame is due. `count` counts it later."""
         return self._is_due()
 
     def _may_rest(self) -> bool:
-        """True: the program goes on by itself, and its next call takes the default action."""
+        """Return True: the program goes on by itself, and its next call takes the default action."""
         return True
 
     def count(self, passed: int, frames: int) -> None:
-        """Count frames, before what came of the last of them is told.
+        """Count frames, before the result of the last one is reported.
 
         Args:
-            passed: How many the program has made.
-            frames: How many of them, the last ones, are of the step at hand; 0: it is a reset.
+            passed: How many frames the program has made.
+            frames: How many of the last frames belong to the current step; 0 for a reset.
         """
         skipped = passed - frames - self.lanes[0].frames
         for lane in {self.lanes[0], *self.parts.values()}:
@@ -83,7 +83,7 @@ class GameFrames(FrameLoop):
                 self._applied[name] = came
                 if part.acted_at == came:
                     part.unused = False
-                elif part.unused:  # it came before it was known that the program had this one, which it did not replace
+                elif part.unused:  # counted as replaced when a newer one arrived, but the program had taken it by then
                     self.actions_replaced -= 1
                 self.actions_applied += 1
                 part.action_delay = max(0.0, self.env.read_at - came)
@@ -91,7 +91,7 @@ class GameFrames(FrameLoop):
         return choice.actions
 
     def usable(self, name: str, part: LoopLane, now: float) -> bool:
-        """True if the newest action of an agent may be applied now; an old one is not where a mask forbids it."""
+        """True if an agent's newest action may be applied now: it is young enough, and no mask forbids repeating it."""
         oldest = -math.inf if self._max_action_age is None else now - self._max_action_age
         if part.acted_at == -math.inf or part.acted_at < oldest:
             return False
@@ -99,7 +99,7 @@ class GameFrames(FrameLoop):
 
 
 class OneGameFrames(GameFrames, LaneLoop):
-    """Of a program with one agent."""
+    """Frames of a program with one agent."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -110,12 +110,12 @@ class OneGameFrames(GameFrames, LaneLoop):
 
 
 class JointGameFrames(GameFrames, JointLoop):
-    """Of a program with several agents."""
+    """Frames of a program with several agents."""
 
     def _choose(self, lane: LoopLane, now: float) -> Any:
         actions = super()._choose(lane, now)
         return {name: actions[name] for name in self.alive}
 
     def end_deserted(self) -> bool:
-        """Ask for a round once all players have left the one that runs; where none has asked for one, that goes on."""
+        """End a round that all players have left, if a player asked for a new one; otherwise the round goes on."""
         return self.env.asked and super().end_deserted()

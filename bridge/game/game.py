@@ -24,21 +24,21 @@ from bridge.game.handover import News, ProgramEnd
 __all__ = ["Game"]
 
 _GRACE = 1.0
-"""Seconds in which agents hear of an exception of the program."""
+"""Seconds in which agents are told of an exception of the program."""
 
 
 class Game:
-    """A program with a loop of its own, whose agents play from elsewhere. `serve_game` makes it.
+    """A program with a loop of its own, whose agents act over the network. `serve_game` returns it.
 
-    All but `close` is for one thread, the one that called `exchange` first. Works as a context manager, which closes
-    it; an exception that leaves the block ends the episodes of its agents, who are told its text.
+    Use everything but `close` from one thread: the one that called `exchange` first. As a context manager, a game
+    closes itself; an exception that leaves the block ends the episodes of its agents, which are told its text.
 
     Args:
-        server: Serves its world.
-        handover: Where it leaves what is passed, and gets actions.
+        server: Serves the game's world.
+        handover: Takes what `exchange` passes, and holds the next actions.
         agents: Observation and action space of each agent, by name.
-        several: Whether what is passed is by the agent's name.
-        timeout: Seconds that `exchange(wait=True)` waits for an action; None: any.
+        several: True if what is passed is a dict by agent name.
+        timeout: Seconds that `exchange(wait=True)` waits for an action; None: without limit.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Game:
         timeout: float | None,
     ) -> None:
         self.server = server
-        """The server: `stop`, `status()`, `dial` and the like."""
+        """The server, with methods such as `stop`, `status` and `dial`."""
         self._handover = handover
         self._layouts = {name: Layout(pair[0], "observation") for name, pair in agents.items()}
         self._several = several
@@ -63,39 +63,39 @@ class Game:
         self._ended = False
         """True if the program has ended the last round."""
 
-    # Where it is
+    # Addresses
 
     @property
     def url(self) -> str:
-        """The URL that a client on this machine connects to, with the token where the server has made one."""
+        """The URL that a client on this machine connects to, with the token if the server generated one."""
         return str(self.server.url)
 
     @property
     def web_url(self) -> str | None:
-        """The URL of the page; None: there is none."""
+        """The URL of the page; None: there is no page."""
         found: str | None = self.server.web_url
         return found
 
-    # What the program asks
+    # Rounds and exchanges
 
     @property
     def begins(self) -> bool:
-        """True if a new round begins: `exchange` returned None, and what is passed next is the first of it.
+        """True if a new round begins: `exchange` returned None, and the next call passes its first observation.
 
-        The program begins it, with `seed` and `options`. Until it has read this, the old round goes on.
+        The program begins the round with `seed` and `options`. The old round goes on until the program reads this.
         """
         self._seen = True
         return self._begins
 
     @property
     def seed(self) -> int | None:
-        """The seed of the round that begins, for the program's random generators; None: any."""
+        """The seed of the new round, for the program's random generators; None: no seed was given."""
         taken = self._handover.taken
         return None if taken is None else taken.seed
 
     @property
     def options(self) -> Mapping[str, Any] | None:
-        """The options of the round that begins; None: there are none."""
+        """The options of the new round; None: no options were given."""
         taken = self._handover.taken
         return None if taken is None else taken.options
 
@@ -110,33 +110,32 @@ class Game:
         frame: Any = None,
         wait: bool = False,
     ) -> Any:
-        """Pass what the last action led to, and return the next one.
+        """Pass the result of the last action, and return the next action.
 
-        Of several agents, `observation`, `info` and the returned actions are dicts by the agent's name, and so may be
-        `reward` and the flags. An agent that is left out of `observation` has left the round.
+        For several agents, `observation`, `info` and the returned actions are dicts by agent name; `reward` and the
+        flags may be dicts too. An agent without an observation has left the round.
 
         Args:
-            observation: An element of the observation space, which is copied. Values of a Box may be of another dtype
-                that can be cast, such as float64 for float32; its bounds are not looked at.
-            reward: What was earned since the last call, a number; NaN and infinity reach agents as they are, as
-                those of an environment do.
-            terminated: Whether the round ended by itself, as where the player is dead.
-            truncated: Whether it was broken off, as by a limit of time.
-            info: What agents are told beside that, a dict.
-            frame: What people see, uint8 `(height, width, 3)`, which is copied; None: the last picture stays.
-            wait: True waits until the agent has acted, or has asked for a round; after the game's `timeout`
-                it goes on with the default action. The same in each call.
+            observation: An element of the observation space; it is copied. Values of a Box may have another dtype
+                that can be cast, such as float64 for float32. The bounds of a Box are not checked.
+            reward: The reward since the last call, a number. NaN and infinity are passed on unchanged.
+            terminated: True if the round ended by the game's own rules, such as when the player dies.
+            truncated: True if the round was cut off, such as by a time limit.
+            info: More information for agents, a dict.
+            frame: The picture that people see, uint8 `(height, width, 3)`; it is copied. None: the last picture stays.
+            wait: True: wait until the agent has acted or has asked for a round. After the game's `timeout`,
+                go on with the default action. Must be the same in each call.
 
         Returns:
-            The newest action, an element of the action space; the default one until somebody acts. None where `begins`
-            is True: what was passed ended the old round, and what is passed next begins the new one, its reward left
-            out.
+            The newest action, an element of the action space; the default action until somebody acts. None if `begins`
+            is True: this call ended the old round, and the next call begins the new one. The reward of that next call
+            is ignored.
 
         Raises:
-            SettingError: Something that was passed is not as the spaces say, a round ends that has not begun, or `wait`
-                is not as in the calls before.
-            ConcurrentUseError: Another thread has called it before.
-            ClosedError: The game was closed, or belongs to the parent process, which has forked this one.
+            SettingError: A value does not fit its space, a round ends that has not begun, or `wait` differs from
+                earlier calls.
+            ConcurrentUseError: Another thread called `exchange` before.
+            ClosedError: The game was closed, or belongs to the parent process that forked this one.
         """
         self._check_call(wait)
         news = self._read(observation, reward, terminated, truncated, info, frame)
@@ -148,7 +147,7 @@ class Game:
             news.rewards = dict.fromkeys(news.rewards, 0.0)
         ends = not first and not news.alive
         choice = self._handover.exchange(news, first or ends, None if first else self._timeout)
-        # Not before: a wait may be broken off by Ctrl-C, and the next call goes on with it.
+        # Only now: Ctrl-C may interrupt a wait, and the next call continues that wait.
         self._begins, self._seen, self._ended = choice.actions is None, False, ends
         if news.first or self._begins:
             self._over.clear()
@@ -159,10 +158,10 @@ class Game:
         return {name: actions[name] for name in news.alive} if self._several else actions[ONE]
 
     def close(self) -> None:
-        """End it: the episode that runs is truncated, and the server stops once agents were told. Again: nothing.
+        """End the game: the running episode is truncated, and the server stops once agents have been told.
 
-        May be called by any thread; an `exchange` that waits in another one raises ClosedError. A forked process leaves
-        the game to its parent.
+        May be called twice, and by any thread: an `exchange` that waits in another thread raises ClosedError. In a
+        forked process it does nothing: the game belongs to the parent process.
         """
         if os.getpid() == self._process:
             self._handover.close()
@@ -177,14 +176,14 @@ class Game:
         if isinstance(error, Exception) and os.getpid() == self._process:
             remedy = "The game has ended: fix its program, run it again, and connect again."
             self._handover.close(environment_failure("its loop", error, remedy=remedy))
-            self.server.stop(_GRACE)  # so that the Steps that come next are answered with its text
+            self.server.stop(_GRACE)  # so that the next Steps are answered with the text of the exception
         else:
             self.close()
 
     def __repr__(self) -> str:
         return f"Game({self.server!r})"
 
-    # What is passed
+    # Reading what `exchange` was given
 
     def _check_call(self, wait: bool) -> None:
         if os.getpid() != self._process:
@@ -199,11 +198,11 @@ class Game:
             raise SettingError(f"expected wait={self._handover.waits} in each call of exchange(), got {wait!r}")
 
     def _read(self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, frame: Any) -> News:
-        """Return what was passed, checked and copied; raises SettingError."""
+        """Check and copy the arguments of `exchange`; raises SettingError."""
         observations = self._by_agent("observation", observation, self._element)
 
         def each(what: str, given: Any, read: Callable[[str, Any], Any]) -> dict[str, Any]:
-            """Read what may be one value for all that have an observation."""
+            """Read a value for each agent with an observation; one plain value counts for all of them."""
             alone = self._several and not isinstance(given, Mapping)
             return self._by_agent(what, dict.fromkeys(observations, given) if alone else given, read)
 
@@ -229,7 +228,7 @@ class Game:
         return news
 
     def _by_agent(self, what: str, given: Any, read: Callable[[str, Any], Any]) -> dict[str, Any]:
-        """Return what was passed, read by agent; raises SettingError."""
+        """Read a value for each agent; raises SettingError."""
         by_name = given if self._several else {ONE: given}
         names = ", ".join(self._layouts)
         if not isinstance(by_name, Mapping):
@@ -239,9 +238,9 @@ class Game:
         return {name: read(name, of) for name, of in by_name.items()}
 
     def _element(self, name: str, given: Any) -> Any:
-        """Return a copy of an observation, as its space has it; raises SettingError where it is no element.
+        """Return a copy of an observation in the form of its space; raises SettingError if it is not an element.
 
-        The bounds of a Box are not looked at: for a picture that would take longer than all else in a frame.
+        The bounds of a Box are not checked: for a picture that would take longer than the rest of a frame.
         """
         layout = self._layouts[name]
         try:
@@ -257,14 +256,14 @@ class Game:
 
 
 def _ended(news: News) -> set[str]:
-    """Return the agents whose round is over by what was passed."""
+    """Return the agents whose round ends with this news."""
     return {name for flags in (news.terminated, news.truncated) for name, flag in flags.items() if flag}
 
 
 def _number(name: str, reward: Any) -> float:
     try:
         value = reward.item() if isinstance(reward, np.ndarray) and reward.size == 1 else reward
-        if not isinstance(value, (str, bytes)):  # `float` would read them
+        if not isinstance(value, (str, bytes)):  # `float` would parse them
             return as_number(value)
     except RequestError:
         pass
@@ -290,13 +289,13 @@ def _info(name: str, info: Any) -> Any:
 
 def _picture(given: Any) -> Any:
     try:
-        frame = np.array(given, order="K")  # a copy in the order of its memory: other orders take ten times as long
+        frame = np.array(given, order="K")  # keeps the memory order: a copy in another order takes ten times as long
     except ValueError:  # lists of different lengths
         frame = np.zeros(())
     if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or not frame.size:
         got = f"{frame.dtype} {frame.shape}" if frame.shape else f"{given!r:.80}"
         text = f"expected frame as uint8 (height, width, 3), got {got}"
-        if type(given).__name__ == "Surface":  # pygame need not be there to be asked
+        if type(given).__name__ == "Surface":  # by name: pygame may not be installed
             text += "; of a pygame Surface: pygame.surfarray.array3d(surface).swapaxes(0, 1)"
         raise SettingError(text)
     return frame

@@ -1,12 +1,12 @@
-"""What passes between the thread of a program and its server.
+"""The queue between a program's thread and its server.
 
-In each exchange the program leaves its `News`, what its last actions led to, and takes a `Choice`, what to do next. A
-program that never waits takes the newest one, which the server has made ahead. The server reads the news later, in
-their order, each with the number of the choice that was taken with it: so the world is told what the program did,
-however late the server is. One that waits takes the choice that answers its news, and no other one.
+In each exchange the program leaves its `News`, the result of its last actions, and takes a `Choice`: the next actions,
+or a new round. A program that never waits takes the newest choice, which the server has made ahead. The server reads
+the news later, in order, each with the number of the choice that was taken with it. So the world learns what the
+program did, however late the server is. A program that waits takes only the choice that answers its news.
 
-`Handover` is the server's end, and `ProgramEnd` adds the program's. In one process both are one object; between two,
-`bridge.game.process` carries the news one way, and the choices the other.
+`Handover` is the server's end, and `ProgramEnd` adds the program's end. Within one process both are one object. Between
+two processes `bridge.game.process` carries the news one way and the choices the other way.
 """
 
 from __future__ import annotations
@@ -25,78 +25,78 @@ from bridge.errors import ClosedError, Code, RequestError
 __all__ = ["Choice", "Handover", "News", "ProgramEnd"]
 
 _QUEUED = 4
-"""News that wait before exchanges under one choice are put together."""
+"""How many news are queued before further ones with the same choice are merged."""
 _MOST_QUEUED = 16
-"""News that wait at most: of rounds before the newest nobody is told whose reader has fallen so far behind."""
+"""The most queued news. When the reader has fallen so far behind, whole rounds before the newest are dropped."""
 _MOST_FPS = 1000.0
 _SLICE = 0.1
-"""Seconds after which a wait of the program's thread is interrupted, so that Python runs its signal handlers."""
+"""The longest single wait of the program's thread, in seconds, so that Python can run signal handlers."""
 _LATE = 1.0
-"""Seconds that a program whose timeout is over, or that is closed, gives its server to answer."""
+"""Seconds that the program gives its server to answer after a timeout or a close."""
 _IN_ORDER = Code.FAILED_PRECONDITION
-"""With what agents are refused once the program has ended well."""
+"""The code that answers agents after the program has ended without an error."""
 
 
 @dataclasses.dataclass(eq=False)
 class Choice:
-    """What an exchange gives the program: actions, or a round to begin."""
+    """What an exchange gives the program: actions, or the order to begin a round."""
 
     actions: Mapping[str, Any] | None
-    """By the name of the agent; None: a round begins."""
+    """The action of each agent, by name; None: a round begins."""
     seed: int | None = None
     options: Any = None
     number: int = 0
-    """Which choice of the server it is; 0: the program has made it, as nobody did."""
+    """The number of the server's choice; 0: the program itself made it, because the server had none."""
     stamp: int = 0
-    """The stamp of the newest news that the server had read: where the program's is another one, it is not taken."""
+    """The stamp of the newest news that the server had read. The program ignores a choice with another stamp."""
     by: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Whose the actions are, by agent; none: the default one stands in."""
+    """The player who chose each agent's action; an agent without an entry gets the default action."""
     came: dict[str, float] = dataclasses.field(default_factory=dict)
-    """When each agent's action came, in seconds of the scheduler."""
+    """When each agent's action arrived, in seconds of the scheduler."""
     substitutes: Any = None
-    """What an observer put in the place of agents' actions."""
+    """The actions with which an observer replaced those of agents."""
 
     def begins(self, seed: object, options: object) -> bool:
-        """True if it is a round with a seed and options."""
+        """True if this choice begins a round with this seed and these options."""
         return self.actions is None and self.seed == seed and (self.options or None) == (options or None)
 
 
 @dataclasses.dataclass(eq=False)
 class News:
-    """What the program passed in an exchange: observations and the like by the name of the agent."""
+    """What the program passed in an exchange: observations, rewards, flags and infos by agent name."""
 
     at: float
-    """When, in seconds of `time.monotonic`."""
+    """When the program called, in seconds of `time.monotonic`."""
     frames: int = 1
-    """How many exchanges they are of; 0: they are no result of a choice, as those of the first exchange."""
+    """How many exchanges are merged in it; 0 if it is not the result of a choice, such as in the first exchange."""
     skipped: int = 0
-    """How many exchanges there were before them of which nobody is told."""
+    """How many exchanges just before it were dropped."""
     observations: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     rewards: Mapping[str, float] = dataclasses.field(default_factory=dict)
     terminated: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     truncated: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     infos: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     notes: Sequence[str] = ()
-    """What of the infos did not travel to another process."""
+    """Notes on values of infos that could not be sent to another process."""
     frame: Any = None
     """A picture, uint8 `(height, width, 3)`; None: the program passed none."""
     alive: Sequence[str] = ()
-    """The agents that are still in the round; none: it is over."""
+    """The agents that are still in the round; empty: the round is over."""
     first: bool = False
-    """True if it is the beginning of a round."""
+    """True if it begins a round."""
     waits: bool = False
     """True if the program waits until this is answered."""
     under: int = 0
-    """The number of the choice that led to it."""
+    """The number of the choice whose result it is."""
     taken: int = 0
-    """The number of the choice that was taken next; where the program waits, it is not known yet."""
+    """The number of the choice that was taken next; not known yet if the program waits."""
     begins: bool = False
-    """True if that begins a round."""
+    """True if the choice that was taken next begins a round."""
     stamp: int = 0
-    """Goes up with each round that begins, and with each wait."""
+    """A counter that goes up with each new round and with each wait."""
 
     def add(self, later: News) -> None:
-        """Add what came of the same choice in a further exchange."""
+        """Merge the news of a later exchange into this one."""
         self.observations = {**self.observations, **later.observations}
         names = {*self.rewards, *later.rewards}
         self.rewards = {name: self.rewards.get(name, 0.0) + later.rewards.get(name, 0.0) for name in names}
@@ -111,52 +111,52 @@ class News:
 
 
 def _put_together(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the info of the later of two frames, with who acted in the agent's place in both."""
+    """Return the info of the later of two frames, with the interventions of both."""
     (_, before), (info, acted) = split_intervention(earlier), split_intervention(later)
     return {**info, **merge_interventions(before, acted)}
 
 
 class Handover:
-    """The server's end: the news that it has not read, and how the program is.
+    """The server's end: the unread news, and the state of the program.
 
     Args:
-        defaults: The actions of agents that have none, by name.
-        offer: Takes a choice to the program.
+        defaults: The default action of each agent, by name.
+        offer: Passes a choice to the program.
     """
 
     def __init__(self, defaults: Mapping[str, Any], offer: Callable[[Choice], None]) -> None:
         self.defaults = defaults
         self.notify: Callable[[], None] | None = None
-        """Tells who reads that there are news, or that it is closed; called by any thread. None: nobody reads."""
+        """Tells the reader about news, or that the game is closed; called from any thread. None: nobody reads."""
         self.waits: bool | None = None
         """Whether the program waits for agents; None: it has not called yet."""
         self.closed: RequestError | None = None
-        """What agents are answered with once there is no further exchange."""
+        """The error that answers agents once there are no further exchanges; None: the game runs."""
         self.waiting = False
         """True while the program waits in an exchange."""
         self.last = 0.0
         """When the program called last, or was answered after a wait, in seconds of `time.monotonic`."""
         self.settled = threading.Event()
-        """Set once who reads has seen that it is closed, and agents are told of it."""
+        """Set once the reader has seen the close and has told the agents."""
         self._interval = 0.0
         self._offer = offer
         self._changed = threading.Condition()
         self._news: deque[News] = deque()
 
     def offer(self, choice: Choice) -> None:
-        """Have the program take a choice next."""
+        """Pass a choice to the program, which takes it next."""
         if self.waiting:
             self.waiting, self.last = False, time.monotonic()
         self._offer(choice)
 
     def add(self, news: News) -> None:
-        """Keep news until they are read. Those of a program that is faster than its reader are put together."""
+        """Queue news until it is read. If the program is faster than the reader, news is merged."""
         with self._changed:
             if self.waits is not None:
                 gap = (news.at - self.last) / max(1, news.frames + news.skipped)
                 self._interval = 0.9 * self._interval + 0.1 * gap if self._interval else gap
             self.waits, self.waiting, self.last = news.waits, news.waits, news.at
-            if self.notify is None:  # the newest tell how the program is, and the pictures of others take memory
+            if self.notify is None:  # nobody reads: keep only the newest, because pictures take memory
                 self._news.clear()
             self._keep(news)
         if self.notify is not None:
@@ -167,64 +167,64 @@ class Handover:
         if len(waiting) > _QUEUED:
             before, last = waiting[-2], waiting[-1]
             goes_on = last.alive and not (last.first or news.first)
-            # A row of a recording has one action, and the frames that are put together are of the same agents: but for
-            # a round that alone is too much to wait.
+            # A row of a recording has one action, so merge only frames with the same choice and the same agents. Merge
+            # others too if the queue is full and holds one round only: there is no older round to drop.
             alike = last.under == news.under and {*before.alive} == {*last.alive}
             if goes_on and (alike or (len(waiting) >= _MOST_QUEUED and not self._has_rounds())):
                 last.add(news)
                 return
         waiting.append(news)
         if len(waiting) > _MOST_QUEUED:
-            # Rounds are left out as a whole, for what is told of one begins with its first observation.
+            # Drop whole rounds, because a reader needs the first observation of each round.
             left_out = [waiting.popleft()]
             while not waiting[0].first:
                 left_out.append(waiting.popleft())
             waiting[0].skipped += sum(old.skipped + old.frames for old in left_out)
 
     def _has_rounds(self) -> bool:
-        """True if a further round begins in what waits."""
+        """True if another round begins in the queued news."""
         return any(news.first for news in itertools.islice(self._news, 1, None))
 
     def read(self) -> News | None:
-        """Return the oldest news, and forget them; None: there are none."""
+        """Remove and return the oldest news; None: the queue is empty."""
         with self._changed:
             return self._news.popleft() if self._news else None
 
     def put_back(self, news: News) -> None:
-        """Keep news that were read, to be read first."""
+        """Put news back, to be read first."""
         with self._changed:
             self._news.appendleft(news)
 
     @property
     def in_order(self) -> bool:
-        """True if it was closed because the program has ended well."""
+        """True if it was closed because the program ended without an error."""
         return self.closed is not None and self.closed.code is _IN_ORDER
 
     @property
     def unread(self) -> bool:
-        """True if there are news that were not read."""
+        """True if there is unread news."""
         return bool(self._news)
 
     def rate(self, otherwise: float) -> float:
-        """Return how often a second the program calls, as far as clients take it; `otherwise` where that is unknown."""
+        """Return the program's calls per second, at most 1,000; `otherwise` if the rate is unknown."""
         return round(min(1.0 / self._interval, _MOST_FPS), 2) if self._interval > 0 else otherwise
 
-    # Attached to the server: a program may end without `close`
+    # The server calls these two: a program may end without `close`
 
     def start(self) -> None:
-        """Begin with the server."""
+        """Do nothing: the program has begun already."""
 
     def stop(self) -> None:
-        """End with the server, once agents are told how their episode has ended."""
+        """Close, and wait until agents have been told how their episode ended."""
         self.close()
         if self.notify is not None:
             self.settled.wait(_LATE)
 
     def close(self, reason: RequestError | None = None) -> None:
-        """End it: an exchange that waits raises; may be called by any thread.
+        """End the game: an exchange that waits raises ClosedError. May be called from any thread.
 
         Args:
-            reason: What agents are answered with; None: that the game was closed.
+            reason: The error that answers agents; None: an error that says that the game was closed.
         """
         with self._changed:
             self.closed = self.closed or reason or RequestError(_IN_ORDER, "the game was closed")
@@ -237,30 +237,30 @@ class ProgramEnd(Handover):
     """The program's end.
 
     Args:
-        defaults: As of a `Handover`.
+        defaults: The default action of each agent, by name.
     """
 
     def __init__(self, defaults: Mapping[str, Any]) -> None:
         super().__init__(defaults, self.take)
         self.taken: Choice | None = None
-        """What the program does now; None: it has not called yet."""
+        """The choice that the program carries out now; None: it has not called yet."""
         self.ended = "this game was closed"
-        """Why there is no further exchange, as the program is told."""
+        """Why there are no further exchanges, for the program's error."""
         self._next = Choice(defaults)
         self._stamp = 0
         self._asking = False
-        """True if the server is to answer a wait; where Ctrl-C has broken that off, the next call goes on with it."""
+        """True while the server has to answer a wait. After Ctrl-C, the next call continues that wait."""
 
     def exchange(self, news: News, begins: bool, timeout: float | None) -> Choice:
-        """Leave news, and take what to do next.
+        """Leave news, and take the next choice.
 
         Args:
-            news: What the last choice led to.
-            begins: True if a round is to begin next, whoever asks for it.
-            timeout: Seconds that a program that waits does so for somebody to act; None: any.
+            news: The result of the last choice.
+            begins: True if a round must begin next, even if nobody asks for one.
+            timeout: Seconds that a waiting program waits for an action; None: without limit.
 
         Raises:
-            ClosedError: The game was closed, perhaps while this waited.
+            ClosedError: The game was closed, possibly during the wait.
         """
         with self._changed:
             self.refuse_closed()
@@ -284,18 +284,18 @@ class ProgramEnd(Handover):
             return choice
 
     def take(self, choice: Choice) -> None:
-        """Have the next exchange take a choice; called by another thread."""
+        """Store a choice for the next exchange; called from another thread."""
         with self._changed:
             self._next = choice
             self._changed.notify_all()
 
     def refuse_closed(self) -> None:
-        """Raise ClosedError once there is no further exchange."""
+        """Raise ClosedError if the game is closed."""
         if self.closed:
             raise ClosedError(f"{self.ended}; serve_game() makes another one")
 
     def _look(self) -> None:
-        """Take the choices that wait elsewhere."""
+        """Receive choices; a subclass in another process overrides this."""
 
     def _leave(self, news: News) -> None:
         if self.taken is not None:
@@ -312,5 +312,5 @@ class ProgramEnd(Handover):
             self._pause(left)
 
     def _pause(self, seconds: float) -> None:
-        """Wait for a choice for so many seconds; the lock is not held meanwhile."""
+        """Wait up to `seconds` for a choice. The lock is released meanwhile."""
         self._changed.wait(seconds)

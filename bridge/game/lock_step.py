@@ -1,4 +1,4 @@
-"""The pacer of a program that waits until its agents have acted."""
+"""The pacer for a program that waits until its agents have acted."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["GameTurns", "TogetherInTime"]
 
 
 _AWHILE = 1.0
-"""Seconds after which it is told for whom a program waits."""
+"""Seconds of waiting after which the page names the agents that the program waits for."""
 
 
 class TogetherInTime(AllActed):
-    """Steps once all agents have acted, or the program has waited for too long: then with default actions."""
+    """Steps once all agents have acted, or with default actions once the program has waited for too long."""
 
     late = False
-    """True if it has."""
+    """True if the program has waited for too long."""
 
     def decide(self, turn: Turn) -> Decision:
-        """Decide as `AllActed`, and when it is late in any case."""
+        """Decide like `AllActed`, but always step if it is late."""
         decision = turn.step(turn.actions) if self.late else super().decide(turn)
         if decision.kind == "step" and turn.names == [ONE]:
             return dataclasses.replace(decision, action=turn.actions.get(ONE, DEFAULT))
@@ -33,18 +33,21 @@ class TogetherInTime(AllActed):
 
 
 class GameTurns(ProgramPacer, Turns):
-    """Has the program do one step once all of its agents have acted, or its timeout is over."""
+    """Steps the program once all of its agents have acted, or after its timeout."""
 
     rules: TogetherInTime
 
     def bind(self, world: PacedWorld) -> None:
-        """Begin with a world, whose environment is a `GameEnvironment`."""
+        """Attach the pacer to a world, whose environment must be a `GameEnvironment`."""
         super().bind(world)
         self._env.late = self._step_late
         world.shown["waits_for"] = self.waits_for
 
     def waits_for(self) -> list[str] | None:
-        """Return for whom the program has waited for a while; none: for anybody to play. None: it does not wait."""
+        """Return the agents that the program has waited for since a while.
+
+        An empty list: it waits for anybody to join. None: it does not wait, or not for long yet.
+        """
         turn, since = self.turn, self._env.waits_since
         if since is None:
             return None

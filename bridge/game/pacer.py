@@ -1,4 +1,4 @@
-"""What the pacers of programs share."""
+"""The base class of the pacers for programs."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["ProgramPacer"]
 
 
 class ProgramPacer(Pacer):
-    """Steps a program, in which nobody who only watches asks for a round."""
+    """Paces a program, and refuses a ResetWorld from viewers."""
 
     def bind(self, world: PacedWorld) -> None:
-        """Begin with a world, whose environment is a `GameEnvironment`."""
+        """Attach the pacer to a world, whose environment must be a `GameEnvironment`."""
         super().bind(world)
-        assert isinstance(world.env, GameEnvironment), "its source makes no other"
+        assert isinstance(world.env, GameEnvironment), "GameSource makes no other"
         self._env = world.env
         self._env.drawn = lambda: world.redraw()
         self._env.all_ended = world.resets.all_ended
 
     def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
-        """Take the settings of a ResetWorld, which no watcher may send."""
+        """Prepare a ResetWorld; raise PERMISSION_DENIED for a viewer."""
         if caller is not None and caller.watches:
-            text = "who only watches cannot ask for a round: expected a player; join as one where an agent is free"
+            text = "a client that only watches cannot begin a round: join as the player of a free agent"
             raise RequestError(Code.PERMISSION_DENIED, text)
-        return super().prepare_reset(settings, caller)  # type: ignore[safe-super]  # the pacer beside it has it
+        return super().prepare_reset(settings, caller)  # type: ignore[safe-super]  # the other base class defines it

@@ -1,11 +1,11 @@
-"""A game whose server is in a process of its own: there its Python code takes the program's thread no time.
+"""A game whose server runs in its own process, where its Python code does not delay the program's thread.
 
-Python runs one thread of a process at a time, and may let another one wait for milliseconds. So each process has an end
-of the `Handover`. A thread of the program sends the news, which wait in the program's end while the server is slow.
-`exchange` itself takes the choices that have arrived, so that it gets the newest one.
+Python runs one thread of a process at a time, and may let another thread wait for milliseconds. So each process has one
+end of the `Handover`. A thread of the program sends the news, which stays queued in the program's end while the server
+is slow. `exchange` itself receives the choices that have arrived, so that it gets the newest one.
 
-The child is a fresh interpreter, as those of `processes=` are: no main module is imported again. What it serves its own
-parent says; it ends when that is gone, so it never outlives the program.
+The child is a fresh interpreter, like those of `processes=`: it does not import the main module again. The parent sends
+what to serve. The child ends when the parent has ended, so it never outlives the program.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ __all__ = ["GameProcess", "run_child"]
 _CHILD = "import sys; sys.path[:] = {path!r}; from bridge.game.process import run_child; run_child({numbers})"
 _START_TIMEOUT = 120.0
 _END_TIMEOUT = 15.0
-"""Seconds that the process has to answer, and to end once it was told to."""
+"""Seconds that the process has to answer a question, and to end after `stop`."""
 
 
 class GameProcess:
-    """A server in a process of its own, from the program's side. Its attributes and methods are those of the server.
+    """The program's side of a server in its own process. It has the attributes and methods of the server.
 
     Args:
-        serve: Called there, with the hand-over and the arguments; returns the server, which runs.
-        defaults: The actions of agents that have none, by name.
-        arguments: Travel by value.
+        serve: Called in the child with the `Handover` and the arguments; returns a running server.
+        defaults: The default action of each agent, by name.
+        arguments: Further arguments of `serve`, which are pickled.
 
     Raises:
-        SettingError: It cannot be served, or not be sent to another process.
+        SettingError: The arguments cannot be pickled, or the server does not start.
     """
 
     def __init__(self, serve: Callable[..., Any], defaults: Mapping[str, Any], *arguments: Any) -> None:
         if getattr(sys, "frozen", False) or not sys.executable:
-            # Its executable, if it is known at all, is the program, which would begin once more.
+            # Its executable, if known at all, is the program itself, which would start a second time.
             raise SettingError(
                 "process=True: expected a program that Python runs, got an executable that contains Python "
                 "(sys.frozen, or no sys.executable); leave process out"
@@ -77,7 +77,7 @@ class GameProcess:
         self._process = subprocess.Popen(
             [sys.executable, "-c", _CHILD.format(path=sys.path, numbers=numbers)],
             stdin=subprocess.DEVNULL,
-            close_fds=os.name == "posix",  # Windows passes all that is inheritable, or nothing
+            close_fds=os.name == "posix",  # Windows passes all inheritable handles or none
             pass_fds=numbers if os.name == "posix" else (),
             # Ctrl-C in the terminal goes to the program, which then closes the game.
             start_new_session=os.name == "posix",
@@ -88,7 +88,7 @@ class GameProcess:
         try:
             for end in theirs:
                 end.close()
-            with contextlib.suppress(OSError):  # where it died at once, the answer tells
+            with contextlib.suppress(OSError):  # if it died at once, `_answer` raises
                 self._questions.send_bytes(order)
             self._answer(_START_TIMEOUT)
         except (ClosedError, TimeoutError) as error:
@@ -106,14 +106,14 @@ class GameProcess:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
         return self._process.pid
 
     def stop(self, grace: float = 0.0) -> None:
-        """Stop the server, and wait for its process. May be called twice.
+        """Stop the server, and wait for its process to end. May be called twice.
 
         Args:
-            grace: Seconds that clients have to leave.
+            grace: Seconds that clients have to disconnect.
         """
         with self._stopping:
             if self._questions.closed:
@@ -121,7 +121,7 @@ class GameProcess:
             self.handover.close()
             with contextlib.suppress(ClosedError, TimeoutError):
                 self._ask("stop", (grace,), {}, grace)
-            self._questions.close()  # its end is the order to end
+            self._questions.close()  # the child ends at the end of this connection
             try:
                 self._process.wait(_END_TIMEOUT)
             except subprocess.TimeoutExpired:
@@ -131,7 +131,7 @@ class GameProcess:
             atexit.unregister(self.stop)
 
     def after_fork(self) -> None:
-        """In a forked process: leave the server to the parent process, and do not keep it alive when that dies."""
+        """Detach in a forked process: the server belongs to the parent, and must end when the parent ends."""
         atexit.unregister(self.stop)
         leak(self._process)
         self._stopping, self._asking = threading.Lock(), threading.Lock()
@@ -145,13 +145,13 @@ class GameProcess:
     def _ask(self, name: str, given: Any = None, named: Any = None, patience: float = 0.0) -> Any:
         with self._asking:
             self._asked += 1
-            with contextlib.suppress(OSError):  # it is gone or was stopped, as the answer says
+            with contextlib.suppress(OSError):  # it has ended: `_answer` raises
                 self._questions.send((self._asked, name, given, named))
             return self._answer(_END_TIMEOUT + patience)
 
     def _answer(self, timeout: float) -> Any:
         number, until = -1, time.monotonic() + timeout
-        while number != self._asked:  # that of a question before came after its deadline
+        while number != self._asked:  # skip answers to earlier questions that came after their deadline
             try:
                 if there := self._questions.poll(max(0.0, until - time.monotonic())):
                     number, value, error = self._questions.recv()
@@ -165,16 +165,16 @@ class GameProcess:
 
 
 class _Method:
-    """Stands for a method of the server."""
+    """Marks an attribute of the server that is a method."""
 
 
 class _LinkedEnd(ProgramEnd):
-    """The program's end, whose news another process reads.
+    """The program's end, whose news is read in another process.
 
     Args:
-        defaults: As of a `Handover`.
-        link: Where news go, and choices come from.
-        process: What is at its other end.
+        defaults: The default action of each agent, by name.
+        link: The connection that sends news and receives choices.
+        process: The process at the other end.
     """
 
     def __init__(self, defaults: Mapping[str, Any], link: Connection, process: subprocess.Popen[bytes]) -> None:
@@ -187,12 +187,12 @@ class _LinkedEnd(ProgramEnd):
         self._sender.start()
 
     def end(self) -> None:
-        """Wait for the end of what sends the news; the process has ended."""
+        """Wait for the sending thread, after the process has ended."""
         self._sender.join(_END_TIMEOUT)
         self._link.close()
 
     def lost(self) -> str:
-        """Return why nobody answers at the other end, after which there is no further exchange."""
+        """Close the game because the process has ended by itself, and return the reason."""
         if not self.closed:
             self.ended = f"the server's process has ended by itself, with {self._process.wait()}"
             self.close(RequestError(Code.UNAVAILABLE, self.ended))
@@ -200,13 +200,14 @@ class _LinkedEnd(ProgramEnd):
 
     def _send(self) -> None:
         closed = None
-        with contextlib.suppress(OSError):  # `_look` tells
+        with contextlib.suppress(OSError):  # `_look` notices that the process has ended
             while closed is None:
                 self._ready.wait()
                 self._ready.clear()
-                closed = self.closed  # read first, so that all news are sent before it
+                closed = self.closed  # read first, so that all news is sent before the close
                 while (news := self.read()) is not None:
-                    # By the codec: a class of the program's would not be found there, and a lock cannot be pickled.
+                    # Infos go through our codec: the child cannot import the program's classes, and locks cannot be
+                    # pickled.
                     told = {name: decode_info(encode_info(of, Notes())) for name, of in news.infos.items()}
                     news.infos = {name: of for name, (of, *_) in told.items()}
                     news.notes = [note for _, these, _ in told.values() for note in these]
@@ -216,7 +217,7 @@ class _LinkedEnd(ProgramEnd):
     def _pause(self, seconds: float) -> None:
         self._changed.release()
         try:
-            with contextlib.suppress(OSError):  # `_look` tells
+            with contextlib.suppress(OSError):  # `_look` notices that the process has ended
                 self._link.poll(seconds)
         finally:
             self._changed.acquire()
@@ -237,10 +238,10 @@ def _packed(news: News | RequestError) -> memoryview:
 
 
 class _Pickler(pickle.Pickler):
-    """Packs arrays whose axes are in another order, as pygame's pictures, as fast as others."""
+    """Packs arrays that are not C-contiguous, such as pygame's pictures, as fast as others."""
 
     def reducer_override(self, given: Any) -> Any:
-        """Return how an array in another order is packed: NumPy would do so item by item."""
+        """Pack a C-contiguous copy of an array: NumPy would pack other orders item by item."""
         if type(given) is not np.ndarray or given.flags.c_contiguous:
             return NotImplemented
         return np.ascontiguousarray(given).__reduce_ex__(5)
@@ -250,17 +251,17 @@ class _Pickler(pickle.Pickler):
 
 
 def run_child(numbers: Sequence[int]) -> NoReturn:
-    """Serve what the program says until that is gone: the whole life of a server's process.
+    """Serve the program until it ends. This is the main function of the server's process.
 
     Args:
-        numbers: Of the sockets of news and choices, and of questions and answers.
+        numbers: The file descriptors of two sockets: for news and choices, and for questions and answers.
     """
-    with contextlib.suppress(OSError):  # a program without a console has none
-        os.dup2(2, 1)  # the program's output may be a pipe whose end somebody waits for
-    leave_signals()  # they are the program's
+    with contextlib.suppress(OSError):  # a program without a console has no such descriptors
+        os.dup2(2, 1)  # the program's stdout may be a pipe whose reader waits for its end
+    leave_signals()  # the program handles them
     sys.setswitchinterval(SWITCH_INTERVAL)
     if sys.platform == "linux":
-        # It does not interrupt the program, which wakes it in each frame, where they share a processor.
+        # On a shared processor, this process then does not preempt the program, which wakes it in each frame.
         with contextlib.suppress(OSError):  # some sandboxes refuse it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if os.name == "posix":
@@ -278,7 +279,7 @@ def run_child(numbers: Sequence[int]) -> NoReturn:
         while True:
             number, name, given, named = questions.recv()
             if name == "stop":
-                reader.join(_END_TIMEOUT)  # the program has said before how it has ended
+                reader.join(_END_TIMEOUT)  # the reader receives first how the program ended
             questions.send((number, *_answer(server, name, given, named)))
     except (EOFError, OSError):
         if server is not None:
@@ -296,9 +297,10 @@ def run_child(numbers: Sequence[int]) -> NoReturn:
 
 
 def _moved(number: int) -> int:
-    """Return another number of a file, which what this process starts does not inherit, and free its own one.
+    """Move a file to another descriptor, which child processes do not inherit.
 
-    It is the lowest that is free: `select` takes none beyond 1,023, and the program may have that many files open.
+    `dup` returns the lowest free descriptor. `select` takes none above 1,023, and the program may have that many files
+    open.
     """
     moved = os.dup(number)
     os.close(number)
@@ -316,7 +318,7 @@ def _answer(server: Any, name: str, given: Any, named: Any) -> tuple[Any, Except
 
 
 def _read(link: Connection, handover: Handover, outbox: _Outbox) -> None:
-    """Take what the program says, until it is closed or gone."""
+    """Receive the program's news until it closes the game or ends."""
     with contextlib.suppress(EOFError, OSError):
         while isinstance(news := pickle.loads(link.recv_bytes()), News):
             handover.add(news)
@@ -325,10 +327,10 @@ def _read(link: Connection, handover: Handover, outbox: _Outbox) -> None:
 
 
 class _Outbox:
-    """Sends the newest choice, and waits for nobody: the program may have been stopped.
+    """Sends the newest choice without blocking: the program may be suspended.
 
     Args:
-        link: Where to.
+        link: The connection to the program.
     """
 
     def __init__(self, link: Connection) -> None:
@@ -337,13 +339,13 @@ class _Outbox:
         self._newest: Choice | None = None
 
     def put(self, choice: Choice) -> None:
-        """Send a choice now, or with the next news."""
-        # What the server alone knows of it stays here.
+        """Send a choice now, or when the next news arrives."""
+        # The other fields are for the server alone.
         self._newest = Choice(choice.actions, choice.seed, choice.options, choice.number, choice.stamp)
         self.send()
 
     def send(self) -> None:
-        """Send what could not be sent before."""
+        """Send the newest choice if it is unsent and the connection is writable."""
         with self._sending, contextlib.suppress(OSError):
             if self._newest is not None and select.select([], [self._link], [], 0)[1]:
                 newest, self._newest = self._newest, None

@@ -1,4 +1,4 @@
-"""The source of the one world of a program."""
+"""The source of a program's single world."""
 
 from __future__ import annotations
 
@@ -25,71 +25,71 @@ from bridge.game.handover import Handover
 __all__ = ["GameSource"]
 
 _FIRST = 30.0
-"""Seconds that a client waits for the program's first call."""
+"""Seconds for which a client waits for the program's first call."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class GameSource:
-    """Makes the world of a program, once that has called for the first time: by then it is known whether it waits."""
+    """Makes the world of a program after its first call, which shows whether the program waits for agents."""
 
     SETTINGS: ClassVar[Sequence[str]] = ()
     factory: ClassVar[None] = None
     title: str
-    """How a person knows the program."""
+    """The program's name, for people."""
     spaces: Mapping[str, Spaces]
     """Observation and action space of each agent, by name."""
     several: bool
-    """True if it has several agents, with names of their own."""
+    """True if it has several agents, each with a name."""
     handover: Handover
-    """Where the program leaves its news."""
+    """Queues the program's news."""
     realtime: RealtimeOptions
-    """How it runs where the program does not wait for agents."""
+    """The options of real time, for a program that does not wait for agents."""
     timeout: float | None
-    """Seconds that a program that waits does so for its agents; None: any."""
+    """Seconds for which a waiting program waits for its agents; None: without limit."""
     standstill: float
     """Seconds without a call after which the program stands still."""
     shown: Mapping[str, Any]
-    """What a page shows of it."""
+    """What a page shows of the program."""
     names: ActionNames | None = None
-    """What people are told that actions are called; None: nothing."""
+    """The names of actions, for people; None: actions have no names."""
 
     @property
     def env_ids(self) -> list[str]:
-        """None: it is there once."""
+        """Return no ids: there is one world, without an id."""
         return []
 
     @property
     def fps(self) -> float | None:
-        """Frames a second; None: the program waits for agents, or has not called yet."""
+        """Frames per second; None: the program waits for agents, or has not called yet."""
         return self.handover.rate(self.realtime.fps) if self.handover.waits is False else None
 
     @property
     def traits(self) -> Mapping[str, Any]:
-        """What a page shows of it, and whether there is something to look at: before the first call there is not."""
+        """What a page shows of the program, and whether it has called yet: before that there is no picture."""
         return {**self.shown, "called": self.handover.waits is not None}
 
     async def prepare(self, runtime: Runtime) -> object:
-        """Make nothing ahead."""
+        """Do nothing: no environment can be made ahead."""
         return None
 
     async def close(self) -> None:
-        """Close nothing: the world has the environment."""
+        """Do nothing: the world closes the environment."""
 
     def made_by(self, settings: Settings) -> dict[str, object]:
-        """Return what a recording says of the program."""
+        """Return a recording's description of the program."""
         made = {"env_id": "", "title": self.title, "entry_point": self.title, "num_envs": 1, "kwargs": {}}
         return {**made, "own_loop": True}
 
     def describe(self) -> tuple[GameScreen, Any]:
-        """Return what the program shows, and as an environment with its spaces; raises SettingError by the names."""
+        """Return the program's screen, and an environment with its spaces; raises SettingError for wrong names."""
         screen = GameScreen(self.spaces, self.several, self.handover.defaults)
         described: Any = recognise(screen)
         return screen, described if self.names is None or self.several else self.names.wrap(described)
 
     async def make_world(self, name: str, settings: Settings, runtime: Runtime) -> EnvWorld:
-        """Build the default world; raises RequestError for any other, or where the program does not call."""
+        """Make the default world; raise RequestError for another world, or if the program does not call in time."""
         if name:
-            text = "a game is there once: join its default world, with `?world=` in the URL or without settings"
+            text = "a game has one world: join its default world, with `?world=` in the URL or without settings"
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         refuse_unknown(settings, (), "CreateWorld")
         await self._wait_for_program(runtime)
