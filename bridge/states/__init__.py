@@ -1,13 +1,19 @@
-"""Environments saved, restored and forked where they run, by one message of a session.
+"""Save, restore and fork environments where they run, by one message of a session.
 
-`SavedState` is what a client holds. Beside environments, `graph` takes and restores all that decides what comes next in
-the `layers` of one: `copier` copies values by rules for each type, `restorer` for a living environment, whose
-`generators` a seed seeds anew. `kinds` knows what cannot be copied by its fields (emulators, physics, what draws),
-`scan` looks for what environments share, by what their code `uses` and what that changes on its `stack`, and `digest`
-tells whether that has changed. Where one cannot be copied, `history` keeps what is done with it, and `replay` does that
-again, beside what is `copyable`. `check` tries a kind of environment out in processes of their own, and `part` answers
-requests beside environments: of one agent, of several, of lanes each by itself or all at once. In a server, `handler`
-keeps to the bounds, and knows whose a state is.
+A client holds a `SavedState`. In the process of the environment:
+
+- `graph` takes and restores a snapshot of everything that decides how an environment goes on. It works on the `layers`:
+  the environment and its wrappers. `copier` copies values by rules for each type; `restorer` copies them back into a
+  living environment, and reseeds its `generators` if a seed is given.
+- `kinds` handles objects that cannot be copied field by field: emulators, physics engines, and objects that draw.
+- `scan` finds what environments of a process share. `uses` reads that from their code, and `stack` finds which shared
+  values the code changes. `digest` shows whether shared values have changed.
+- If an environment cannot be copied, `history` keeps its actions, and `replay` executes them again; the fields that are
+  `copyable` are put back or compared.
+- `check` tries out a kind of environment in separate processes.
+- `part` answers requests, for single environments, for several agents, and for lanes alone or all at once.
+
+In the server, `handler` enforces the limits and knows the owner of each state.
 
 May be imported by the composition root.
 """

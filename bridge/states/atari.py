@@ -1,8 +1,8 @@
-"""States of the Arcade Learning Environment, exactly.
+"""Exact states of the Arcade Learning Environment.
 
-`cloneState(include_rng=True)` has the emulator and the generator of sticky actions, but not the action that a sticky
-one repeats. That matters if the generator's next draw says to repeat: in a quarter of all states, by default. Whether
-it does is read from the state; which action it is, is found by comparing what each of them does with what is repeated.
+`cloneState(include_rng=True)` contains the emulator and the generator of sticky actions, but not the previous action,
+which a sticky frame repeats. That matters if the generator's next draw says to repeat: by default in a quarter of all
+states. We read from the state whether the next frame repeats. We find the repeated action by trying each action.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ import numpy as np
 __all__ = ["AtariState"]
 
 _GENERATOR = re.compile(rb"(?:\d+ ){624}\d+")
-"""A `std::mt19937` as text: its words, and the place in them."""
+"""A `std::mt19937` as text: its words, and its position in them."""
 _HEADER = 24
-"""Where the length of the emulator's part stands: a little-endian int32, as before each text in it."""
+"""The offset of the length of the emulator's section, a little-endian int32. Each text in the state has one too."""
 _MOST_REPEATS = 200
 
 
 class AtariState:
-    """What an emulator is; the emulator is the same afterwards.
+    """A state of an emulator. Taking it leaves the emulator unchanged.
 
     Args:
         ale: An `ALEInterface` in an episode.
 
     Raises:
-        ValueError: Its state has another form than is known here, so that a copy might be wrong.
+        ValueError: The state has an unknown format, so that a copy might be wrong.
     """
 
     def __init__(self, ale: Any) -> None:
         self._whole, self._bare = ale.cloneState(include_rng=True), ale.cloneState(include_rng=False)
         data = self._whole.serialize()
         self.size = 3 * len(data)
-        """About how many bytes it takes."""
+        """The approximate size in bytes."""
         self._repeated: Any = None
         self._after: Any = None
         repeats = self._repeats(ale.getFloat("repeat_action_probability"))
@@ -64,7 +64,7 @@ class AtariState:
     def _generator(self) -> re.Match[bytes]:
         """The generator of sticky actions, in the bytes of the state."""
         found = list(_GENERATOR.finditer(self._whole.serialize()))
-        # That of the console is in both, that of sticky actions in this one alone.
+        # Both states contain the console's generator; only this one contains the generator of sticky actions.
         if len(found) != len(_GENERATOR.findall(self._bare.serialize())) + 1:
             raise ValueError("its generator is not where it is expected")
         return found[-1]
@@ -72,7 +72,7 @@ class AtariState:
     def _find_repeated(self, ale: Any, repeats: int) -> None:
         """Find the action that the next frames repeat, and leave the emulator as it was."""
         for _ in range(repeats):
-            ale.act(0)  # whichever is given, the repeated one is executed
+            ale.act(0)  # the emulator ignores the given action and repeats the previous one
         self._after = ale.cloneState(include_rng=True)
         wanted = ale.cloneState(include_rng=False).serialize()
         for action in ale.getLegalActionSet():
@@ -88,20 +88,20 @@ class AtariState:
         self.put(ale)
 
     def _set_action(self, ale: Any, action: Any) -> None:
-        """Execute an action for a frame, from this state's emulator on, so that it is the one to be repeated."""
-        # The generator's next draw after the repeated frames says to take what is given.
+        """Execute an action for one frame and restore the emulator's state, so that this is the previous action."""
+        # After the repeated frames, the generator's next draw says to take the given action.
         ale.restoreState(self._after)
         ale.restoreState(self._bare)
         ale.act(action)
 
     def put(self, ale: Any, seed: int | None = None) -> None:
-        """Make an emulator of the same game what this one was; with a seed, sticky actions are drawn anew."""
+        """Put the state into an emulator of the same game; a seed reseeds the generator of sticky actions."""
         if self._repeated is not None:
             self._set_action(ale, self._repeated)
         ale.restoreState(self._whole if seed is None else self._seeded(seed))
 
     def _seeded(self, seed: int) -> Any:
-        """Return the state with another generator."""
+        """Return the state with a reseeded generator."""
         data = self._whole.serialize()
         text = self._generator
         seeded: Any = np.random.MT19937(np.random.SeedSequence([seed, 2])).state["state"]

@@ -1,4 +1,4 @@
-"""How the message of states travels, and the bounds that an operator sets."""
+"""The form of the message of states, and the limits that an operator sets."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ FORM = MessageForm(
     places=True,
 )
 START_KEY = "server.messages.states.start"
-"""The property that tells one start of a server from another."""
+"""The property that identifies a start of the server."""
 
 
 @dataclasses.dataclass(frozen=True)
 class States:
     """The limits of saved states: `states=` of `serve_gym`.
 
-    A save beyond a limit is refused with an error that names the limit: no state is dropped for another one.
+    A save beyond a limit is refused with an error that names the limit. No state is dropped to make room for another.
 
     Examples:
         >>> from bridge import States, serve_gym
@@ -34,11 +34,12 @@ class States:
         True
 
     Args:
-        max_states: The most states of one client at a time; all clients together have twice as many at most.
-        max_state_bytes: The most bytes of memory that they take, about; those of all clients together twice as many.
-        max_replay_steps: The most steps that are replayed to restore a state, where an environment cannot be copied.
-        state_timeout: Seconds after which a state goes that nobody has used.
-        state_abandoned_timeout: Seconds after which a state goes once all clients have left that used it.
+        max_states: The most states of one client. All clients together have at most twice as many.
+        max_state_bytes: The approximate memory limit for the states of one client, in bytes. All clients together have
+            at most twice as much.
+        max_replay_steps: The most steps that are replayed to restore a state of an environment that cannot be copied.
+        state_timeout: Seconds after which an unused state is deleted.
+        state_abandoned_timeout: Seconds after which a state is deleted once all clients that used it have left.
 
     Raises:
         SettingError: A value is out of its range.

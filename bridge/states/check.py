@@ -1,9 +1,9 @@
-"""A kind of environment tried out, in processes of their own: whether a state of one is a state of another.
+"""Try out a kind of environment in separate processes: does a state of one environment fit another one?
 
-What is served is never touched by it. The environment is made anew there, saved and restored at several moments, and
-what it gives afterwards is compared bit for bit with what the original has given; so is whether the two move each
-other, and whether the end of one is the end of the other. Around each reset and step it looks at the generators of
-`random` and `numpy.random`, and at what its classes and modules hold.
+The served environments are not touched. The check makes new ones, and saves and restores them at several moments. It
+compares their results bit for bit with those of the original. It also checks that two environments do not influence
+each other, and that closing one leaves the other intact. Around each reset and step it checks the generators of
+`random` and `numpy.random`, and what classes and modules hold.
 """
 
 from __future__ import annotations
@@ -41,54 +41,54 @@ from bridge.states.scan import Shared
 __all__ = ["CHECK_SECONDS", "Verdict", "examine", "examine_replay", "run_check", "run_child", "single"]
 
 CHECK_SECONDS = 120.0
-"""Seconds that a check has."""
+"""The timeout of a check, in seconds."""
 _ENOUGH = 20.0
-"""Seconds after which no further moment is tried."""
+"""Seconds after which no more moments are tried."""
 _MOMENTS = (0, 1, 5, 20, 60)
-"""The steps after which a state is saved."""
+"""The numbers of steps after which a state is saved."""
 _STEPS = 40
-"""The steps that are compared."""
+"""How many steps are compared."""
 _LONG_STEPS, _LONG_SECONDS = 500, 1.0
-"""The most steps, and seconds, of a play beside others: some change what all share only late."""
+"""The most steps, and seconds, of an episode beside other environments: some change shared values only late."""
 _MOST_STEPS, _MOST_BYTES = 1_000_000, 2**40
-"""Of the history in a check, which has few."""
+"""The limits of a history in a check, which never reaches them."""
 _DRAWS_RANDOM = "it draws from the generator of the module random, which all share"
 _DRAWS_NUMPY = "it draws from the generator of numpy.random, which all share"
 _CHANGES_SHARED = "it changes what its class or its module holds, which all environments share"
 _CHANGES_COMMON = "it changes an object that other environments of its kind have too"
 _OF_ALL = (_DRAWS_RANDOM, _DRAWS_NUMPY, _CHANGES_SHARED, _CHANGES_COMMON)
-"""Reasons that hold for a replay too, which is not tried then."""
+"""Reasons that exclude a replay too, so that it is not tried."""
 _CHILD = "import sys; from bridge.states.check import run_child; run_child(*sys.argv[1:])"
 
 
 class _DiffersError(Exception):
-    """A copy is none."""
+    """A copy went on differently from the original."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a check has found."""
+    """The result of a check."""
 
     way: str
-    """`copy` or `replay`; "": there is none."""
+    """How states are saved: `copy` or `replay`; "": not at all."""
     reason: str = ""
-    """Why there is none."""
+    """Why states cannot be saved."""
     seconds: float = 0.0
-    """The processor time that it took."""
+    """The processor time of the check."""
 
 
 def run_check(
     made: bytes, started: Callable[[subprocess.Popen[bytes]], None], timeout: float = CHECK_SECONDS
 ) -> Verdict:
-    """Try out what a pickled function makes, by a copy and, where that is none, by replay.
+    """Check the environments that a pickled function makes, by copy and, if that fails, by replay.
 
-    Each is tried in a process of its own: what changes but once in a process, such as a cache that fills, has not
-    changed there yet. Takes seconds: to be called in a thread of its own.
+    Each way is checked in a fresh process, because something may change only once in a process, such as a cache that
+    fills. A check takes seconds: call this function in a separate thread.
 
     Args:
         made: The pickle of a function that makes an environment, as `cloudpickle` writes it.
-        started: Gets each process, which may be killed.
-        timeout: Seconds after which it is given up.
+        started: Called with each process, so that the caller can kill it.
+        timeout: Seconds after which the check is given up.
     """
     until = time.monotonic() + timeout
     copied = _checked("copy", made, started, timeout)
@@ -102,7 +102,7 @@ def run_check(
 
 
 def _checked(way: str, made: bytes, started: Callable[[subprocess.Popen[bytes]], None], timeout: float) -> Verdict:
-    """Try out one way in a process of its own."""
+    """Check one way in a fresh process."""
     with tempfile.TemporaryDirectory(prefix="bridge-states-") as folder:
         Path(folder, "make").write_bytes(made)
         path = os.pathsep.join(entry for entry in sys.path if entry)
@@ -115,7 +115,7 @@ def _checked(way: str, made: bytes, started: Callable[[subprocess.Popen[bytes]],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C goes to the server alone, which ends it
+                start_new_session=True,  # Ctrl-C reaches the server alone, which then ends this process
             )
         except OSError as error:
             return Verdict("", f"the check of its kind could not be started: {error}")
@@ -134,21 +134,21 @@ def _checked(way: str, made: bytes, started: Callable[[subprocess.Popen[bytes]],
 
 
 def run_child(folder: str, way: str) -> None:
-    """Check what is in a folder by one way, and write what was found; called in the new process."""
+    """Run one check: read the function from a folder, and write the verdict there. Called in the new process."""
     try:
         make = pickle.loads(Path(folder, "make").read_bytes())
         why = examine(make) if way == "copy" else examine_replay(make)
-    except Exception as error:  # whatever an environment of somebody raises
+    except Exception as error:  # a user's environment may raise anything
         why = f"it raised {type(error).__name__} in the check of its kind: {error}"
     found = "" if why else way, why, time.process_time()
     Path(folder, "written").write_text(json.dumps(found), encoding="utf-8")
     os.replace(Path(folder, "written"), Path(folder, "result"))
-    # An environment may have threads that do not end.
+    # The environment may have threads that do not end.
     os._exit(0)
 
 
 def single(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Return what makes one environment of a kind, where `make` makes lanes of it."""
+    """Return a function that makes one environment, if `make` makes lanes of it."""
     recipe = getattr(make, "__self__", None)
     if dataclasses.is_dataclass(recipe) and not isinstance(recipe, type) and hasattr(recipe, "num_envs"):
         return getattr(dataclasses.replace(recipe, num_envs=1), make.__name__)  # type: ignore[no-any-return]
@@ -156,7 +156,7 @@ def single(make: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _one(made: Any) -> Any:
-    """Return what is copied of what a function made: of lanes that are stepped one by one the first."""
+    """Return the object to check: of lanes that are stepped one by one, the first lane."""
     if isinstance(made, SyncVectorEnv):
         lanes: Any = made
         return lanes.envs[0]
@@ -168,7 +168,7 @@ def _one(made: Any) -> Any:
 
 
 def examine_replay(make: Callable[[], Any]) -> str:
-    """Try out whether what a function makes can be replayed; return why not, "": it can."""
+    """Check whether the environments of a function can be replayed; return why not, or "" if they can."""
     env = _one(make())
     if isinstance(env, VectorEnv):
         with contextlib.closing(env):
@@ -195,10 +195,10 @@ def examine_replay(make: Callable[[], Any]) -> str:
 
 
 def _try_replay(history: History, env: Any, make: Callable[[], Any], moment: int, seed: int) -> None:
-    # A copy: the generator of its own space is a part of the state.
+    # Copy the space: the generator of the environment's own space is part of the state.
     watched, space = _Watched(history), copy.deepcopy(_actions_of(env))
     space.seed(seed)
-    # Seeded and not, and of an environment that has been played before.
+    # Try resets with and without a seed; after the first moment the environment has been played before.
     watched.reset(seed if seed % 2 else None)
     watched.advance(moment, space)
     state = replayed(history)
@@ -218,7 +218,7 @@ def _try_replay(history: History, env: Any, make: Callable[[], Any], moment: int
         finally:
             replay.close()
     if history.track is not None:
-        # Nor is the original moved by all this, or by the end of the other one.
+        # The original must still work after all this, and after the other one was closed.
         watched.advance(3, space)
 
 
@@ -243,13 +243,13 @@ def _try_replay_among(history: History, env: Any, other: Any, make: Callable[[],
 
 
 def examine(make: Callable[[], Any]) -> str:
-    """Try out whether what a function makes can be copied; return why not, "": it can."""
+    """Check whether the environments of a function can be copied; return why not, or "" if they can."""
     env = _one(make())
     other = _one(make())
     began = time.monotonic()
     try:
         if other is not env:
-            # First: a restore gives an environment other objects, so those that both have are found before.
+            # This comes first: a restore gives an environment new objects, and would hide objects that both hold.
             _try_among(env, other, make)
         for number, moment in enumerate(_MOMENTS):
             if number and time.monotonic() - began > _ENOUGH:
@@ -267,7 +267,7 @@ def examine(make: Callable[[], Any]) -> str:
 
 
 class _Common:
-    """The objects that two environments both hold, such as one that their maker has given to each.
+    """The objects that two environments both hold, such as one that the function which made them gave to each.
 
     Args:
         env: An environment.
@@ -285,13 +285,13 @@ class _Common:
         self._before = digest_of(self._objects, samples=self._samples)
 
     def refuse_changes(self) -> None:
-        """Raise if the steps of one have changed them."""
+        """Raise if the steps of one environment have changed them."""
         if digest_of(self._objects, samples=self._samples) != self._before:
             raise _DiffersError(_CHANGES_COMMON)
 
 
 def _refuse_foreign(env: Any, other: Any) -> None:
-    """Refuse an environment that has an object of C which another one has too: a replay there would move it here."""
+    """Refuse an environment that shares a C object with another one: a replay in one would change the other."""
     known = {id(value) for value in foreign_in(other)}
     for value in foreign_in(env):
         if id(value) in known and not callable(value):
@@ -300,7 +300,7 @@ def _refuse_foreign(env: Any, other: Any) -> None:
 
 
 class _JointSpace:
-    """The actions of all that may act in an environment of several agents.
+    """The action spaces of all possible agents of an environment.
 
     Args:
         env: The environment.
@@ -318,12 +318,12 @@ class _JointSpace:
 
 
 def _actions_of(env: Any) -> Any:
-    """Return what actions are drawn from: the environment's own space, whose generator is a part of its state."""
+    """Return the space for sampling actions: the environment's own space, whose generator is part of its state."""
     return _JointSpace(env) if is_parallel(env) else env.action_space
 
 
 class _Watched:
-    """Resets and steps an environment, and looks at what it shares with others."""
+    """Resets and steps an environment, and raises if it changes what it shares with others."""
 
     def __init__(self, env: Any) -> None:
         self._env = env
@@ -345,7 +345,7 @@ class _Watched:
                 raise _DiffersError(_CHANGES_SHARED)
 
     def refuse_shared_changes(self, function: Callable[[], Any]) -> None:
-        """Call a function; raise if it changes what is shared."""
+        """Call a function; raise if it changes shared values."""
         held = "" if self.shared is None else self.shared.digest()
         function()
         if self.shared is not None and held != self.shared.digest():
@@ -359,12 +359,12 @@ class _Watched:
         return self._around(self._env.step, given)
 
     def _has_ended(self, result: Any) -> bool:
-        if self._lanes:  # which begin anew by themselves
+        if self._lanes:  # lanes reset themselves
             return False
         return not self._inner.agents if self._several else bool(result[2] or result[3])
 
     def advance(self, steps: int, space: Any) -> None:
-        """Step it so often, across the ends of episodes."""
+        """Take a number of steps, with resets at the ends of episodes."""
         for _ in range(steps):
             try:
                 ended = self._has_ended(self.step(space.sample()))
@@ -376,7 +376,7 @@ class _Watched:
                 self.reset()
 
     def run(self, actions: Sequence[Any]) -> list[Any]:
-        """Return what it gives for some actions, across the ends of episodes; it ends where it raises."""
+        """Return the results of some actions, with resets at the ends of episodes; stop if a step raises."""
         found: list[Any] = []
         for action in actions:
             try:
@@ -386,7 +386,7 @@ class _Watched:
                     found.append(_kept(self.reset()))
             except (_DiffersError, CannotCopyError):
                 raise
-            except Exception as error:  # it may refuse an action that was drawn
+            except Exception as error:  # it may refuse a sampled action
                 found.append(type(error).__name__)
                 break
         return found
@@ -400,13 +400,13 @@ def _try_out(env: Any, other: Any, moment: int, seed: int) -> None:
     watched.reset(seed)
     watched.advance(moment, space)
     actions = [space.sample() for _ in range(_STEPS)]
-    # The space's own generator is a part of the state, and was moved by what this function has drawn.
+    # Save only now: sampling has moved the generator of the space, which is part of the state.
     snapshot, _ = take(env)
     watched.shared = snapshot.common
     held = watched.shared.digest()
     wanted = watched.run(actions)
     restore(snapshot, env)
-    # A save must not move it: one that counts how often its attributes are read would be moved.
+    # A save must not change the environment: one that counts reads of its attributes would be changed.
     take(env)
     _compare(watched.run(actions), wanted, "the environment itself, restored")
     if other is None:
@@ -434,7 +434,7 @@ def _try_out(env: Any, other: Any, moment: int, seed: int) -> None:
 
 def _try_among(env: Any, other: Any, make: Callable[[], Any]) -> None:
     common = _Common(env, other)
-    # A copy: what is drawn from the space here is drawn by nobody there.
+    # Copy the space: the compared environment does not repeat these samples.
     watched, space = _Watched(env), copy.deepcopy(_actions_of(env))
     space.seed(11)
     actions = [space.sample() for _ in range(_LONG_STEPS)]
@@ -447,7 +447,7 @@ def _try_among(env: Any, other: Any, make: Callable[[], Any]) -> None:
 
 
 def _played(watched: _Watched, actions: Iterable[Any]) -> list[list[Any]]:
-    """Return what each of some actions gives, as long as there is time, and until one raises."""
+    """Return the results of some actions, until the time is over or a step raises."""
     until = time.monotonic() + _LONG_SECONDS
     found: list[list[Any]] = []
     for action in actions:
@@ -460,12 +460,12 @@ def _played(watched: _Watched, actions: Iterable[Any]) -> list[list[Any]]:
 def _go_on_among(
     watched: _Watched, actions: Sequence[Any], wanted: list[list[Any]], other: Any, make: Callable[[], Any]
 ) -> None:
-    """Compare what an environment gives beside one that is elsewhere in its episode, and while a third is made.
+    """Compare results while another environment is at a different point of its episode, and while a third is made.
 
-    Lanes, and the worlds of a server, live so. What all of them hold may change late, or by the steps of those alone
-    that are at another point of their episode.
+    That is the situation of lanes and of a server's worlds. Shared values may change late, or only by steps at another
+    point of an episode.
     """
-    # A copy of the space: a space of the class is that of the compared environment too.
+    # Copy the space: if it belongs to the class, the compared environment uses it too.
     beside, space = _Watched(other), copy.deepcopy(_actions_of(other))
     beside.shared = watched.shared
     space.seed(12)
@@ -510,7 +510,7 @@ def _kept(result: Any) -> Any:
     if isinstance(result, str):
         return result
     *parts, info = result
-    # What is left out of an info is of a clock, or of no plain value.
+    # Times and values that are not plain are left out of infos.
     return [*(_plain(part) for part in parts), {key: _plain(value) for key, value in _timeless(info).items()}]
 
 

@@ -1,4 +1,4 @@
-"""What `env.save_state`, `env.restore_state` and `env.release_states` of every remote environment do."""
+"""The methods `save_state`, `restore_state` and `release_states` of remote environments."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def save_state(env: Any, slots: Sequence[int] | None = None) -> list[SavedState]
 
 
 def save_state(env: Any, slots: Sequence[int] | None = None) -> Any:
-    """Save the state of a remote environment, or of slots of a vector environment; the episode goes on.
+    """Save the state of a remote environment, or of slots of a vector environment. The episode goes on.
 
     Args:
         env: What `make_remote`, `make_vec_remote` or `make_parallel_remote` returns.
-        slots: The slots; None: all. One request for each world.
+        slots: The slots; None: all slots. One request is sent for each world.
 
     Returns:
         A `SavedState`; of a vector environment a list of them, in the order of `slots`.
 
     Raises:
-        RefusedError: FAILED_PRECONDITION: no episode runs, or the environment cannot be saved, and why;
-            RESOURCE_EXHAUSTED: a limit of the server's; PERMISSION_DENIED: this client watches; UNIMPLEMENTED: the
-            server, or the kind of world, has no states. Nothing was changed.
+        RefusedError: FAILED_PRECONDITION: no episode runs, or the environment cannot be saved, with the reason;
+            RESOURCE_EXHAUSTED: a limit of the server is reached; PERMISSION_DENIED: this client is a viewer;
+            UNIMPLEMENTED: the server or this kind of world has no states. Nothing is changed.
     """
     if _is_one(env):
         _refuse_slots(slots)
@@ -71,24 +71,25 @@ def restore_state(
     *,
     seed: int | Sequence[int | None] | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Go on from a saved state: in a remote environment, of one agent or of several, or in slots of a vector.
+    """Continue from a saved state, in a remote environment or in slots of a vector environment.
 
     Args:
         env: What `make_remote`, `make_vec_remote` or `make_parallel_remote` returns.
-        state: The state; for slots also one for each, in their order.
-        slots: The slots, each once; None: all. All lanes of a world are one request.
-        seed: Seeds the environments' generators anew, of slot i with `seed + i`, or with its own of a list, so that
-            branches differ. None: they go on as the original's.
+        state: The state; for slots also a list with one state for each slot, in order.
+        slots: The slots, each once; None: all slots. All lanes of a world are restored by one request.
+        seed: Reseeds the environments' generators so that branches differ: slot i with `seed + i`, or with its item
+            of a list. None: the generators go on like those of the original.
 
     Returns:
-        Observation and info, as they were when the state was saved; of several agents by agent, of those that were
-        alive; of a vector environment what its `reset` returns, for the other slots as they are.
+        The observation and info from when the state was saved. For several agents: dicts of the agents that were
+        alive. For a vector environment: what its `reset` returns; other slots keep their current values.
 
     Raises:
-        RefusedError: NOT_FOUND: the state is gone, or of another server; FAILED_PRECONDITION: it is of another
-            environment, or kept in another world's process. The episode goes on; slots of other worlds that did
-            restore theirs are there, and give the saved observation in their next `step`, with no action.
-        SettingError: A slot is at another server than the state, or there are more or fewer states than slots.
+        RefusedError: NOT_FOUND: the state no longer exists, or belongs to another server; FAILED_PRECONDITION: it
+            belongs to another environment, or is kept in another world's process. The episode goes on. Slots of
+            other worlds may have been restored: they return the saved observation in their next `step`, and ignore
+            its action.
+        SettingError: A slot is at another server than the state, or the numbers of states and slots differ.
     """
     if _is_one(env):
         _refuse_slots(slots)
@@ -119,18 +120,18 @@ def restore_state(
         restore = states_pb2.RestoreStates(branches=branches)
         return states_pb2.StatesRequest(restore=restore).SerializeToString()
 
-    # What records the slots here calls them by no lanes: each is an environment of its own.
+    # A recorder on this side knows slots, not lanes, so the origin has no lane.
     origins = {slot: Origin(of_slot[slot].moment, seed=seeds[slot]) for slot in order}
     return _began(env.send_message(FORM, write, order, origins))
 
 
 def release_states(env: Any, states: Iterable[SavedState], slots: Sequence[int] | None = None) -> None:
-    """Forget states at the server of an environment; those that are gone already are no error.
+    """Delete states at the server of an environment. States that no longer exist are ignored.
 
     Args:
-        env: A remote environment at the server of the states, or a vector of such.
+        env: A remote environment, or a vector of environments, at the server of the states.
         states: The states.
-        slots: The slots whose servers are asked; None: all.
+        slots: The slots whose servers are asked; None: all slots.
     """
     identifiers = [state.identifier for state in states]
     release = states_pb2.StatesRequest(release=states_pb2.ReleaseStates(states=identifiers)).SerializeToString()
@@ -141,8 +142,8 @@ def release_states(env: Any, states: Iterable[SavedState], slots: Sequence[int] 
 
 
 def _is_one(env: Any) -> bool:
-    """True if an environment is one, of one agent or of several; False: it has slots."""
-    # By what it has: the class for several agents needs PettingZoo.
+    """True for a single environment, with one agent or several; False for a vector environment with slots."""
+    # Checked by an attribute, because importing the class for several agents needs PettingZoo.
     return isinstance(env, RemoteEnv) or (not isinstance(env, VectorEnv) and hasattr(env, "possible_agents"))
 
 
@@ -187,7 +188,7 @@ def _branch(state: SavedState, lane: int, seed: int | None) -> states_pb2.Restor
 def _began(reply: MessageReply) -> tuple[Any, dict[str, Any]]:
     if reply.began is None:
         urls = dict.fromkeys(answer.target.url for answer in reply.answers)
-        raise PeerError(", ".join(urls), "it restored a state, and told nothing of it")
+        raise PeerError(", ".join(urls), "it restored a state, but did not report the restored observation")
     return reply.began
 
 

@@ -1,4 +1,4 @@
-"""What nothing can change: values that need no copy, and functions, told apart by what they do and hold."""
+"""Values that need no copy because nothing can change them, and digests of functions."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ ATOMS = (
     datetime.timedelta, datetime.tzinfo, pathlib.PurePath, uuid.UUID, re.Pattern, EnvSpec, property,
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.CodeType, logging.Logger,
 )  # fmt: skip
-"""Types whose objects nothing changes, or that all share; those of functions are looked at before."""
+"""Types whose objects are immutable or shared on purpose. Functions are checked separately."""
 
 IMMUTABLE = frozenset((type(None), bool, int, float, complex, str, bytes, np.float64, np.float32, np.int64, np.bool_))
-"""Types of most of the values that environments hold: known at once, without a look at what they derive from."""
+"""The most frequent immutable types: a fast check that needs no look at base classes."""
 
 
 def has_cells(function: types.FunctionType, within: tuple[Any, ...] = ()) -> bool:
-    """True if the closure of a function holds more than functions without one, classes and modules.
+    """True if a function's closure holds more than classes, modules, and functions for which this is False.
 
     Args:
         function: The function.
-        within: The functions whose closures led to it.
+        within: The outer functions whose closures led to this one.
     """
-    if any(function is outer for outer in within):  # one that calls itself
+    if any(function is outer for outer in within):  # a recursive function
         return True
     for cell in function.__closure__ or ():
         try:
             value = cell.cell_contents
-        except ValueError:  # it is empty yet
+        except ValueError:  # an empty cell
             return True
         if isinstance(value, types.FunctionType):
             if has_cells(value, (*within, function)):
@@ -61,8 +61,8 @@ def has_cells(function: types.FunctionType, within: tuple[Any, ...] = ()) -> boo
 
 
 def is_constant(value: Any) -> bool:
-    """True if nothing can change a value, nor what it holds."""
-    kind = type(value)  # whatever the object says its class is
+    """True if nothing can change a value or what it contains."""
+    kind = type(value)  # not `__class__`, which a proxy may fake
     if kind is types.FunctionType:
         if has_cells(value):
             return False
@@ -79,13 +79,13 @@ def is_constant(value: Any) -> bool:
 def digest_function(
     function: Any, layers: Mapping[int, int], path: tuple[str, ...], changeable: list[Any] | None = None
 ) -> str:
-    """Return a digest of what a function does and holds: two of the same digest do the same.
+    """Return a digest of a function's code and closure: functions with equal digests do the same.
 
     Args:
         function: The function.
         layers: The numbers of the layers, by their ids.
-        path: Where it is, for errors.
-        changeable: Gets the arrays, lists and spaces that it holds.
+        path: The place of the function, for errors.
+        changeable: A list to which the arrays, lists and spaces that it holds are added.
     """
     parts: list[bytes] = []
     seen: set[int] = set()
@@ -109,7 +109,7 @@ def digest_function(
             for item in value:
                 add(item, depth + 1)
         elif isinstance(value, gymnasium.Space):
-            # Spaces sample by a generator, which a function that only looks at them does not use.
+            # Without its generator, which is used only for sampling.
             parts.append(repr(value).encode())
         elif id(value) in seen:
             return

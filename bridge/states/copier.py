@@ -1,4 +1,4 @@
-"""Copies of values for a snapshot, by rules for each type; and what stands there for what is not copied."""
+"""Copies of values for a snapshot, by rules for each type, and placeholders for values that are not copied."""
 
 from __future__ import annotations
 
@@ -48,30 +48,30 @@ __all__ = [
 
 
 _BUILT_IN = frozenset((list, dict, tuple, set, frozenset, deque, OrderedDict, defaultdict))
-"""Containers that are what they are."""
+"""Built-in containers, which need no further checks."""
 
 _MOST_DEEP = 200
-"""How deep objects may lie in each other: deeper, Python's own stack would end."""
+"""The deepest nesting of objects: deeper recursion would overflow Python's stack."""
 
 DRAW_NOTHING = IMMUTABLE | {np.ndarray}
-"""Types of which need not be asked whether they draw."""
+"""Types that certainly do not draw."""
 
 
 class Layer:
-    """Stands for a layer in a snapshot."""
+    """The placeholder of a layer in a snapshot."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
 
 class Kept:
-    """Stands for what stays with the living environment, at the same place there.
+    """The placeholder of a value that is not copied: a restore leaves the living environment's own value there.
 
     Args:
-        path: The names of the attributes that lead there, from a layer.
-        kind: Its type, which is compared; None: anything may be there, also nothing.
-        digest: What it holds, which is compared; "" : what it holds decides nothing.
-        own: What the object has saved of itself, to be put into the living one.
+        path: The attribute names that lead to the value, from a layer.
+        kind: The type that the living value must have; None: any, or no value at all.
+        digest: The digest that the living value must have; "": its content does not matter.
+        own: State that the object has saved of itself, to be put into the living object.
     """
 
     def __init__(
@@ -85,21 +85,21 @@ class Kept:
 
 
 class Bound:
-    """Stands for a method of a layer."""
+    """The placeholder of a layer's method."""
 
     def __init__(self, function: Any, layer: Layer) -> None:
         self.function, self.layer = function, layer
 
 
 class Partial:
-    """Stands for a `functools.partial`."""
+    """The placeholder of a `functools.partial`."""
 
     def __init__(self, function: Any, args: Any, keywords: Any, fields: Any) -> None:
         self.parts = function, args, keywords, fields
 
 
 class Nothing:
-    """In the place of None, which says that a value is to be copied."""
+    """Stands for the value None, where None itself means that a value has to be copied."""
 
 
 class Copier:
@@ -107,43 +107,43 @@ class Copier:
 
     Args:
         layers: The layers of the environment.
-        shared: What is not copied, by its id.
-        pixels: True if the code reads pixels, which are a part of the state then.
+        shared: Objects that are not copied, by id.
+        pixels: True if the code reads pixels, so that they are part of the state.
     """
 
     def __init__(self, layers: Sequence[Any], shared: Mapping[int, Any], *, pixels: bool = False) -> None:
         self._layers = layers
         self._pixels = pixels
         self.draws = False
-        """True if something was met that draws."""
+        """True if a value that draws was found."""
         self._shared = shared
         self._index = {id(layer): index for index, layer in enumerate(layers)}
         self._dicts = {id(dict_of(layer)) for layer in layers}
         self._memo: dict[int, Any] = {}
-        self._alive: list[Any] = []  # whose ids are in the memo
+        self._alive: list[Any] = []  # keeps the objects alive whose ids are in the memo
         self._deep: dict[int, Any] = {}
-        self._owners: set[int] = set()  # bytes that are the memory of an array
+        self._owners: set[int] = set()  # ids of bytes objects that are the memory of an array
         self._depth = 0
         self.size = 0
         self.ways: set[str] = set()
         self.code: set[Any] = set()
-        """The classes of what was copied, and the functions and modules in it."""
+        """The classes of copied objects, and the functions and modules in them."""
         self.unseeded: list[gymnasium.Space[Any]] = []
-        """Spaces that have no generator yet."""
+        """Spaces without a generator so far."""
         self.in_closures: list[Any] = []
-        """What functions that were not copied hold and may change: arrays, lists and spaces."""
+        """Arrays, lists and spaces in the closures of functions that were not copied."""
         self.by_address = ""
-        """The title of a class, an object of which was copied, whose hash is its address."""
+        """The name of a class of copied objects whose hash is their address; "": none."""
 
     def met(self, objects: Mapping[int, Any]) -> bool:
-        """True if one of some objects was copied."""
+        """True if one of these objects was copied."""
         return any(made is not objects[key] for key, made in self._memo.items() if key in objects)
 
     def refuse_shared_closures(self, *, samples: bool) -> None:
-        """Raise if what a function holds, which stays as it is, was copied too, or is drawn from.
+        """Raise if a value in the closure of a function that is not copied was copied elsewhere, or is sampled.
 
         Args:
-            samples: True if the code draws from spaces.
+            samples: True if the code samples from spaces.
         """
         for value in self.in_closures:
             if samples and isinstance(value, gymnasium.Space):
@@ -155,23 +155,23 @@ class Copier:
 
     def field(self, value: Any, path: tuple[str, ...]) -> Any:
         """Copy the value of an attribute of a layer."""
-        # What draws may be in a list or dict of its own, as the pictures of a grid are.
+        # Objects that draw may be in a list or dict of their own, such as the pictures of a grid.
         if type(value) not in DRAW_NOTHING and only_draws(value):
             return self._drawing(value, path)
         return self.copy(value, path)
 
     def _drawing(self, value: Any, path: tuple[str, ...]) -> Kept:
-        """Return what stands for what draws, with its pixels, where those decide what comes next."""
+        """Return a placeholder for a value that draws, with its pixels if the code reads pixels."""
         try:
             own = pixels_of(value) if self._pixels else None
-        except Exception as error:  # such as of a part of a surface, whose memory has gaps
+        except Exception as error:  # such as for a subsurface, whose memory has gaps
             raise CannotCopyError(f"{place_name(path)} has pixels that cannot be read: {error}") from error
         self.size += own.size if own is not None else 0
         self.draws = True
         return Kept(path, own=own)
 
     def copy(self, value: Any, path: tuple[str, ...]) -> Any:
-        """Return a copy of a value; of what is found a second time the same copy."""
+        """Return a copy of a value; the same copy if it was copied before."""
         kind = type(value)
         if kind in IMMUTABLE:
             return value
@@ -225,7 +225,7 @@ class Copier:
         return self._object(value, kind, path)
 
     def _container(self, value: Any, kind: type, path: tuple[str, ...]) -> Any:
-        """Return a copy of a list, a dict or the like; None: the value is none."""
+        """Return a copy of a list, dict or another container; None: the value is not a container."""
         if kind is list or (isinstance(value, list) and is_pure(kind)):
             made: Any = self._keep(value, _new(kind))
             self.size += sys.getsizeof(value)
@@ -238,7 +238,7 @@ class Copier:
             self.size += sys.getsizeof(value)
             if isinstance(value, defaultdict):
                 made.default_factory = self.copy(value.default_factory, (*path, "default_factory"))
-            # An OrderedDict has an order of its own, which `dict.items` does not know.
+            # An OrderedDict keeps its own order, which `dict.items` does not follow.
             ordered = isinstance(value, OrderedDict)
             pairs = OrderedDict.items(value) if ordered else dict.items(value)
             setitem = OrderedDict.__setitem__ if ordered else dict.__setitem__
@@ -300,7 +300,7 @@ class Copier:
         if own is not None and (
             own is value or type(own) is not dict or id(own) in self._memo or id(own) in self._shared
         ):
-            # Such as of a dict whose items are its attributes, or of two objects that have all attributes in common.
+            # For example, a dict whose items are its attributes, or two objects that share one `__dict__`.
             set_dict(made, self.copy(own, path))
             slots = slots_of(type(value))
             for name, item in fields:
@@ -308,10 +308,10 @@ class Copier:
                     object.__setattr__(made, name, self.copy(item, (*path, name)))
             return made
         if own is not None:
-            # Something else may hold it too, as `vars` gives it away.
+            # Another object may refer to this `__dict__`: `vars` returns it.
             self._keep(own, dict_of(made))
         if fields:
-            # Most are numbers and names.
+            # A fast path: most fields are numbers and strings.
             copies = {
                 name: item if type(item) in IMMUTABLE else self.copy(item, (*path, name)) for name, item in fields
             }
@@ -322,7 +322,7 @@ class Copier:
         self.size += sys.getsizeof(value)
         items = [self.copy(item, (*path, "item")) for item in value]
         if any(mine is not theirs for mine, theirs in zip(items, value, strict=True)):
-            # Their order comes of their hashes, which are those of other objects then.
+            # Their order depends on their hashes, and copies have other hashes.
             raise CannotCopyError(f"{place_name(path)} is a {type(value).__name__} of objects that have no fixed order")
         made = value if isinstance(value, frozenset) else copied_set(value)
         if made is None:
@@ -330,11 +330,11 @@ class Copier:
         return self._keep(value, made)
 
     def _special(self, value: Any, path: tuple[str, ...]) -> Any:
-        """Return what stands for a value in a snapshot, where it is no copy; None: it is to be copied."""
+        """Return what a snapshot holds for a value that is not copied field by field; None: copy the value."""
         index = self._index.get(id(value))
         if index is not None:
             return Layer(index)
-        # By its type: an object may say that its class is another one, as proxies do.
+        # Use `type`, because a proxy may fake its `__class__`.
         kind = type(value)
         if issubclass(kind, types.ModuleType):
             if value in (random, np.random):
@@ -367,7 +367,7 @@ class Copier:
         return None
 
     def _atom(self, value: Any, path: tuple[str, ...]) -> Any:
-        """Return a value that nothing changes; where something may, a copy."""
+        """Return an immutable value itself, or a copy if it contains something mutable."""
         kind = type(value)
         if kind is EnvSpec:
             kept = value.kwargs
@@ -377,7 +377,7 @@ class Copier:
             made.kwargs = self.copy(kept, (*path, "kwargs"))
             return made
         if isinstance(value, enum.Enum):
-            # What its members hold belongs to the class, and so to all.
+            # The values of its members belong to the class, which all environments share.
             self.code.add(kind)
         elif isinstance(value, np.void) or (
             isinstance(value, slice) and not all(map(is_constant, (value.start, value.stop, value.step)))
@@ -397,13 +397,14 @@ class Copier:
             raise CannotCopyError(f"{place_name(path)} is a {kind} within a list or dict, which is not copied")
 
     def _function(self, value: types.FunctionType, path: tuple[str, ...]) -> Any:
-        """Return a function, or what stands for one that holds what may change, or differ elsewhere."""
+        """Return a function, or a placeholder if its closure may change or differ in another environment."""
         self.code.add(value)
-        # What a closure holds may be written by another function that shares it, also a number.
+        # Another function may share the closure and assign to its variables, even if they hold numbers.
         if not has_cells(value) and all(map(is_constant, held_by(value))):
             return value
         self._refuse_container(path, value)
-        # It stays with the living environment, whose own closure holds its own layers; what else it holds is compared.
+        # The living environment keeps its own function, whose closure refers to its own layers. Other values in the
+        # closure are compared.
         return Kept(path, types.FunctionType, digest_function(value, self._index, path, self.in_closures))
 
     def _array(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -421,7 +422,7 @@ class Copier:
             return self._keep(value, value)
         foreign = root.base is not None and not isinstance(root.base, bytes)
         if foreign and (path[0] == "result" or self._owns_pictures(root.base)):
-            # Of a result its values count: they were told.
+            # Copy the values only: nothing writes to this memory any more.
             made = value.copy()
             self.size += value.nbytes
             return self._keep(value, made)
@@ -438,7 +439,7 @@ class Copier:
             return self._keep(value, made)
         if type(root) is not np.ndarray:
             raise CannotCopyError(f"{place_name(path)} is a part of a {type(root).__name__}, which is not copied")
-        # A part of another array: it is a part of that one's copy, so that both go on sharing what they hold.
+        # A view of another array becomes a view of that array's copy, so that both go on sharing memory.
         whole = self._memo.get(id(root))
         if whole is None:
             whole = root.copy(order="K")
@@ -447,8 +448,8 @@ class Copier:
         offset = value.__array_interface__["data"][0] - root.__array_interface__["data"][0]
         if whole.strides != root.strides:
             raise CannotCopyError(f"{place_name(path)} is a part of an array whose memory has gaps")
-        whole.flags.writeable = True  # a part of it may be, where the whole is not
-        # Its memory has no gaps, in whatever order of its axes.
+        whole.flags.writeable = True  # for the new view: it may be writeable even if the whole array is not
+        # With its axes in the order of memory, an array without gaps is C-contiguous.
         plain = whole.transpose(np.argsort([-step for step in whole.strides], kind="stable"))
         if not plain.flags.c_contiguous:
             raise CannotCopyError(f"{place_name(path)} is a part of an array whose memory has gaps")
@@ -458,7 +459,7 @@ class Copier:
         return self._keep(value, made)
 
     def _owns_alone(self, root: Any, path: tuple[str, ...]) -> bool:
-        """True if an array's memory is that of bytes which nothing else here refers to, as after it was unpickled."""
+        """True if an array's memory is a bytes object that nothing else here refers to, such as after unpickling."""
         owner = root.base.obj if isinstance(root.base, memoryview) else None
         if type(owner) not in (bytes, bytearray) or id(owner) in self._memo or id(owner) in self._owners:
             return False
@@ -467,7 +468,7 @@ class Copier:
         return True
 
     def _owns_pictures(self, base: Any) -> bool:
-        """True if memory is a picture that an emulator has given away, and does not write into any more."""
+        """True if memory is a picture that an emulator has returned and no longer writes to."""
         gave = isinstance(base, memoryview) and type(base.obj).__module__ == "nanobind"
         return gave and any(type(layer).__module__.startswith("ale_py.") for layer in self._layers)
 
@@ -476,10 +477,10 @@ class Copier:
             raise CannotCopyError(
                 f"{place_name(path)} is a SeedSequence of a class of its own, {type(value).__qualname__}"
             )
-        # By what its constructor takes: a tenth of the time of `deepcopy`.
+        # Through its constructor: ten times faster than `deepcopy`.
         state: Any = value.state
         made = np.random.SeedSequence(**{**state, "entropy": self.copy(value.entropy, (*path, "entropy"))})
-        made.pool[...] = value.pool  # made of its entropy, which may be a list that has changed since
+        made.pool[...] = value.pool  # not from its entropy, which may be a list that has changed since
         return self._keep(value, made)
 
     def _generator(self, value: Any, path: tuple[str, ...]) -> Any:
@@ -496,9 +497,9 @@ class Copier:
         return self._keep(value, self._same_generator(value, path))
 
     def _same_generator(self, value: Any, path: tuple[str, ...]) -> Any:
-        """Return a generator in the same state; those that share their bits, or their seeds, go on sharing them.
+        """Return a generator in the same state. Generators that share a bit generator or a seed sequence still do.
 
-        `copy.deepcopy` takes five times as long: it makes each by a seed of the system first.
+        `copy.deepcopy` takes five times as long, because it first seeds each new generator from the system.
         """
         made: Any
         if isinstance(value, np.random.Generator):
@@ -517,7 +518,7 @@ class Copier:
             if not is_trusted(module_of(type(sequence))):
                 title = type(sequence).__qualname__
                 raise CannotCopyError(f"{place_name(path)} got its seeds from a {title}, which is not copied")
-            return copy.deepcopy(value, self._deep)  # such as the bits of `RandomState(3)`, which have none
+            return copy.deepcopy(value, self._deep)  # such as for `RandomState(3)`, which has no seed sequence
         made = type(value)(self.copy(sequence, path))
         made.state = value.state
         return made
@@ -528,7 +529,7 @@ def _new(kind: Any) -> Any:
 
 
 def set_fields(value: Any, fields: Mapping[str, Any]) -> None:
-    """Give an object some fields, and no others."""
+    """Replace all fields of an object."""
     slots = set(slots_of(type(value)))
     own = dict_of(value)
     if own is not None:
@@ -544,7 +545,7 @@ def set_fields(value: Any, fields: Mapping[str, Any]) -> None:
 
 
 def only_draws(value: Any, depth: int = 0) -> bool:
-    """True if a value draws, or is a list or dict of what draws and of nothing else that may change."""
+    """True if a value draws, or is a container of values that draw and of constants."""
     if draws(value):
         return True
     if depth < 4 and type(value) in (list, tuple, dict):
@@ -560,7 +561,7 @@ def _is_jax(value: Any) -> bool:
 
 
 def refuse_impure(kind: type, path: tuple[str, ...]) -> None:
-    """Raise CannotCopyError for objects of a class that their fields do not make."""
+    """Raise CannotCopyError if objects of a class cannot be copied by their fields."""
     why = impure(kind)
     if why is not None:
         raise CannotCopyError(f"{place_name(path)} is {why}")

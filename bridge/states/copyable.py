@@ -1,4 +1,4 @@
-"""Those fields of an environment that can be copied, where not all can: taken and put back around a replay."""
+"""The copyable fields of an environment that cannot be copied whole; a replay puts them back or compares them."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ __all__ = ["Fields", "put_fields", "take_fields"]
 
 @dataclasses.dataclass(frozen=True)
 class Fields:
-    """Those fields of an environment that can be copied."""
+    """The copyable fields of an environment."""
 
     kinds: list[type]
     """The classes of the layers."""
     fields: list[dict[str, Any]]
     """The copies, for each layer."""
     digests: list[dict[str, str]]
-    """Digests of what the fields held, for each layer."""
+    """Digests of the fields' values, for each layer."""
     apart: frozenset[int]
-    """The layers that were copied whole, and share no object with other ones."""
+    """The layers that were copied whole and share no object with other layers."""
     size: int
-    """About how many bytes of memory it takes."""
+    """The approximate memory use, in bytes."""
     common: Shared
-    """What the code of the environment shares with other ones."""
+    """What the environment's code shares with other environments."""
     digest: str
-    """Of what that held."""
+    """A digest of the shared values."""
     shared: Mapping[int, Any]
 
 
 def take_fields(env: Any) -> Fields:
-    """Copy those fields of an environment that can be copied.
+    """Copy the copyable fields of an environment.
 
     Raises:
-        CannotCopyError: It shares with other environments what its steps may change.
+        CannotCopyError: Its steps may change something that it shares with other environments.
     """
     layers = layers_of(env)
     index = {id(layer): number for number, layer in enumerate(layers)}
     found = _copied_fields(layers, {})
     kinds = [type(layer) for layer in layers]
-    # Also of what lies beside and behind what cannot be copied.
+    # Include the code of objects that cannot be copied, and of what they refer to.
     common, objects, digest = common_to(layers, code_in(layers), found[1].by_address)
     if found[1].met(objects):
         found = _copied_fields(layers, objects)
@@ -91,7 +91,7 @@ def _copied_fields(layers: Sequence[Any], shared: Mapping[int, Any]) -> tuple[li
 
 
 def _changeable(layer: Any) -> set[int]:
-    """Return the ids of what a layer holds that may change, but for its spaces."""
+    """Return the ids of a layer's mutable objects, except its spaces."""
     kept = list, dict, set, deque, bytearray, np.ndarray
     objects = objects_in(value for _, value in fields_of(layer))
     return {key for key, value in objects.items() if isinstance(value, kept) or not is_trusted(module_of(type(value)))}
@@ -101,9 +101,9 @@ def put_fields(saved: Fields, env: Any, *, whole: bool = False) -> None:
     """Put fields back into an environment.
 
     Args:
-        saved: What `take_fields` returned.
-        env: An environment of the same layers.
-        whole: True: all fields of the layers that are `apart`, and no others; False: those that differ.
+        saved: The result of `take_fields`.
+        env: An environment with the same layers.
+        whole: True: put back all fields of the layers in `apart`, and nothing else. False: put back fields that differ.
 
     Raises:
         CannotCopyError: The layers differ, or a field cannot be put back.

@@ -1,7 +1,7 @@
-"""A digest of values, by what they hold: two of the same digest are alike, whatever else has become of their objects.
+"""A digest of values by content: equal digests mean equal values.
 
-Objects of classes written in Python are looked at field by field, functions with their defaults, their attributes and
-what their closures hold. Of what cannot be looked at, the identity counts: that it is still the same object.
+Objects of Python classes count field by field; functions count with their defaults, attributes and closures. Objects
+that cannot be inspected count by their identity.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST_DEEP = 100
 
 
 def objects_in(values: Iterable[Any]) -> dict[int, Any]:
-    """Return the objects among values, and in them, that can be told from a copy, by their ids."""
+    """Return the objects in values, at any depth, for which a copy would be a different object, by id."""
     found: dict[int, Any] = {}
     waiting = list(values)
     while waiting:
@@ -53,7 +53,7 @@ def objects_in(values: Iterable[Any]) -> dict[int, Any]:
             waiting += value
         elif not is_trusted(module_of(kind)) or kind is types.SimpleNamespace:
             waiting += [item for _, item in fields_of(value)]
-            # Something may hold it, as `vars` gives it away.
+            # Another object may refer to this `__dict__`: `vars` returns it.
             waiting.append(dict_of(value))
     return found
 
@@ -65,17 +65,17 @@ def digest_of(
     layers: Mapping[int, int] | None = None,
     unseen: list[Any] | None = None,
 ) -> str:
-    """Return a digest of what values hold now.
+    """Return a digest of the current content of values.
 
     Args:
         values: The values.
-        samples: False: what a space would draw next does not count.
-        layers: The numbers of environments that are told apart by these, by their ids.
-        unseen: Gets what cannot be looked at, and may change.
+        samples: False: the generators of spaces do not count.
+        layers: Environments that count by these numbers, by id.
+        unseen: A list to which objects are added that may change but cannot be inspected.
     """
     made = hashlib.blake2b(digest_size=16)
     seen: dict[int, int] = {}
-    alive: list[Any] = []  # whose ids are in `seen`
+    alive: list[Any] = []  # keeps the objects alive whose ids are in `seen`
 
     def add_by_identity(value: Any) -> None:
         made.update(str(id(value)).encode())
@@ -109,7 +109,7 @@ def digest_of(
             if isinstance(value, dict):
                 items = [part for pair in dict.items(value) for part in pair]
             if isinstance(value, (set, frozenset)):
-                # Their order comes of their hashes.
+                # The order of a set depends on hashes.
                 items = sorted(items, key=repr)
             for item in items:
                 add(item, depth + 1)
@@ -142,12 +142,12 @@ def digest_of(
         elif isinstance(value, gymnasium.Space) and not samples:
             made.update(repr(value).encode())
         elif isinstance(value, gymnasium.Env):
-            # An environment that a class or a module knows is in a state of its own.
+            # An environment held by a class or a module has its own state, which does not count here.
             add_by_identity(value)
         elif is_trusted(module_of(kind)) or not is_pure(kind) or isinstance(value, random.Random):
             try:
                 made.update(pickle.dumps(value))
-            except Exception:  # whatever refuses to be pickled: at least it is the same
+            except Exception:  # an object that cannot be pickled counts by its identity
                 add_by_identity(value)
         else:
             for name, item in fields_of(value):
@@ -157,15 +157,15 @@ def digest_of(
 
     for value in values:
         add(value, 0)
-    # `add` refers to itself: until garbage is collected, it would keep alive what an environment has dropped.
+    # `add` refers to itself, so it lives until the next garbage collection, and would keep these objects alive.
     alive.clear()
     return made.hexdigest()
 
 
 def _is_inert(value: Any) -> bool:
-    """True if an object can be told by its identity alone: it holds nothing that decides what comes next."""
+    """True if an object's identity is enough: it holds nothing that influences later steps."""
     kind = type(value)
     if isinstance(value, _INERT) or module_of(kind).partition(".")[0] == "pygame":
         return True
-    # Such as a function that was compiled; those that belong to an object of C may change that.
+    # Such as a compiled function. A method of a C object may change that object, so it is not inert.
     return callable(value) and getattr(value, "__self__", None) is None and not isinstance(value, functools.partial)

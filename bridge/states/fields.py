@@ -1,4 +1,4 @@
-"""What objects are made of: their fields, also those of `__slots__`, and whether these are all that they hold."""
+"""The fields of objects, including `__slots__`, and whether an object holds more than its fields."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = [
 ]
 
 _TRUSTED = frozenset(("numpy", "gymnasium", "ale_py", "mujoco", "Box2D", "pygame", "builtins", "google", "bridge"))
-"""Packages whose environments and objects draw from their own generators alone."""
+"""Packages whose environments and objects draw random numbers only from their own generators."""
 
 
 def module_of(kind: type) -> str:
-    """Return the name of the module of a class; "": a class of C may have none."""
+    """Return the name of a class's module; "" if it has none, as some C classes."""
     module = getattr(kind, "__module__", None)
     return module if isinstance(module, str) else ""
 
@@ -42,7 +42,7 @@ def is_trusted(module: Any) -> bool:
 
 
 def is_env(value: Any) -> bool:
-    """True if a value is an environment of Gymnasium or PettingZoo, a vector of such, or a wrapper around one."""
+    """True for an environment of Gymnasium or PettingZoo, a vector environment, or a wrapper of one."""
     kind: Any = type(value)
     return _is_env(kind)
 
@@ -51,19 +51,19 @@ def is_env(value: Any) -> bool:
 def _is_env(kind: type) -> bool:
     if issubclass(kind, (gymnasium.Env, VectorEnv)):
         return True
-    # By its name, because PettingZoo need not be installed.
+    # By name, because PettingZoo may not be installed.
     return any(module_of(each) == "pettingzoo.utils.env" for each in kind.__mro__)
 
 
 def dict_of(value: Any) -> Any:
-    """Return the `__dict__` of an object, whatever its class answers who asks for it; None: it has none."""
+    """Return an object's real `__dict__`, even if its class overrides attribute access; None: it has none."""
     kind: Any = type(value)
     getter = _dict_getter(kind)
     return None if getter is None else getter.__get__(value)
 
 
 def set_dict(value: Any, fields: dict[str, Any]) -> None:
-    """Give an object another `__dict__`, whatever its class has its attributes set by."""
+    """Replace an object's `__dict__`, even if its class overrides attribute access."""
     kind: Any = type(value)
     _dict_getter(kind).__set__(value, fields)
 
@@ -78,18 +78,18 @@ def _dict_getter(kind: type) -> Any:
 
 
 def fields_of(value: Any) -> list[tuple[str, Any]]:
-    """Return the attributes of an object, those of `__slots__` too."""
+    """Return an object's attributes, including those of `__slots__`."""
     found = list((dict_of(value) or {}).items())
     for name in slots_of(type(value)):
         try:
             found.append((name, object.__getattribute__(value, name)))
-        except AttributeError:  # it has none yet
+        except AttributeError:  # not assigned yet
             continue
     return found
 
 
 def is_sentinel(value: Any) -> bool:
-    """True if an object counts by its identity, such as `object()`, `dataclasses.MISSING` or `numpy.tanh`."""
+    """True if an object is compared by identity, such as `object()`, `dataclasses.MISSING` or `numpy.tanh`."""
     kind = type(value)
     name = module_of(kind)
     of_numpy = name == "numpy"
@@ -102,7 +102,7 @@ def is_sentinel(value: Any) -> bool:
 
 
 def slots_of(kind: Any) -> tuple[str, ...]:
-    """Return the names of the `__slots__` of a class, as attributes have them."""
+    """Return the attribute names of a class's `__slots__`."""
     return _slots_of(kind)
 
 
@@ -113,19 +113,19 @@ def _slots_of(kind: type) -> tuple[str, ...]:
         slots = owner.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else tuple(slots):
             if name not in ("__dict__", "__weakref__"):
-                # Private names of slots are mangled, as those of attributes are in code.
+                # Python mangles private slot names like other private names.
                 mangled = name.startswith("__") and not name.endswith("__")
                 found.append(f"_{owner.__name__.lstrip('_')}{name}" if mangled else name)
     return tuple(found)
 
 
 def held_by(function: types.FunctionType) -> list[Any]:
-    """Return what a function holds beside its code: closure, defaults and attributes."""
+    """Return the values in a function's closure, defaults and attributes."""
     found = []
     for cell in function.__closure__ or ():
         try:
             found.append(cell.cell_contents)
-        except ValueError:  # it is empty yet
+        except ValueError:  # an empty cell
             continue
     return [*found, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *vars(function).values()]
 
@@ -140,16 +140,16 @@ def is_pure(kind: type) -> bool:
 
 @functools.lru_cache(4096)
 def impure(kind: type) -> str | None:
-    """Say why the objects of a class cannot be copied by their fields; None: they can."""
+    """Return why objects of a class cannot be copied by their fields; None: they can."""
     title = f"a {getattr(kind, '__module__', '')}.{kind.__qualname__}"
     for owner in kind.__mro__:
         if owner in _CONTAINERS or getattr(owner, "__module__", "") in ("typing", "abc", "collections.abc"):
             continue
-        if not owner.__flags__ & (1 << 9):  # no class of Python's
+        if not owner.__flags__ & (1 << 9):  # not a heap type, so not defined in Python
             return f"{title}, which is of no class written in Python, and is not copied"
         slots = set(slots_of(owner))
         for name, value in vars(owner).items():
-            # What C has defined shows by its methods and members.
+            # A class defined in C has methods and members of these descriptor types.
             made_in_c = isinstance(value, (types.MethodDescriptorType, types.ClassMethodDescriptorType))
             getter = isinstance(value, types.GetSetDescriptorType) and name not in ("__dict__", "__weakref__")
             member = isinstance(value, types.MemberDescriptorType) and name not in slots
@@ -163,6 +163,6 @@ def impure(kind: type) -> str | None:
         if not issubclass(kind, (list, dict, tuple)):
             object.__new__(kind)
     except TypeError:
-        # An abstract class, which has no objects, says so here too; there is none to copy then.
+        # Abstract classes end here too, but have no objects to copy.
         return f"{title}, which is not made by Python alone, and is not copied"
     return None

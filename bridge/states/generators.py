@@ -1,7 +1,7 @@
-"""The random generators of an environment, wherever it holds them, and what they are seeded with in a branch.
+"""The random generators of an environment, wherever it holds them, and their seeds in a branch.
 
-The environment's own generator gets what a reset with the seed gives it. The seeds of others come of their places, and
-not of their number: a space makes a generator when somebody asks for it, such as a vector environment.
+The environment's own generator is seeded as by a reset with the seed. The seeds of the others depend on their places,
+not on how many there are: a space may get its generator late, such as when a vector environment asks for it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from bridge.states.refusal import CannotCopyError, place_name
 __all__ = ["bits_of_reset", "seed_generators", "seed_sequence"]
 
 Place = tuple[str, ...]
-"""The number of a layer, the name of its field, and the way from there."""
+"""The number of a layer, the name of its field, and the names from there to the value."""
 _HOLDERS = ("collections", "functools", "gymnasium", "numpy", "pettingzoo", "types")
-"""Modules whose code is trusted, and whose objects hold what a user gives them: spaces, environments, containers."""
+"""Trusted modules whose objects may hold a user's objects: spaces, environments, containers."""
 _GENERATORS = (np.random.BitGenerator, np.random.RandomState, random.Random, np.random.SeedSequence)
 
 
 def bits_of_reset(layers: Sequence[Any], fields: Sequence[Mapping[str, Any]]) -> Any:
-    """Return the bits of the generator that a reset seeds; None: there is none yet.
+    """Return the bit generator that a reset seeds; None: it does not exist yet.
 
     Args:
         layers: The environment and its wrappers.
@@ -45,24 +45,24 @@ def bits_of_reset(layers: Sequence[Any], fields: Sequence[Mapping[str, Any]]) ->
 
 
 def seed_sequence(seed: int, place: Place | None) -> np.random.SeedSequence:
-    """Return what a generator is seeded with in a branch.
+    """Return the seed sequence of a generator in a branch.
 
     Args:
         seed: The seed of the branch.
-        place: Where the generator is; None: it is the one that a reset seeds.
+        place: The place of the generator; None: the generator that a reset seeds.
     """
     return np.random.SeedSequence(seed if place is None else [seed, zlib.crc32("\0".join(place).encode())])
 
 
 def seed_generators(layers: Sequence[Any], seed: int) -> None:
-    """Seed the generators of an environment where they are.
+    """Reseed the generators of an environment in place.
 
     Args:
         layers: The environment and its wrappers.
         seed: The seed of the branch.
 
     Raises:
-        CannotCopyError: It makes generators of what cannot be changed where it is.
+        CannotCopyError: It holds a `SeedSequence`, which cannot be changed in place.
     """
     fields = [dict(fields_of(layer)) for layer in layers]
     own = bits_of_reset(layers, fields)
@@ -78,7 +78,7 @@ def seed_generators(layers: Sequence[Any], seed: int) -> None:
         elif isinstance(generator, np.random.RandomState):
             generator.set_state(np.random.RandomState(np.random.MT19937(sequence)).get_state())
         else:
-            # With the sequence by which it makes others (`spawn`), as a pickle has it.
+            # Through the pickle interface, which also sets the seed sequence that `spawn` uses.
             bits: Any = generator
             bits.__setstate__(type(bits)(sequence).__reduce__()[2])
     for layer in layers:
@@ -87,9 +87,9 @@ def seed_generators(layers: Sequence[Any], seed: int) -> None:
 
 
 def _generators_of(layers: Sequence[Any], fields: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Place, Any]]:
-    """Give each generator once, with its first place: of NumPy's the bits that they draw from.
+    """Yield each generator once, with its first place; for a NumPy generator, its bit generator.
 
-    The places, and their order, are those by which `graph` copies: a branch is the same, whether copied or replayed.
+    Places and order are the same as in `graph`, so that a branch is the same by copy and by replay.
     """
     waiting: list[tuple[Place, Any]] = [
         ((str(index), name), item) for index, own in enumerate(fields) for name, item in own.items()
@@ -109,7 +109,7 @@ def _generators_of(layers: Sequence[Any], fields: Sequence[Mapping[str, Any]]) -
 
 
 def _parts_of(value: Any) -> list[tuple[Place, Any]]:
-    """Return what a value holds that may hold a generator, by names that are the same in another environment."""
+    """Return the parts of a value that may hold a generator, by names that are equal in every environment."""
     kind = type(value)
     found: list[tuple[Place, Any]] = []
     if isinstance(value, (type, types.ModuleType)):
@@ -128,7 +128,7 @@ def _parts_of(value: Any) -> list[tuple[Place, Any]]:
     elif isinstance(value, types.GeneratorType):
         found = [] if value.gi_frame is None else [((name,), item) for name, item in value.gi_frame.f_locals.items()]
     elif isinstance(value, Iterator) and is_trusted(module_of(kind)):
-        # Such as a `map`, or what `iter` makes of a function.
+        # Such as a `map`, or the result of `iter(function, sentinel)`.
         found = [((str(number),), part) for number, part in enumerate(gc.get_referents(value))]
     elif isinstance(value, functools.partial):
         found = [((), value.func), ((), value.args), ((), value.keywords)]

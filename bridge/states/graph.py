@@ -1,13 +1,12 @@
-"""All that an environment is, copied field by field, and put back into an environment of the same kind.
+"""Copy an environment field by field, and put the copy back into an environment of the same kind.
 
-`copy.deepcopy` asks each object how it is to be copied. Every environment of MuJoCo, Box2D and ALE, and many of users'
-own, answer that by `gymnasium.utils.EzPickle`: with a new environment. It takes functions as they are, with what their
-closures hold, and an array that is a part of another one becomes an array of its own. So here the fields are copied, by
-rules for each type, and what has no rule is refused with the place where it was found: a state is right, or there is
-none.
+`copy.deepcopy` does not work, for three reasons. It asks each object how to copy it, and every environment of MuJoCo,
+Box2D and ALE, and many others, answer through `gymnasium.utils.EzPickle` with a new environment. It shares functions,
+with the values in their closures. And it turns a view of an array into a separate array. So this module copies fields
+by rules for each type. A value without a rule is refused with its place: a state is right, or is refused.
 
-The environment and its wrappers, the *layers*, are not copied: their fields are, and are put back into the layers of a
-living environment. So references to them stay right, and whatever draws stays with whom it draws for.
+The environment and its wrappers, the *layers*, are not copied. Their fields are copied, and put back into the layers of
+a living environment. So references to layers stay right, and objects that draw stay where they are.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ __all__ = ["EnvSnapshot", "common_to", "copied", "restore", "take"]
 
 
 class EnvSnapshot:
-    """The fields of all layers of an environment.
+    """A copy of the fields of all layers of an environment.
 
     Args:
         kinds: The classes of the layers.
-        fields: The fields of each.
-        size: About how many bytes of memory it takes.
-        how: The ways by which its parts were saved: `copy`, and the environment's own.
-        common: What the code that they run shares with other environments.
-        shared: What classes and modules hold too, by its id: it is in the state as it is.
-        digest: Of all that they hold.
+        fields: The fields of each layer.
+        size: The approximate memory use, in bytes.
+        how: How its parts were saved: `copy`, and the names of objects' own ways, such as `ale`.
+        common: What the layers' code shares with other environments.
+        shared: Objects that classes and modules hold too, by id; they are not copied.
+        digest: A digest of the shared values.
     """
 
     def __init__(
@@ -58,14 +57,14 @@ class EnvSnapshot:
 
 
 def take(env: Any, *more: Any) -> tuple[EnvSnapshot, tuple[Any, ...]]:
-    """Copy all that an environment is.
+    """Copy the whole state of an environment.
 
     Args:
         env: The environment, with its wrappers.
-        more: What is copied with it, such as its last observation, in which the same objects may be.
+        more: Values to copy with it, such as the last observation, which may contain the same objects.
 
     Raises:
-        CannotCopyError: It holds something that cannot be copied.
+        CannotCopyError: It holds a value that cannot be copied.
     """
     layers = layers_of(env)
     make_generators(layers)
@@ -76,7 +75,7 @@ def take(env: Any, *more: Any) -> tuple[EnvSnapshot, tuple[Any, ...]]:
         _ = space.np_random
     pixels = common.pixels and copier.draws
     if unseeded or pixels or copier.met(objects):
-        # What a class or a module holds too stays what it is: a copy would no longer be the object that they hold.
+        # Copy again without the objects that a class or a module holds too: those must stay the same objects.
         fields, copied, copier = _copies(layers, more, objects, pixels=pixels)
     copier.refuse_shared_closures(samples=common.samples)
     kinds = [type(layer) for layer in layers]
@@ -85,15 +84,15 @@ def take(env: Any, *more: Any) -> tuple[EnvSnapshot, tuple[Any, ...]]:
 
 
 def common_to(layers: Sequence[Any], code: Iterable[Any], by_address: str) -> tuple[Shared, dict[int, Any], str]:
-    """Return what code shares with other environments, the objects of it, and a digest of what they hold now.
+    """Return what code shares with other environments, the shared objects by id, and a digest of their values.
 
     Args:
         layers: The layers of the environment.
-        code: The classes of what it holds, and its functions and modules.
-        by_address: Names the class of an object that a copy has at another address, which is its hash; "": none.
+        code: The classes of the objects in the environment, and its functions and modules.
+        by_address: The name of a class in it whose objects are hashed by address, which no copy keeps; "": none.
 
     Raises:
-        CannotCopyError: An environment of this code has no state of its own.
+        CannotCopyError: Environments with this code have no separate state.
     """
     common = shared_by((*map(type, layers), *code))
     if common.reason:
@@ -116,7 +115,7 @@ def _copies(
         own: dict[str, Any] = {}
         kept = set(LaneVectorEnv.KEPT) if isinstance(layer, LaneVectorEnv) else set()
         if isinstance(layer, RecordConstructorArgs):
-            # By which a wrapper of Gymnasium tells how it was made: a function there may be no copy.
+            # The arguments that a Gymnasium wrapper was made with. Functions in them cannot be copied.
             kept.add("_saved_kwargs")
         for name, value in fields_of(layer):
             path = str(index), name
@@ -128,20 +127,20 @@ def _copies(
 def restore(
     snapshot: EnvSnapshot, env: Any, *more: Any, seed: int | None = None, compared: bool = False
 ) -> tuple[Any, ...]:
-    """Put a snapshot into a living environment; all is looked at before anything is changed.
+    """Put a snapshot into a living environment. Everything is checked before anything is changed.
 
     Args:
-        snapshot: What `take` returned.
-        env: An environment of the same layers.
-        more: What `take` has copied with it.
-        seed: Seeds the generators; None: they go on.
-        compared: True: what all environments share was compared just now, as for the lane before.
+        snapshot: The result of `take`.
+        env: An environment with the same layers.
+        more: The values that `take` copied with it.
+        seed: Reseeds the generators; None: they go on.
+        compared: True: shared values have just been compared, for the previous lane.
 
     Returns:
         Copies of `more`.
 
     Raises:
-        CannotCopyError: The layers differ, or what stays with the living environment is not what it was.
+        CannotCopyError: The layers differ, or a value that stays in the living environment has changed.
     """
     layers = layers_of(env)
     if [type(layer) for layer in layers] != snapshot.kinds:
@@ -153,7 +152,7 @@ def restore(
     copier = Restorer(layers, seed, snapshot.shared, bits, pixels=snapshot.common.pixels)
     fields = [copier.layer(index, own) for index, own in enumerate(snapshot.fields)]
     copied = tuple(copier.copy(value, ("result",)) for value in more)
-    # From here on nothing fails, but for a library that does: and then the environment says so in its next step.
+    # From here on nothing should fail. If a library does fail, the environment's next step will show it.
     for put, living in copier.puts:
         put(living, seed)
     for layer, own in zip(layers, fields, strict=True):
@@ -166,10 +165,15 @@ def restore(
 
 
 def copied(env: Any, values: Sequence[Any], *, back: bool = False) -> tuple[Any, ...]:
-    """Return copies of values that are told with a state, such as an observation; with `back` of those copies.
+    """Return copies of values that belong to a state, such as an observation.
+
+    Args:
+        env: The environment.
+        values: The values; with `back`, copies that this function returned before.
+        back: True: copy the saved values for the living environment.
 
     Raises:
-        CannotCopyError: One cannot be copied.
+        CannotCopyError: A value cannot be copied.
     """
     layers = layers_of(env)
     copier = Restorer(layers, None, {}) if back else Copier(layers, {})

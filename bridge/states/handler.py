@@ -1,4 +1,4 @@
-"""Whose states there are, within which bounds, and until when; in a server, in its serving thread."""
+"""The server's account of saved states: their owners, limits and timeouts. Runs in the serving thread."""
 
 from __future__ import annotations
 
@@ -31,55 +31,55 @@ __all__ = ["StatesHandler"]
 _MOST_LANES = 4096
 _MOST_KINDS = 1000
 _CLIENTS = 2
-"""How many times the bounds of one client all clients may have together: one alone leaves as much to the others."""
+"""The limits of all clients together, as a multiple of one client's: one client cannot use up everything."""
 _MOST_CHARGED = 0.2
-"""The most seconds of a check that are charged: it runs in a process of its own, at a time when no other one does."""
+"""The most seconds of a check that are charged: checks run in a separate process, one at a time."""
 _LOOK = 0.5
-"""The most seconds between two looks for states whose time is over."""
+"""The longest pause between two searches for expired states, in seconds."""
 
 
 @dataclasses.dataclass
 class _StateEntry:
-    """A state, without what it holds."""
+    """What the server knows of a state; the content is kept beside the environment."""
 
     home: object
     environment: str
     size: int
     owner: object
-    """The client that has saved it, whose share of the bounds it takes."""
+    """The client that saved it; it counts towards this client's limits."""
     users: set[object]
-    """The clients that have saved or restored it, and are there."""
+    """The connected clients that have saved or restored it."""
     used: float
-    """When it was used last, in seconds of the scheduler."""
+    """The time of its last use, in seconds of the scheduler."""
     abandoned: float | None = None
-    """When the last of them left."""
+    """When the last of its users left; None: a user is connected."""
 
 
 class _Entries(dict[str, _StateEntry]):
-    """The states by identifier, with sums: whoever saves without end costs as much to refuse as one who does not."""
+    """The states by identifier, with running totals, so that refusing a save costs the same however many there are."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[object] = Counter()
-        """How many each client has."""
+        """The number of states of each client."""
         self.sizes: Counter[object] = Counter()
-        """How many bytes those of each client take."""
+        """The bytes of each client's states."""
         self.size = 0
-        """How many bytes all take."""
+        """The bytes of all states."""
 
     def add(self, identifier: str, entry: _StateEntry) -> None:
-        """Take a state, whose size is not known yet."""
+        """Add a state, whose size is not known yet."""
         self[identifier] = entry
         self.counts[entry.owner] += 1
 
     def resize(self, entry: _StateEntry, size: int) -> None:
-        """Note how large a state is."""
+        """Set the size of a state."""
         self.size += size - entry.size
         self.sizes[entry.owner] += size - entry.size
         entry.size = size
 
     def remove(self, identifier: str) -> _StateEntry | None:
-        """Forget a state; return it, None: there is none."""
+        """Remove and return a state; None: there is no such state."""
         entry = self.pop(identifier, None)
         if entry is not None:
             self.resize(entry, 0)
@@ -93,9 +93,9 @@ class StatesHandler(MessageHandler):
     """Answers the message of states.
 
     Args:
-        limits: The bounds.
-        start: Names this start of the server.
-        scheduler: As of every handler.
+        limits: The limits.
+        start: Identifies this start of the server.
+        scheduler: The server's scheduler.
     """
 
     def __init__(self, limits: States, start: str, scheduler: Scheduler) -> None:
@@ -104,22 +104,22 @@ class StatesHandler(MessageHandler):
         self._start = start
         self._entries = _Entries()
         self._verdicts: dict[str, PendingResult[Verdict]] = {}
-        """Why a kind of environment has no states, by what it is; not done while it is checked."""
+        """The verdict on each kind of environment, by its description; pending while the check runs."""
         self._dropped: dict[object, list[str]] = {}
-        """States that are gone, and whose memory is to be given back where they are."""
+        """Removed states whose memory has to be freed in the process that keeps them."""
         self._numbers: dict[object, int] = {}
-        """Of clients for which actions are kept."""
+        """The numbers of clients for which actions are kept."""
         self._count = itertools.count()
         self._checks = threading.Lock()
-        """Held by a check: one at a time, so that they take one processor at most."""
+        """Held during a check, so that checks use one processor at most."""
         self._looks = False
         self._closed = False
         self._threads: list[threading.Thread] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        """Those that check kinds of environments, also those that have ended."""
+        """The processes of checks, including ended ones."""
 
     async def answer(self, request: bytes, asked: AskedMessage) -> bytes:
-        """Save, restore or release."""
+        """Answer a request to save, restore or release states."""
         try:
             message = states_pb2.StatesRequest.FromString(request)
         except DecodeError as error:
@@ -138,7 +138,7 @@ class StatesHandler(MessageHandler):
         raise RequestError(Code.INVALID_ARGUMENT, "expected to save, restore or release states, got neither")
 
     async def joined(self, asked: AskedMessage) -> None:
-        """Have the actions of the environments be kept: nobody knows yet whether they can be copied."""
+        """Begin to keep the environments' actions, because we do not know yet whether they can be copied."""
         await self._ask(asked, "keep", *self._kept(asked.client))
 
     async def _ask(self, asked: AskedMessage, name: str, *arguments: object) -> Any:
@@ -148,11 +148,11 @@ class StatesHandler(MessageHandler):
 
     async def _save(self, lanes: list[int], asked: AskedMessage) -> bytes:
         _check_lanes(lanes)
-        # Before the environment is looked at: who has no room left costs nothing.
+        # Check this first, so that a client without room left causes no work.
         self._check_room(asked.client, len(lanes), 0)
         environment, way = await self._checked(asked)
         identifiers = [f"{self._start}.{secrets.token_urlsafe(24)}" for _ in lanes]
-        # Held while the environment is in the call, in which the deputy may serve another request.
+        # Reserve the entries now: during the call the deputy may serve another request.
         entries = [
             _StateEntry(asked.home, environment, 0, asked.client, {asked.client}, self.scheduler.now()) for _ in lanes
         ]
@@ -171,7 +171,7 @@ class StatesHandler(MessageHandler):
         try:
             self._check_room(asked.client, 0, 0)
         except RequestError:
-            # How large a state is is known once it is there: it goes again, and nothing else does.
+            # The size is known only after the save. Drop these states again, and no others.
             self._forget(identifiers)
             await self._give_back(asked)
             raise
@@ -179,13 +179,13 @@ class StatesHandler(MessageHandler):
         return response.SerializeToString()
 
     def _kept(self, client: object) -> tuple[int, int, int]:
-        """Return what is said to a part that keeps actions: for whom, how many, and of how many bytes."""
+        """Return the arguments for keeping actions: the client's number, the most steps and the most bytes."""
         if client not in self._numbers:
             self._numbers[client] = next(self._count)
         return self._numbers[client], self._limits.max_replay_steps, self._limits.max_state_bytes
 
     async def _checked(self, asked: AskedMessage) -> tuple[str, str]:
-        """Return what the environments are, and how they are saved; raises FAILED_PRECONDITION where they are not."""
+        """Return the environments' description and how to save them; raise FAILED_PRECONDITION if impossible."""
         environment, made, problem = await self._ask(asked, "describe", False)
         pending = self._verdicts.get(environment)
         asks = pending is None
@@ -211,11 +211,11 @@ class StatesHandler(MessageHandler):
         return str(environment), verdict.way
 
     def _check(self, made: bytes, verdict: PendingResult[Verdict]) -> None:
-        """Check a kind of environment; in a thread of its own, which waits for the process that does it."""
+        """Check a kind of environment. Runs in a separate thread, which waits for the process of the check."""
         with self._checks:
             try:
                 found = Verdict("", "the server ends") if self._closed else run_check(made, self._started)
-            except Exception as error:  # such as a full disk: whoever waits is told
+            except Exception as error:  # such as a full disk: the waiting client is told
                 found = Verdict("", f"its kind could not be checked: {error!r}")
         self.scheduler.call_soon_threadsafe(partial(verdict.set_result, found))
 
@@ -225,7 +225,7 @@ class StatesHandler(MessageHandler):
             process.kill()
 
     def _check_room(self, client: object, states: int, size: int) -> None:
-        """Raise RESOURCE_EXHAUSTED where there is no room for so many more states and bytes."""
+        """Raise RESOURCE_EXHAUSTED if this many more states or bytes exceed a limit."""
         limits = self._limits
         entries = self._entries
         for who, count, held, times in (
@@ -259,7 +259,7 @@ class StatesHandler(MessageHandler):
         self._use([identifier for identifier, _, _ in plan], asked)
         done = await self._ask(asked, "restore", [list(one) for one in plan], *self._kept(asked.client))
         while not done:
-            # Others are served between two slices of a replay.
+            # Serve other requests between two slices of a replay.
             pause: PendingResult[None] = PendingResult()
             self.scheduler.call_later(0.0, partial(pause.set_result, None))
             await pause
@@ -283,7 +283,7 @@ class StatesHandler(MessageHandler):
     # The end of states
 
     def _release(self, identifiers: Sequence[str], asked: AskedMessage) -> None:
-        # Whoever has an identifier may use the state, and so end it; the home is that of the state.
+        # Knowing the identifier is the right to use a state, and so to release it.
         self._forget([identifier for identifier in identifiers if identifier in self._entries])
 
     def _forget(self, identifiers: Iterable[str]) -> None:
@@ -293,13 +293,13 @@ class StatesHandler(MessageHandler):
                 self._dropped.setdefault(entry.home, []).append(identifier)
 
     async def _give_back(self, asked: AskedMessage) -> None:
-        """Drop what states held that are gone, where they are."""
+        """Free the memory of removed states in the process of this request's world."""
         identifiers = self._dropped.pop(asked.home, None)
         if identifiers:
             await self._ask(asked, "drop", identifiers)
 
     def left(self, client: object) -> None:
-        """Let the time of states begin that only this client used."""
+        """Start the timeout of states that only this client used."""
         number = self._numbers.pop(client, None)
         if number is not None:
             left(self._start, number)
@@ -311,14 +311,14 @@ class StatesHandler(MessageHandler):
         self._look_later()
 
     def ended(self, home: object) -> None:
-        """Forget what a process held."""
+        """Remove the states of a process that has ended."""
         for identifier in [one for one, entry in self._entries.items() if entry.home == home and home != _here()]:
             self._entries.remove(identifier)
         if home != _here():
             self._dropped.pop(home, None)
 
     def _look_later(self) -> None:
-        """Look again for states whose time is over, as long as there are any."""
+        """Schedule a search for expired states, as long as there are states."""
         if self._looks or self._closed or not self._entries:
             return
         self._looks = True
@@ -341,7 +341,7 @@ class StatesHandler(MessageHandler):
         self._look_later()
 
     def properties(self) -> list[Property]:
-        """Return what clients can read of it."""
+        """Return the properties that clients can read."""
         counts = {
             "states": lambda: len(self._entries),
             "bytes": lambda: self._entries.size,
@@ -349,13 +349,15 @@ class StatesHandler(MessageHandler):
             "max_state_bytes": lambda: self._limits.max_state_bytes,
         }
         texts = {
-            "states": "how many states of environments there are",
-            "bytes": "about how many bytes they take",
-            "max_states": "the most states",
-            "max_state_bytes": "the most bytes",
+            "states": "how many states of environments are saved",
+            "bytes": "the approximate memory of all states, in bytes",
+            "max_states": "the most states of one client",
+            "max_state_bytes": "the most bytes of the states of one client",
         }
         return [
-            Property(START_KEY, TEXT, "names this start of the server, of which its states are", lambda: self._start),
+            Property(
+                START_KEY, TEXT, "identifies this start of the server, to which its states belong", lambda: self._start
+            ),
             *(Property(f"server.messages.states.{name}", NUMBER, texts[name], read) for name, read in counts.items()),
         ]
 
@@ -371,7 +373,7 @@ class StatesHandler(MessageHandler):
 
 
 def _here() -> object:
-    """Return the home of the environments of this process."""
+    """Return the home of environments in this process."""
     return os.getpid()
 
 
@@ -386,5 +388,5 @@ def _full(text: str) -> RequestError:
 
 
 def _digest(environment: str) -> str:
-    # Its arguments may be the operator's own.
+    # A digest, because the arguments may be confidential.
     return hashlib.sha256(environment.encode()).hexdigest()[:16]

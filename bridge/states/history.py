@@ -1,9 +1,9 @@
-"""What was done with an environment since a reset, kept so that it can be done again with another one.
+"""The history of an environment since a reset, kept to be replayed in another environment.
 
-An environment that holds what cannot be copied, such as the world of a physics library, can still be restored: another
-one is made, gets the generators and whatever else can be copied as they were before the reset, and is given the same
-options, calls and actions. That is right where the reset makes anew all that cannot be copied: else what an earlier
-episode has left there would be missing. Where it does not, all is kept since the environment was made.
+An environment that holds something that cannot be copied, such as the world of a physics library, can still be
+restored. We make another environment, put back the generators and everything else that could be copied before the
+reset, and repeat the reset options, calls and actions. That is right if the reset makes everything anew that cannot be
+copied. If it does not, earlier episodes count too, so the history must begin when the environment is made.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _EXTERNAL = frozenset(
         *("selectors", "select", "asyncio", "tempfile", "concurrent", "ctypes", "_ctypes"),
     )
 )
-"""Modules whose objects reach what other environments, or other processes, have too."""
+"""Modules whose objects reach resources outside the environment."""
 _GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _ATOMS = (
@@ -61,60 +61,60 @@ _EVENT_BYTES = 200
 
 @dataclasses.dataclass
 class Ledger:
-    """What the histories of one client take, and whether it is there."""
+    """The memory account of one client's histories."""
 
     max_steps: int
-    """The most steps that one history has."""
+    """The most steps of one history."""
     max_bytes: int
-    """The most bytes that all of them take, about."""
+    """The approximate most bytes of all of them."""
     taken: int = 0
     gone: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """Something that was done."""
+    """One operation on the environment."""
 
     kind: str
     """`reset`, `step`, `call`, `set` or `seed`."""
     given: Any
-    """The keywords of a reset, the action of a step, the `CallRequest`, the name and the value that was set, or the
-    seed of a branch."""
+    """The keywords of a reset, the action of a step, a `CallRequest`, the name and value of an attribute, or the seed
+    of a branch."""
     told: str = ""
-    """A digest of what came of a reset or a step."""
+    """A digest of the result of a reset or a step."""
 
 
 @dataclasses.dataclass
 class Track:
-    """What was done since a reset, or since the environment was made."""
+    """The operations since a reset, or since the environment was made."""
 
     before: Fields
-    """What could be copied before the first of it."""
+    """The copyable fields before the first operation."""
     clean: bool
-    """True if its first reset makes anew all that cannot be copied: an environment that was used may play it too."""
+    """True if its first reset makes everything anew that cannot be copied: then a used environment may replay it."""
     events: list[Event]
     size: int = 0
     steps: int = 0
 
 
 def told(result: Any) -> str:
-    """Return a digest of what a reset has told: the observation; of a step also the reward and whether it ended.
+    """Return a digest of a result: of a reset its observation; of a step its reward and flags.
 
-    Of steps, the observations are left out: all that is copied is compared at the end.
+    Observations of steps are left out, because all copyable fields are compared at the end.
     """
     return digest_of([result[0]] if len(result) == 2 else [result[1], *map(_flags, result[2:4])])
 
 
 def _flags(value: Any) -> Any:
-    """Return whether an episode ended, of several agents of each."""
+    """Return a flag as a bool, or a dict of flags by agent."""
     return {agent: bool(flag) for agent, flag in value.items()} if isinstance(value, Mapping) else bool(value)
 
 
 def foreign_in(env: Any) -> list[Any]:
-    """Return the objects of an environment, wherever they lie in it, that are not copied by their fields.
+    """Return the objects in an environment, at any depth, that cannot be copied by their fields.
 
     Raises:
-        CannotCopyError: One reaches beyond the environment, such as a file or a socket.
+        CannotCopyError: An object reaches beyond the environment, such as a file or a socket.
     """
     layers = layers_of(env)
     known = {id(layer) for layer in layers}
@@ -167,7 +167,7 @@ def _hash_of(value: Any) -> Any:
 
 
 def _persisting(before: list[Any], after: list[Any]) -> Any:
-    """Return an object that was there before and is still, or is held by one that is; None: there is none."""
+    """Return an object of `after` that was in `before`, or refers to such an object; None: there is none."""
     known = {id(value) for value in before}
     for value in after:
         if id(value) in known or any(id(held) in known for held in gc.get_referents(value)):
@@ -176,12 +176,12 @@ def _persisting(before: list[Any], after: list[Any]) -> Any:
 
 
 class History:
-    """Is called in the place of an environment, and keeps what is done with it; a `Callee`.
+    """Is called in place of an environment, and records the operations on it; a `Callee`.
 
     Args:
         env: The environment.
-        ledger: Of the client that has asked for it.
-        fresh: True if nothing was done with the environment yet.
+        ledger: The account of the client that asked for it.
+        fresh: True if the environment has not been used yet.
     """
 
     def __init__(self, env: Any, ledger: Ledger, *, fresh: bool) -> None:
@@ -193,7 +193,7 @@ class History:
         """Why there is no track."""
 
     def reset(self, **given: Any) -> tuple[Any, Any]:
-        """Reset the environment, and begin anew, or go on where it does not."""
+        """Reset the environment, and begin a new track if the reset makes everything anew; otherwise continue it."""
         if self.ledger.gone:
             self.stop("its client has left")
             result: tuple[Any, Any] = self.env.reset(**given)
@@ -203,7 +203,7 @@ class History:
         try:
             make_generators(layers_of(self.env))
             kept, before, foreign = copy.deepcopy(given), take_fields(self.env), foreign_in(self.env)
-        except Exception as error:  # whatever the objects of a user raise
+        except Exception as error:  # a user's objects may raise anything
             self.stop(str(error))
             fresh = False
         try:
@@ -216,7 +216,7 @@ class History:
         try:
             left = _persisting(foreign, foreign_in(self.env))
             event = Event("reset", kept, told(result))
-        except Exception as error:  # as above
+        except Exception as error:  # a user's objects may raise anything
             self.stop(str(error))
             return result
         if left is None or fresh:
@@ -233,7 +233,7 @@ class History:
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Step the environment, and keep the action."""
+        """Step the environment, and record the action."""
         if self.track is None:
             found: tuple[Any, Any, Any, Any, Any] = self.env.step(action)
             return found
@@ -247,13 +247,13 @@ class History:
         return result
 
     def called(self, request: Any) -> None:
-        """Keep the call of a method."""
+        """Record the call of a method."""
         kept = bridge_pb2.CallRequest()
         kept.CopyFrom(request)
         self._add(Event("call", kept))
 
     def changed(self, name: str, value: Any) -> None:
-        """Keep the new value of an attribute."""
+        """Record the new value of an attribute."""
         self._add(Event("set", (name, copy.deepcopy(value))))
 
     def _add(self, event: Event) -> None:
@@ -270,25 +270,25 @@ class History:
             self.stop(f"its actions take more than max_state_bytes={self.ledger.max_bytes}")
 
     def _grow(self, size: int) -> None:
-        assert self.track is not None, "there is one to grow"
+        assert self.track is not None, "only an existing track grows"
         self.track.size += size
         self.ledger.taken += size
 
     def move(self, ledger: Ledger) -> None:
-        """Keep what is done for another client from here on, or for the same one by another name."""
+        """Charge the history to another account from now on."""
         if self.track is not None:
             self.ledger.taken -= self.track.size
             ledger.taken += self.track.size
         self.ledger = ledger
 
     def stop(self, why: str) -> None:
-        """Forget what was done, until the next reset."""
+        """Drop the track until the next reset; `why` is the reason."""
         if self.track is not None:
             self.ledger.taken -= self.track.size
         self.track, self.why = None, why
 
     def go_on(self, env: Any, track: Track) -> None:
-        """Go on from what was replayed in an environment."""
+        """Continue from a track that was replayed in `env`."""
         self.stop("")
         self.env, self._fresh = env, False
         self.track = dataclasses.replace(track, events=list(track.events))

@@ -1,4 +1,4 @@
-"""What cannot be copied by its fields: what draws, and what saves itself in a way of its own."""
+"""Objects that cannot be copied by their fields: those that draw, and those with a save function of their own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DRAWING = {
     "pygame.mixer": ("Sound", "Channel"),
     "pygame.window": ("Window",),
 }
-"""The classes of a module whose objects draw, or show what was drawn."""
+"""Classes, by module, whose objects draw or display."""
 _DRAWING_MODULES = (
     "gymnasium.envs.mujoco.mujoco_rendering",
     "gymnasium.envs.classic_control.rendering",
@@ -53,20 +53,20 @@ _DRAWING_MODULES = (
     "OpenGL.",
     "glfw",
 )
-"""Modules all of whose objects draw."""
+"""Modules in which all objects draw."""
 
 
 _VALUES = {"pygame.rect": ("Rect", "FRect"), "pygame.math": ("Vector2", "Vector3"), "pygame.color": ("Color",)}
-"""The classes of a module whose objects are a few numbers, which `copy.copy` copies."""
+"""Classes, by module, whose objects are a few numbers; `copy.copy` copies them."""
 
 
 def is_value(kind: type) -> bool:
-    """True if the objects of a class of C are a few numbers, such as a rectangle, and no more."""
+    """True if objects of a C class are only a few numbers, such as a rectangle."""
     return kind.__name__ in _VALUES.get(module_of(kind), ())
 
 
 def draws(value: Any) -> bool:
-    """True if an object draws, such as a surface, a window or a renderer: it decides nothing that comes next."""
+    """True if an object draws, such as a surface, a window or a renderer: it does not influence later steps."""
     kind: Any = type(value)
     return _draws(kind)
 
@@ -78,7 +78,7 @@ def _draws(kind: type) -> bool:
 
 
 def surfaces_in(value: Any) -> list[Any]:
-    """Return the surfaces of pygame among what draws: a value, or what is in its lists and dicts."""
+    """Return the pygame surfaces in a value that draws, or in its lists and dicts."""
     if type(value) in (list, tuple, dict):
         items = value.values() if isinstance(value, dict) else value
         return [found for item in items for found in surfaces_in(item)]
@@ -87,13 +87,13 @@ def surfaces_in(value: Any) -> list[Any]:
 
 @dataclasses.dataclass(frozen=True)
 class OwnWay:
-    """What an object has saved of itself.
+    """State that an object has saved of itself.
 
     Args:
-        name: The way, as clients are told.
-        size: About how many bytes it takes.
-        put: Puts it into another object of the class; with a seed, its generator is seeded anew.
-        fits: Says why it cannot be put into another object; "": it can. Asked before anything is changed.
+        name: The name of the way, which clients see in `SavedState.how`.
+        size: The approximate size in bytes.
+        put: Puts the state into another object of the class; a seed reseeds the object's generator.
+        fits: Returns why the state does not fit another object, or ""; called before anything is changed.
     """
 
     name: str
@@ -103,7 +103,7 @@ class OwnWay:
 
 
 def own_way(value: Any) -> OwnWay | None:
-    """Have an object save itself; None: it is of no class that can."""
+    """Return the state that an object saves of itself; None: its class cannot."""
     module, name = module_of(type(value)), type(value).__name__
     if name == "ALEInterface" and module.startswith("ale_py"):
         return _of_ale(value)
@@ -116,7 +116,7 @@ def own_way(value: Any) -> OwnWay | None:
 
 
 def pixels_of(value: Any) -> OwnWay | None:
-    """Return the pixels of surfaces, for code that reads them; None: there is no surface."""
+    """Return the pixels of surfaces, for code that reads pixels; None: there is no surface."""
     saved = [(_form(surface), surface.get_buffer().raw) for surface in surfaces_in(value)]
     if not saved:
         return None
@@ -136,7 +136,7 @@ def _form(surface: Any) -> tuple[Any, ...]:
     return surface.get_size(), surface.get_pitch(), surface.get_masks()
 
 
-# What a copy of MuJoCo's data was measured to take beside the buffers.
+# The measured memory of a copy of MjData, beside its buffers.
 _MUJOCO_BYTES = 1_200_000
 
 
@@ -144,7 +144,7 @@ def _of_ale(ale: Any) -> OwnWay:
     state = AtariState(ale)
 
     def fits(living: Any) -> str:
-        # The state of another game would be taken without a word, and be nonsense.
+        # The emulator would accept the state of another game without an error.
         same = living.getRAMSize() == ale_facts[0] and list(map(str, living.getMinimalActionSet())) == ale_facts[1]
         return "" if same else "it is of another game"
 
@@ -164,12 +164,12 @@ def _of_mujoco_data(data: Any) -> OwnWay:
     def put(living: Any, seed: int | None) -> None:
         mujoco.mj_copyData(living, living.model, saved)
 
-    # Of its arena, only what is used takes memory.
+    # Only the used part of its arena takes memory.
     return OwnWay("mujoco", int(saved.nbuffer) + int(data.maxuse_arena) + _MUJOCO_BYTES, put, fits)
 
 
 class _Model:
-    """The bytes of a model, which many states have in common."""
+    """The bytes of a model, shared by many states."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -180,7 +180,7 @@ _models: weakref.WeakValueDictionary[bytes, _Model] = weakref.WeakValueDictionar
 
 def _of_mujoco_model(model: Any) -> OwnWay:
     mujoco = sys.modules["mujoco"]
-    # A model that somebody has changed is a part of the state.
+    # The model is part of the state, because an environment may change it.
     data = _bytes_of(mujoco, model)
     digest = hashlib.sha256(data).digest()
     saved = _models.get(digest)
@@ -208,7 +208,7 @@ def _sizes(model: Any) -> tuple[int, ...]:
 
 
 def _copy_numbers(source: Any, target: Any) -> None:
-    """Write the numbers of a structure of MuJoCo's into another one of the same sizes."""
+    """Copy the numbers of a MuJoCo structure into another one of the same sizes."""
     for name in dir(source):
         if name.startswith("_"):
             continue
@@ -218,7 +218,7 @@ def _copy_numbers(source: Any, target: Any) -> None:
             if own.shape == value.shape and own.flags.writeable:
                 own[...] = value
         elif isinstance(value, (int, float)):
-            # Sizes cannot be set, and are equal.
+            # Sizes cannot be set; they are equal anyway.
             with contextlib.suppress(AttributeError):
                 setattr(target, name, value)
         elif type(value).__module__.startswith("mujoco") and not callable(value):

@@ -1,4 +1,4 @@
-"""The *layers* of an environment: its wrappers, and itself."""
+"""The *layers* of an environment: its wrappers and itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["layers_of", "make_generators", "titles"]
 
 
 def layers_of(env: Any) -> list[Any]:
-    """Return an environment's wrappers, the outermost first, the environment, and those that it holds as attributes."""
+    """Return an environment's wrappers, outermost first, the environment, and environments in its attributes."""
     found: list[Any] = []
     waiting: deque[Any] = deque([env])
     while waiting:
@@ -29,12 +29,12 @@ def layers_of(env: Any) -> list[Any]:
 
 
 def _within(layer: Any) -> Iterator[Any]:
-    """Give the environments that one holds as attributes; one of lanes also those in a list."""
+    """Yield the environments in a layer's attributes; for a vector environment also those in lists."""
     of_lanes = isinstance(layer, VectorEnv)
     for name, value in fields_of(layer):
-        if type(value) in IMMUTABLE:  # most are
+        if type(value) in IMMUTABLE:  # a fast path: most fields are
             continue
-        # What one of ours stands for may be of any class.
+        # The `env` of our own vector environment may be of any class.
         if is_env(value) or (name == "env" and of_lanes):
             yield value
         elif of_lanes and type(value) in (list, tuple):
@@ -42,7 +42,7 @@ def _within(layer: Any) -> Iterator[Any]:
 
 
 def make_generators(layers: Iterable[Any]) -> None:
-    """Have environments make their generators, which they do at the first use, by chance: so the chance is known."""
+    """Make the environments' generators now, which otherwise are made at their first use with a random seed."""
     for layer in layers:
         is_wrapper = isinstance(layer, (gymnasium.Wrapper, VectorWrapper))
         draws = isinstance(layer, (gymnasium.Env, VectorEnv)) and not is_wrapper
@@ -51,5 +51,5 @@ def make_generators(layers: Iterable[Any]) -> None:
 
 
 def titles(kinds: Iterable[type]) -> str:
-    """Return the names of layers' classes, for a message."""
+    """Return the class names of layers, for a message."""
     return " of ".join(kind.__name__ for kind in kinds)

@@ -1,4 +1,4 @@
-"""The message of states, as the composition root hands it to a server; the rest is imported for the first state."""
+"""The message of states, which the composition root hands to a server. Other modules are imported at the first use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["states_message"]
 
 def states_message(limits: States) -> SessionMessage:
     """Return the message that serves states within some limits."""
-    # Of this start of the server: what was saved in another one is gone.
+    # Identifies this start of the server: states of an earlier start no longer exist.
     start = secrets.token_hex(8)
     return SessionMessage(FORM, part=partial(_make_part, start=start), handler=partial(_LateHandler, limits, start))
 
@@ -29,12 +29,12 @@ def _make_part(stage: Stage, start: str) -> MessagePart:
 
 
 class _LateHandler(MessageHandler):
-    """Makes a `StatesHandler` for the first request, and hands on to it.
+    """Makes a `StatesHandler` at the first request, and forwards to it.
 
     Args:
-        limits: The bounds.
-        start: Names this start of the server.
-        scheduler: As of every handler.
+        limits: The limits.
+        start: Identifies this start of the server.
+        scheduler: The server's scheduler.
     """
 
     def __init__(self, limits: States, start: str, scheduler: Scheduler) -> None:
@@ -43,12 +43,12 @@ class _LateHandler(MessageHandler):
         self._made: Any = None
 
     async def answer(self, request: bytes, asked: AskedMessage) -> bytes:
-        """Hand on a request."""
+        """Forward a request."""
         answer: bytes = await self._made_now().answer(request, asked)
         return answer
 
     async def joined(self, asked: AskedMessage) -> None:
-        """Hand on that a client is going to save states."""
+        """Forward that a client will save states."""
         await self._made_now().joined(asked)
 
     def _made_now(self) -> Any:
@@ -59,21 +59,21 @@ class _LateHandler(MessageHandler):
         return self._made
 
     def left(self, client: object) -> None:
-        """Hand on that a client is gone."""
+        """Forward that a client has left."""
         if self._made is not None:
             self._made.left(client)
 
     def ended(self, home: object) -> None:
-        """Hand on that a process is gone."""
+        """Forward that a process has ended."""
         if self._made is not None:
             self._made.ended(home)
 
     def properties(self) -> Sequence[Property]:
-        """Return those of the handler, from the first state on."""
+        """Return the handler's properties, once the handler exists."""
         found: Sequence[Property] = () if self._made is None else self._made.properties()
         return found
 
     def close(self) -> None:
-        """End with the server."""
+        """Close the handler, when the server stops."""
         if self._made is not None:
             self._made.close()

@@ -1,7 +1,7 @@
-"""Saves and restores, beside the environments of one world; asked by `bridge.states.handler` alone.
+"""Saves and restores the environments of one world, in their process, on request of `bridge.states.handler`.
 
-What is saved stays in the process of the environment: in the server's for all its worlds, so that a state of one may be
-restored in another; of an isolated world in the world's own.
+States stay in the process of the environment. Worlds in the server's process share their states, so that a state of one
+world can be restored in another. An isolated world keeps its states in its own process.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ __all__ = ["StatesPart", "drop", "forget", "left"]
 
 
 _SLICE = 0.05
-"""Seconds for which a replay goes on at a time."""
+"""The length of a slice of a replay, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Saved:
-    """A state: by a copy, or by what was done; with the observation and the info that were told."""
+    """A state, by copy or by replay, with the observation and the info of that moment."""
 
     state: EnvSnapshot | ReplayState
     result: tuple[Any, ...]
     origin: Origin
-    """Where its episode was, for what records it."""
+    """Where its episode was, for recordings."""
 
 
 @dataclasses.dataclass
@@ -53,42 +53,42 @@ class _Job:
     lane: int
     seed: int | None
     replay: StateReplay | None = None
-    """What plays it; None: it has not begun, or is a copy."""
+    """The running replay; None: it has not begun, or the state is a copy."""
 
 
 _stores: dict[str, dict[str, _Saved]] = {}
-"""The states of each start of a server, by identifier."""
+"""The states by identifier, for each start of a server."""
 _ledgers: dict[tuple[str, int], Ledger] = {}
-"""What the histories of clients take, by the start of the server and the client's number there."""
+"""The memory accounts of clients, by start of the server and number of the client."""
 
 
 def left(start: str, client: int) -> None:
-    """Keep no more actions for a client, which is gone."""
+    """Stop keeping actions for a client that has left."""
     ledger = _ledgers.pop((start, client), None)
     if ledger is not None:
         ledger.gone = True
 
 
 def forget(start: str) -> None:
-    """Drop all states of a start of a server."""
+    """Delete all states of a start of a server."""
     _stores.pop(start, None)
     for key in [key for key in _ledgers if key[0] == start]:
         left(*key)
 
 
 def drop(start: str, identifiers: Iterable[str]) -> None:
-    """Drop states of this process."""
+    """Delete states of this process."""
     store = _stores.get(start, {})
     for identifier in identifiers:
         store.pop(identifier, None)
 
 
 class StatesPart(MessagePart):
-    """Saves and restores.
+    """Saves and restores the environments of one world.
 
     Args:
-        stage: Reaches the environments.
-        start: Names the start of the server.
+        stage: Gives access to the environments.
+        start: Identifies the start of the server.
     """
 
     def __init__(self, stage: Stage, start: str) -> None:
@@ -97,39 +97,42 @@ class StatesPart(MessagePart):
         self._states = _stores.setdefault(start, {})
         self._histories: dict[int, History] = {}
         self._jobs: list[_Job] = []
-        """Those of the restore at hand."""
+        """The jobs of the current restore."""
         self._limits: tuple[int, ...] = ()
-        """For whom it is, as of `_keep`."""
+        """The client and its limits, as in `_keep`."""
 
     def answer(self, request: bytes) -> bytes:
-        """Answer the handler: a name, and arguments."""
+        """Answer a request of the handler: the name of a method and its arguments."""
         name, *arguments = values.decode(request)
         return values.encode(getattr(self, f"_{name}")(*arguments))
 
     def _describe(self, whole: bool) -> Any:
-        """Return what the environments are, and with `whole` what makes another one, pickled, or why it cannot be."""
+        """Return a description of the environments.
+
+        Args:
+            whole: True: also return the pickled function that makes another one, or why it cannot be pickled.
+        """
         env = self._one(0)
-        # In one process for the check: `make` itself may hold what cannot be sent, or one environment alone.
         if not whole:
             return [_title(env, self.stage), b"", ""]
         try:
             return [_title(env, self.stage), cloudpickle.dumps(self._make_one()), ""]
-        except Exception as error:  # whatever the pickling of a user's objects raises
+        except Exception as error:  # pickling a user's objects may raise anything
             return [_title(env, self.stage), b"", f"what makes it cannot be sent to a process of its own: {error!r}"]
 
     @property
     def _together(self) -> bool:
-        """True if lanes are stepped as a whole: by a simulator, or within wrappers around all of them."""
+        """True if one call steps all lanes: in a batched simulator, or in wrappers around all lanes."""
         facts = self.stage.facts
         return facts.num_envs is not None and not facts.steps_lanes
 
     def _make_one(self) -> Callable[[], Any]:
-        """Return what makes another one of what is copied."""
+        """Return a function that makes another environment of the kind that is copied."""
         return self.stage.make if self._together else single(self.stage.make)
 
     def _keep(self, client: int, max_steps: int, max_bytes: int) -> Any:
-        """Keep from here on what is done, for a client."""
-        if self._together:  # which is not replayed
+        """Begin to record operations, for a client."""
+        if self._together:  # such lanes are not replayed
             return None
         for lane in range(len(self.stage.envs)):
             self._history(lane, client, max_steps, max_bytes)
@@ -151,7 +154,7 @@ class StatesPart(MessagePart):
         found: list[_Saved] = []
         for lane in lanes:
             env, origin = self._one(lane), Origin(self.stage.moment, lane)
-            # Before it is looked whether an episode runs: from here on, the actions are kept.
+            # Do this before `newest`, which raises if no episode runs: actions must be recorded from now on.
             history = self._history(lane, *limits) if way == "replay" else None
             observation, info = self.stage.newest(lane)
             try:
@@ -160,18 +163,18 @@ class StatesPart(MessagePart):
                     found.append(_Saved(replayed(history), result, origin))
                     continue
                 if lane in self._histories:
-                    # It was not known yet that a copy is one.
+                    # Actions were recorded before the check showed that a copy works.
                     self._histories.pop(lane).stop("it is copied")
                     self.stage.intercept(lane, None)
                 found.append(_Saved(*take(env, observation, dict(info)), origin))
             except CannotCopyError as error:
                 raise _refused(error) from error
-        # Only now: a save of some lanes that fails has saved none.
+        # Only now: if one lane cannot be saved, none is.
         self._states.update(zip(identifiers, found, strict=True))
         return [["+".join(saved.state.how), saved.state.size] for saved in found]
 
     def _save_together(self, lanes: Sequence[int], identifiers: Sequence[str]) -> Any:
-        """Save all lanes at once, which have one state together."""
+        """Save all lanes at once, as one state."""
         whole, moment = self._all(lanes), self.stage.moment
         try:
             state, result = take(whole, *self.stage.newest(None))
@@ -199,7 +202,7 @@ class StatesPart(MessagePart):
         return True
 
     def _all(self, lanes: Sequence[int]) -> Any:
-        """Return what steps all lanes, which have to be named."""
+        """Return the environment that steps all lanes; raise unless `lanes` names all of them."""
         whole, count = self._one(0), self.stage.facts.num_envs
         if sorted(lanes) != list(range(count)):
             text = f"the lanes of {self.stage.facts.kind} are saved and restored as a whole: name all {count} of them"
@@ -214,7 +217,7 @@ class StatesPart(MessagePart):
         return saved
 
     def _restore(self, branches: Sequence[Any], *limits: int) -> Any:
-        """Begin to restore; return whether all is done, else `go_on` is to be asked."""
+        """Begin a restore; return True if it is complete, otherwise the handler calls `go_on`."""
         if self._together:
             return self._restore_together(branches)
         self.stage.check_place()
@@ -230,7 +233,7 @@ class StatesPart(MessagePart):
         return self._go_on()
 
     def _go_on(self) -> Any:
-        """StateReplay for a while; return whether all environments are restored."""
+        """Replay for one slice; return True once all environments are restored."""
         if not self._jobs:
             raise RequestError(Code.CANCELLED, "the restore was given up")
         until = time.monotonic() + _SLICE
@@ -247,7 +250,7 @@ class StatesPart(MessagePart):
             compared: set[int] = set()
             for job, track in zip(self._jobs, tracks, strict=True):
                 self._put(job, track, compared=id(job.saved.state) in compared)
-                # Nothing is run in between: of a fork over many lanes it is looked at once.
+                # No environment runs in between, so a fork over many lanes compares shared values once.
                 compared.add(id(job.saved.state))
         except (CannotCopyError, ValueError) as error:
             self._end_jobs()
@@ -259,7 +262,7 @@ class StatesPart(MessagePart):
         return True
 
     def _put(self, job: _Job, track: Track | None, *, compared: bool) -> None:
-        """Put a state into its environment, or an environment that has replayed it into the place of that one."""
+        """Put a copied state into its environment, or replace the environment by the one that replayed the state."""
         saved, env = job.saved, self._one(job.lane)
         history = self._histories.get(job.lane)
         if isinstance(saved.state, EnvSnapshot):
@@ -267,26 +270,26 @@ class StatesPart(MessagePart):
             if history is not None:
                 history.stop("a copy was put into it since")
         else:
-            assert job.replay is not None, "it was replayed"
-            assert track is not None, "so there is what was done"
+            assert job.replay is not None, "a state that is no copy was replayed"
+            assert track is not None, "a replay returns its track"
             observation, info = copied(env, saved.result, back=True)
             env = job.replay.env
             if not job.replay.in_place:
                 self.stage.replace(job.lane, env)
             job.replay = None
-            # Also of a lane of which no actions were kept so far: they are known from here on.
+            # Also for a lane without a history so far: its operations are known now.
             history = self._history(job.lane, *self._limits)
             history.go_on(env, track)
         self.stage.place(job.lane, observation, info, dataclasses.replace(saved.origin, seed=job.seed))
 
     def _end_jobs(self) -> None:
-        """Give up the restore at hand."""
+        """Give up the current restore."""
         jobs, self._jobs = self._jobs, []
         for job in jobs:
             if job.replay is None:
                 continue
             if job.replay.in_place and job.replay.began:
-                # It is somewhere between: nobody may take that for an episode.
+                # The environment is in an unknown state: refuse steps until it is reset.
                 history = self._histories.get(job.lane)
                 if history is not None:
                     history.stop("a replay has failed in it since")
@@ -295,14 +298,14 @@ class StatesPart(MessagePart):
                 job.replay.close()
 
     def _may_be_held(self) -> bool:
-        """True if a function of the user's has made the environment, which may still hold it."""
+        """True if a user's function made the environment: that function may still hold it."""
         made = getattr(getattr(self.stage.make, "__self__", None), "factory", None)
         while isinstance(made, functools.partial):
             made = made.func
         return made is not None and not isinstance(made, type)
 
     def close(self) -> None:
-        """Forget what was done."""
+        """Drop the histories."""
         self._end_jobs()
         for history in self._histories.values():
             history.stop("it is closed")
@@ -313,7 +316,7 @@ class StatesPart(MessagePart):
         return None
 
     def _one(self, lane: int) -> Any:
-        """Return what is copied for a lane: its environment, or what steps all lanes as a whole."""
+        """Return the object that is copied for a lane: its environment, or the one that steps all lanes."""
         envs, whole = self.stage.envs, self.stage.whole
         if self._together:
             if isinstance(whole.unwrapped, AsyncVectorEnv):
@@ -326,34 +329,34 @@ class StatesPart(MessagePart):
 
 
 class _Spoiled:
-    """Is called in the place of an environment whose replay in place has failed, until it is reset.
+    """Is called in place of an environment whose replay in place has failed, until it is reset.
 
     Args:
-        stage: Reaches it.
-        lane: Its lane.
-        history: What is called afterwards; None: the environment itself.
+        stage: Gives access to the environment.
+        lane: The environment's lane.
+        history: The history that is called after the reset; None: the environment itself.
     """
 
     def __init__(self, stage: Stage, lane: int, history: History | None) -> None:
         self._stage, self._lane, self._history = stage, lane, history
 
     def reset(self, **given: Any) -> Any:
-        """Begin a new episode, as if nothing had been."""
+        """Begin a new episode in the environment."""
         self._stage.intercept(self._lane, self._history)
         if self._history is None:
             return self._stage.envs[self._lane].reset(**given)
         return self._history.reset(**given)
 
     def step(self, action: Any) -> Any:
-        """Refuse."""
+        """Raise FAILED_PRECONDITION."""
         text = "a state could not be replayed in this environment, and its episode is over: reset it"
         raise RequestError(Code.FAILED_PRECONDITION, text)
 
     def called(self, request: Any) -> None:
-        """Note nothing."""
+        """Do nothing: there is no history."""
 
     def changed(self, name: str, value: Any) -> None:
-        """Note nothing."""
+        """Do nothing: there is no history."""
 
 
 def _refused(why: object) -> RequestError:
@@ -361,7 +364,7 @@ def _refused(why: object) -> RequestError:
 
 
 def _title(env: Any, stage: Stage) -> str:
-    """Return what an environment is, as text: its wrappers and its class, its id and its arguments."""
+    """Return a description of an environment: its wrappers, class, id and arguments."""
     names = [f"{type(layer).__module__}.{type(layer).__qualname__}" for layer in layers_of(env)]
     if isinstance(env, VectorEnv):
         names.insert(0, f"{env.num_envs} lanes of")

@@ -1,4 +1,4 @@
-"""What cannot be saved is refused by this error, with the place where it was found."""
+"""The error for something that cannot be saved, and the name of its place."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["CannotCopyError", "place_name"]
 
 
 class CannotCopyError(Exception):
-    """What an environment holds cannot be copied, or not put back: the message says what, and where it is."""
+    """A value in an environment cannot be copied or put back. The message names the value and its place."""
 
 
 def place_name(path: Sequence[str]) -> str:
-    """Return the names of the attributes that lead to a value, for a message."""
+    """Return the attribute names that lead to a value, for a message."""
     return ".".join(path[1:]) if path and path[0].isdigit() else ".".join(path)

@@ -1,8 +1,8 @@
-"""A state that is what was done with an environment: done again with another one, and compared with what came of it.
+"""States by replay: the operations on an environment, repeated in another one and compared with the original results.
 
-Compared are the first observation, each reward, whether each step ended the episode, and at the end all that can be
-copied of the environment, with its generators. Wrappers all of whose fields can be copied are put back instead: they
-may know the time. Around each step the generators of `random` and `numpy.random` are looked at.
+A replay compares the first observation, each reward, the flags of each step, and at the end all copyable fields with
+the generators. Wrappers whose fields can all be copied are put back instead, because they may hold the time. Around
+each step the replay checks the generators of `random` and `numpy.random`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class ReplayState:
     """A state by replay."""
 
     track: Track
-    """What was done; nothing is added to it any more."""
+    """The operations; this track does not grow any more."""
     after: Fields
-    """What could be copied when it was saved."""
+    """The copyable fields when the state was saved."""
     size: int
-    """About how many bytes it takes."""
+    """The approximate size in bytes."""
     how: tuple[str, ...] = ("replay",)
 
     @property
@@ -46,10 +46,10 @@ class ReplayState:
 
 
 def replayed(history: History) -> ReplayState:
-    """Return the state of an environment by its history.
+    """Return the state of an environment from its history.
 
     Raises:
-        CannotCopyError: There is no history, or something that all environments share has changed since it began.
+        CannotCopyError: There is no history, or shared values have changed since it began.
     """
     track = history.track
     if track is None:
@@ -62,13 +62,13 @@ def replayed(history: History) -> ReplayState:
 
 
 class StateReplay:
-    """A state that is replayed, in slices.
+    """The replay of a state, in slices.
 
     Args:
         state: The state.
-        env: The environment that is to go on from it.
-        make: Makes another one.
-        in_place: True: the environment itself plays it, as one that its user holds.
+        env: The environment that will continue from the state.
+        make: Makes another environment.
+        in_place: True: replay in `env` itself, because its user may hold it.
 
     Raises:
         CannotCopyError: It cannot be replayed.
@@ -78,9 +78,9 @@ class StateReplay:
         self.state, self.began = state, False
         self.in_place = in_place
         self.env = env if in_place else make()
-        """The environment that plays it."""
+        """The environment in which the state is replayed."""
         if not in_place and {id(layer) for layer in layers_of(env)} & {id(layer) for layer in layers_of(self.env)}:
-            self.env, self.in_place = env, True  # what makes it has but this one
+            self.env, self.in_place = env, True  # `make` always returns the same environment
         if self.in_place and not state.track.clean:
             raise CannotCopyError(
                 "what has made it may hold it, so it would be replayed in place, but a reset leaves things as they were"
@@ -88,10 +88,10 @@ class StateReplay:
         self._place = 0
 
     def advance(self, seconds: float) -> bool:
-        """Replay for some time; return whether it is at its end.
+        """Replay for some seconds; return True at the end.
 
         Raises:
-            CannotCopyError: What came of it is not what came of the original.
+            CannotCopyError: A result differs from the original's.
         """
         until = time.monotonic() + seconds
         events, before = self.state.track.events, self.state.track.before
@@ -124,13 +124,13 @@ class StateReplay:
             raise CannotCopyError(f"its replay came to something else, by a {event.kind}")
 
     def finish(self, seed: int | None) -> Track:
-        """Compare what was reached, and return what was done to get there.
+        """Compare the environment with the saved fields, and return the track that leads to its state.
 
         Args:
-            seed: Seeds the generators anew; None: they go on.
+            seed: Reseeds the generators; None: they go on.
 
         Raises:
-            CannotCopyError: It is not what was saved.
+            CannotCopyError: A field differs from the saved one.
         """
         after = self.state.after
         reached = take_fields(self.env)
@@ -151,7 +151,7 @@ class StateReplay:
         return dataclasses.replace(track, events=[*track.events, event])
 
     def close(self) -> None:
-        """End an environment that is of no use."""
+        """Close the environment if this replay made it."""
         if not self.in_place:
             self.env.close()
 
@@ -174,7 +174,7 @@ def _done(env: Any, event: Event) -> str:
         named = zip(given.kwargs.keys, given.kwargs.values, strict=True)
         try:
             found(*args, **{key: values.from_value(item) for key, item in named})
-        except Exception:  # as it may have done then
+        except Exception:  # the original call may have raised too
             return ""
     return ""
 

@@ -1,4 +1,4 @@
-"""The random generators of an environment in an episode, seeded anew: as a restore with a seed does."""
+"""Reseed the random generators of a running environment, as a restore with a seed does."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["reseed"]
 
 
 def reseed(env: Any, seed: int) -> None:
-    """Seed the random generators of an environment anew; it goes on from where it is.
+    """Reseed the random generators of an environment. Its episode goes on.
 
     Args:
         env: The environment, with its wrappers.
-        seed: As of a restore: of one that can be copied as of a copy, of another one as of a replay.
+        seed: The seed. The result is that of a restore with this seed, by copy if possible, otherwise by replay.
     """
     try:
         snapshot, _ = take(env)

@@ -1,4 +1,4 @@
-"""Copies of the values of a snapshot, for a living environment."""
+"""Copy the values of a snapshot into a living environment."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["Restorer"]
 
 
 class Restorer(Copier):
-    """Copies the values of a snapshot for a living environment, whose layers take the places of those that it was of.
+    """Copies the values of a snapshot for a living environment, whose layers replace the saved ones.
 
     Args:
         layers: The living layers.
-        seed: Seeds the generators; None: they go on.
-        shared: As of `Copier`.
-        pixels: As of `Copier`: what draws is here only if it was there.
-        own: The bits, in the snapshot, of the generator that a reset seeds; None: there is none.
+        seed: Reseeds the generators; None: they go on.
+        shared: Objects that are not copied, by id.
+        pixels: True if pixels are part of the state: then objects that draw are restored too.
+        own: The bit generator, in the snapshot, that a reset seeds; None: there is none.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Restorer(Copier):
         self.puts: list[tuple[Callable[[Any, int | None], None], Any]] = []
 
     def field(self, value: Any, path: tuple[str, ...]) -> Any:
-        """Copy the value of an attribute of a layer; what draws stays where it is."""
+        """Copy the value of an attribute of a layer. A living value that draws is kept."""
         living = self._living(path)
         if not self._pixels and type(living) not in DRAW_NOTHING and only_draws(living):
             return living
@@ -56,13 +56,13 @@ class Restorer(Copier):
         """Copy all fields of a layer."""
         living, place = self._fields(index), str(index)
         found = {
-            # Most are numbers and names.
+            # A fast path: most fields are numbers and strings.
             name: value
             if type(value) in IMMUTABLE and type(living.get(name)) in DRAW_NOTHING
             else self.field(value, (place, name))
             for name, value in own.items()
         }
-        # What was not drawn here yet, and has no attribute for it before, has none: it may ask whether there is one.
+        # An environment that has not drawn yet gets no attribute for it: its code may use `hasattr`.
         return {
             name: item
             for name, item in found.items()
@@ -70,7 +70,7 @@ class Restorer(Copier):
         }
 
     def _fields(self, index: int) -> dict[str, Any]:
-        # Of each field of a layer it is asked, so they are listed once.
+        # Called for each field of a layer, so list the fields once.
         if index not in self._living_fields:
             self._living_fields[index] = dict(fields_of(self._layers[index]))
         return self._living_fields[index]
@@ -102,7 +102,7 @@ class Restorer(Copier):
     def _kept(self, kept: Kept) -> Any:
         living = self._living(kept.path)
         if kept.kind is None and kept.own is None:
-            # Where nothing was drawn yet there is nothing. Within another object that would be missed.
+            # An environment that has not drawn yet has no such value. Inside another object it would be missing.
             if living is None and len(kept.path) > 2:
                 text = f"{place_name(kept.path)} draws, and was saved of an environment that had drawn"
                 raise CannotCopyError(f"{text}; draw with this one first")

@@ -1,4 +1,4 @@
-"""What a client holds of a state: an identifier, and where it was saved."""
+"""A client's handle of a saved state: its identifier and its server."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ __all__ = ["SavedState"]
 
 @dataclasses.dataclass(frozen=True)
 class SavedState:
-    """A state of a remote environment, which stays where the environment is.
+    """A saved state of a remote environment. The state itself stays where the environment is.
 
-    It can be pickled, for another process or for later. Whoever has its `identifier` may restore and release the state:
-    keep it as you would keep a token. Its `repr` hides it.
+    It can be pickled, for another process or for later. Anyone with its `identifier` can restore and release the state,
+    so keep the identifier as secret as a token. The `repr` hides it.
 
     Args:
-        identifier: Names the state at its server, as long as that runs.
-        url: The server, without a token.
-        how: The ways by which it was saved, joined by `+`: `copy`, and an environment's own, `ale` or `mujoco`;
-            or `replay`.
-        bytes: About how many bytes of memory it takes there.
-        environment: A digest of what the environment is: it restores into equal ones.
-        moment: Where its episode is in the recording of a `Recorder`; empty: none records it.
+        identifier: Identifies the state at its server, as long as the server runs.
+        url: The URL of the server, without a token.
+        how: How it was saved: `replay`, or `copy`, with `+ale` or `+mujoco` for parts that the library itself saves.
+        bytes: The approximate memory that it takes at the server, in bytes.
+        environment: A digest of the environment's description: the state restores into environments with the same one.
+        moment: The place of its episode in the recording of a `Recorder`; empty: it is not recorded.
 
     Raises:
-        SettingError: A field is of another type.
+        SettingError: A field has the wrong type.
     """
 
     identifier: str = dataclasses.field(repr=False)
@@ -46,20 +45,21 @@ class SavedState:
                 raise SettingError(f"expected {field.name} of a SavedState to be {kind.__name__}, got {value!r:.80}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields, and nothing of the environment that has saved it."""
+        """Pickle the fields only, without the environment that saved it."""
         return SavedState, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     def saved_by(self, env: Any, release: Callable[[Any, list[SavedState]], None]) -> SavedState:
-        """Note the remote environment that can release it, and the function that does."""
+        """Remember the remote environment that can release it, and the function for that."""
         object.__setattr__(self, "_saver", (weakref.ref(env), release))
         return self
 
     def release(self) -> None:
-        """Forget the state at its server. Again, or where it is gone: nothing.
+        """Delete the state at its server. Does nothing if the state no longer exists.
 
         Raises:
-            SettingError: This is a copy, or its environment is closed: use `release_states` of one at the server.
-            RemoteError: The server cannot be asked.
+            SettingError: This object was unpickled, or its environment no longer exists: call `release_states` of
+                another environment at the server.
+            RemoteError: The server cannot be reached.
         """
         reference, release = self.__dict__.get("_saver", (lambda: None, None))
         env = reference()

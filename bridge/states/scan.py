@@ -1,8 +1,8 @@
-"""What an environment shares with others of its process: looked for in the code that it steps by, and in its classes.
+"""Find what an environment shares with others in its process, in its classes and in the code of its steps.
 
-A generator that belongs to a class or to a module is moved by every environment that draws from it. A state that holds
-all fields of one environment is then no state. Comparing runs does not always show it: an environment may draw but once
-in a thousand steps, such as for the place of its next goal.
+A generator that belongs to a class or a module is advanced by every environment that draws from it. Then the fields of
+one environment are not its whole state. Comparing runs does not always show this: an environment may draw only once in
+a thousand steps, such as for the place of its next goal.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ _OF_SYSTEM = {
     if hasattr(module, name)
 }
 _BY_TEXT = (eval, exec, __import__, globals, id)
-"""Functions of `builtins` that reach anything."""
+"""Built-in functions through which code can reach anything."""
 _BY_NAME = (operator.methodcaller, operator.attrgetter)
-"""What reaches a method by a name that code makes."""
+"""Functions that look up a method by a computed name."""
 _READINGS = ((decimal.getcontext, lambda: repr(decimal.getcontext())), (decimal.setcontext, lambda: ""))
-"""Functions that reach what the process has once, with what is read there."""
+"""Functions that access state of the whole process, each with a function that reads that state."""
 _NOT_FOLLOWED = frozenset(
     (
         *("__del__", "__repr__", "__str__", "__dir__", "__sizeof__", "__copy__", "__deepcopy__", "__reduce__"),
@@ -71,38 +71,38 @@ _NOT_FOLLOWED = frozenset(
         *("render", "close"),
     )
 )
-"""Methods that neither a step nor a reset calls, but by their names."""
+"""Methods that steps and resets do not call implicitly."""
 
 
 _PIXELS = ("get_at", "get_at_mapped", "get_view", "get_buffer", "get_bounding_rect")
-"""Methods of surfaces that read their pixels."""
+"""Methods of surfaces that read pixels."""
 _PIXEL_MODULES = ("pygame.surfarray", "pygame.pixelcopy", "pygame.mask")
 """Modules whose functions read pixels."""
 _PIXEL_FUNCTIONS = (("pygame.image", "tobytes"), ("pygame.image", "tostring"), ("pygame.transform", "average_color"))
-"""Other ones."""
+"""Further functions that read pixels, by module."""
 _SPACES = ("observation_space", "action_space")
-"""Methods of environments of several agents, which have to return the same space each time, and so remember it."""
+"""Methods of PettingZoo environments that must return the same space each time, so caching them is fine."""
 
 
 def _is_clean(module: Any) -> bool:
-    """True if the code of a module need not be followed: it shares nothing that decides what comes next."""
-    # Other than those of a trusted package, the objects of PettingZoo's classes hold what is of others.
+    """True if the code of a module need not be followed: it shares nothing that influences steps."""
+    # PettingZoo is not in the trusted packages, because its objects hold objects of other packages.
     return is_trusted(module) or str(module).partition(".")[0] == "pettingzoo"
 
 
 class Shared:
-    """What classes and the code of their methods share.
+    """What classes and the code of their methods share between environments.
 
     Args:
-        reason: Why their objects have no state of their own; "": they may have one.
-        places: Modules, each with the name of a value there.
-        owners: Classes, all of whose values count, but for those of some names.
+        reason: Why the environments have no separate state; "": they may have one.
+        places: Pairs of a module and the name of a shared value in it.
+        owners: Classes whose attributes are shared values, except the names in `drawn`.
         functions: Functions, whose defaults, attributes and closures count.
-        drawn: Those names: of caches of pictures.
-        samples: True if they draw from spaces, whose generators count then.
-        hashes: True if they use `hash`.
-        readings: What is to be read of the process.
-        pixels: True if they read the pixels of surfaces, but to render.
+        drawn: The names of picture caches, which do not count.
+        samples: True if the code samples from spaces, so that their generators count.
+        hashes: True if the code uses `hash`.
+        readings: Functions that read state of the whole process.
+        pixels: True if the code reads pixels of surfaces other than for rendering.
     """
 
     def __init__(
@@ -123,13 +123,13 @@ class Shared:
         self._drawn, self._readings = drawn, readings
 
     def values(self) -> Iterator[Any]:
-        """Give the values that are shared now, in a fixed order."""
+        """Yield the shared values in a fixed order."""
         for owner, name in self._places:
             yield vars(owner).get(name)
         for kind in self._owners:
             for name, value in sorted(vars(kind).items()):
-                # What Python keeps in each class decides nothing: a cache of abstract ones, or, in an enumeration, the
-                # combinations of flags that were used.
+                # Python's own attributes do not count: the cache of abstract base classes, and in an enumeration the
+                # combinations of flags used so far.
                 if (
                     not name.startswith(("__", "_abc_", "_value2member_map_"))
                     and name not in self._drawn
@@ -142,11 +142,11 @@ class Shared:
             yield read()
 
     def digest(self) -> str:
-        """Return a digest of the values that are shared now: as long as it is the same, nobody has changed them."""
+        """Return a digest of the shared values, which changes when they change."""
         return digest_of(self.values(), samples=self.samples)
 
     def look(self) -> tuple[str, str]:
-        """Return the digest, and why it does not show every change; "": it does."""
+        """Return the digest, and why it may miss a change; "": it shows every change."""
         unseen: list[Any] = []
         digest = digest_of(self.values(), samples=self.samples, unseen=unseen)
         if not unseen:
@@ -160,10 +160,10 @@ _known: dict[frozenset[Any], Shared] = {}
 
 
 def shared_by(code: Iterable[Any]) -> Shared:
-    """Look at classes, functions and modules; those that were looked at before are remembered.
+    """Return what classes, functions and modules share. Results are cached.
 
-    Functions are told apart by their code: each environment may have one of its own. What their closures hold is no
-    part of what is returned.
+    The cache key of a function is its code, because each environment may have its own function object. So the result
+    does not include the values in closures.
     """
     found = list(code)
     key = frozenset(_key_of(item) for item in found)
@@ -175,12 +175,12 @@ def shared_by(code: Iterable[Any]) -> Shared:
 
 
 def _key_of(item: Any) -> Any:
-    # One that has attributes is an object like others.
+    # A function with attributes counts as itself.
     return item.__code__ if isinstance(item, types.FunctionType) and not vars(item) else item
 
 
 def code_in(values: Iterable[Any]) -> set[Any]:
-    """Return the classes, functions and modules of objects, wherever they lie in values, or behind objects of C."""
+    """Return the classes, functions and modules of objects in values, at any depth, also behind C objects."""
     found: set[Any] = set()
     seen: dict[int, Any] = {}
     waiting = list(values)
@@ -205,7 +205,7 @@ _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes))
 
 
 def _parts_of(value: Any) -> list[Any]:
-    """Return what a value holds that may be, or hold, code."""
+    """Return the parts of a value that may be or hold code."""
     found = [item for _, item in fields_of(value)]
     if isinstance(value, dict):
         return [*found, *(part for pair in dict.items(value) for part in pair)]
@@ -216,22 +216,22 @@ def _parts_of(value: Any) -> list[Any]:
     if isinstance(value, types.FunctionType):
         return held_by(value)
     if isinstance(value, types.MethodType):
-        # Its function may be an object that is called, such as one of `numpy.vectorize`.
+        # `__func__` may be a callable object, such as a `numpy.vectorize`.
         return [value.__self__, value.__func__]
     if isinstance(value, functools.partial):
         return [*found, value.func, value.args, value.keywords]
     if not is_trusted(module_of(type(value))) or not type(value).__flags__ & (1 << 9):
-        # Such as the function of a `map`; modules and their names are reached from everywhere.
+        # Such as the function of a `map`. Modules and dicts are left out: they are reachable from everywhere.
         kinds = types.FunctionType, types.MethodType, functools.partial, tuple, list
         found += [item for item in gc.get_referents(value) if isinstance(item, kinds)]
     return found
 
 
 class _Scan:
-    """Follows what the methods of classes use, and functions.
+    """Follows what functions and the methods of classes use.
 
     Args:
-        code: The classes of an environment, of its wrappers, and of what they hold, with its functions and modules.
+        code: The classes of an environment, its wrappers and the objects in them, and its functions and modules.
     """
 
     def __init__(self, code: Iterable[Any]) -> None:
@@ -240,19 +240,19 @@ class _Scan:
         self._waiting: deque[types.FunctionType] = deque()
         self._functions: dict[types.FunctionType, None] = {}
         self._held: dict[types.FunctionType, None] = {}
-        """Those whose closures belong to one environment, and are looked at there."""
+        """Functions whose closures belong to one environment; the closures are checked with the environment."""
         self._modules: dict[types.ModuleType, None] = {}
         self._places: dict[tuple[int, str], tuple[Any, str]] = {}
         self._names: set[str] = set()
-        """Of what classes hold that may change."""
+        """The names of mutable class attributes."""
         self._used: set[str] = {"step", "reset", "__init__"}
         self._by_name = False
-        """True if methods are called by names that code makes: any may be."""
+        """True if methods are called by computed names, so that any method may be called."""
         self._drawn: set[str] = set()
         self._chains: set[tuple[Any, str]] = set()
-        """Attributes of attributes."""
+        """Pairs of names, for an attribute of an attribute."""
         self._trusted: dict[types.ModuleType, None] = {}
-        """Modules that are values, and are not looked into."""
+        """Trusted modules that are used as values; they are not scanned."""
         self._hashes = False
         self._readings: dict[Callable[[], str], None] = {}
         self._pixels = False
@@ -269,7 +269,7 @@ class _Scan:
                 self._waiting.append(item)
 
     def _add(self, kind: type) -> None:
-        """Look at a class and its bases, and at its metaclass."""
+        """Scan a class, its bases and its metaclass."""
         metaclass: Any = type(kind)
         for owner in (*kind.__mro__, *metaclass.__mro__):
             if owner in self._own or _is_clean(module_of(owner)):
@@ -283,7 +283,7 @@ class _Scan:
                 if name in self._used or (self._by_name and name not in _NOT_FOLLOWED) or _is_implicit(name):
                     self._waiting.extend(functions)
                 if isinstance(value, type):
-                    # One of the classes within it, whose objects a step may make.
+                    # A nested class: a step may create objects of it.
                     self._add(value)
                 elif not functions and not name.startswith("__"):
                     self._look_into(value, f"{owner.__qualname__}.{name}")
@@ -291,7 +291,7 @@ class _Scan:
                         self._names.add(name)
 
     def _add_module(self, module: types.ModuleType) -> None:
-        """Look at all that is in a module that is used as a value."""
+        """Scan everything in a module that is used as a value."""
         if _is_clean(module.__name__):
             self._trusted[module] = None
             return
@@ -342,7 +342,7 @@ class _Scan:
                     self._use(name)
 
     def look(self) -> Shared:
-        """Follow all, and return what is shared."""
+        """Follow all code, and return what is shared."""
         reason = self._of_classes()
         while not reason and self._waiting:
             function = self._waiting.popleft()
@@ -366,7 +366,7 @@ class _Scan:
         )
 
     def _of_trusted(self) -> str:
-        """Return what is used of modules that are values, by names that lead to it."""
+        """Check the attributes used of trusted modules; return why the environment has no state, or ""."""
         for module in self._trusted:
             where = f"code that holds the module {module.__name__}"
             if module is np and self._by_name:
@@ -387,19 +387,19 @@ class _Scan:
                     return f"{owner.__qualname__}.{name} is a generator that all objects of the class share"
                 if not isinstance(value, functools._lru_cache_wrapper):  # noqa: SLF001
                     continue
-                # A space that is remembered decides nothing as long as nobody draws from it.
+                # A cached space does no harm unless code samples from it.
                 if name not in _SPACES or "sample" in self._used:
                     return f"{owner.__qualname__}.{name} remembers results for all objects of the class (lru_cache)"
         return self._reason
 
     def _of_function(self, function: types.FunctionType) -> str:
-        """Look at what a function uses; return why its environment has no state, "": it may have one."""
+        """Scan what a function uses; return why its environment has no state, or ""."""
         where = function.__qualname__
         names = function.__globals__
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         closure = {name: cell.cell_contents for name, cell in cells if _has_contents(cell)}
         if function in self._held:
-            # What else it holds is of one environment, and compared there.
+            # The other values of its closure belong to one environment, and are compared with it.
             followed = types.FunctionType, types.ModuleType, type
             closure = {name: value for name, value in closure.items() if isinstance(value, followed)}
         for value in held_by(function):
@@ -420,10 +420,10 @@ class _Scan:
                     return f"{where} writes {value!r} of its module or of what surrounds its class: all share it"
                 if what == "changes":
                     if value == "metadata" and where.endswith(".__init__"):
-                        # What an environment says of itself, such as its name. That it stays so is looked at.
+                        # Environments set their description, such as a name. The digest shows later changes.
                         continue
                     if "render" in where.lower():
-                        # A cache of pictures, such as MiniGrid's: it decides nothing that comes next.
+                        # A cache of pictures, such as MiniGrid's: it does not influence steps.
                         self._drawn.add(value)
                         continue
                     return f"{where} changes {value!r}, which its class or its module holds: all environments share it"
@@ -510,7 +510,7 @@ def _title_of(item: Any) -> str:
 
 
 def _is_implicit(name: str) -> bool:
-    """True if Python calls methods of a name by itself, such as `__call__`."""
+    """True if Python calls methods with this name implicitly, such as `__call__`."""
     return name.startswith("__") and name.endswith("__") and name not in _NOT_FOLLOWED
 
 

@@ -1,9 +1,9 @@
-"""Sets copied with their order, and with the order in which they will take what is added later.
+"""Copy sets so that they keep their order of iteration, now and after later additions.
 
-The order of a set comes of its table: how large that is, which of its cells are taken, and where something was removed.
-`copy.copy` makes another table of the same items: a program that goes through it, or pops from it, would do something
-else. The table is read, as CPython has it since 3.10; a copy is filled in an order by which it gets the same one, and
-counts only if it did.
+The order of a set depends on its hash table: its size, the used cells, and the cells of removed items. `copy.copy`
+makes a different table of the same items, so a program that iterates over the copy, or pops from it, could behave
+differently. We read the table, in the layout of CPython since 3.10, and fill a new set in an order that gives the same
+table. The copy is used only if its table is the same.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ __all__ = ["copied_set"]
 
 _WORD = ctypes.c_ssize_t
 _NEIGHBOURS = 9
-"""How many cells after the first one are looked at, before another place is."""
+"""How many cells after the first one are probed before a jump (CPython's `LINEAR_PROBES`)."""
 _SMALL = 100
-"""The most items of a set for which shuffled orders are tried, too: a larger set hardly ever needs them."""
+"""The most items of a set for which shuffled orders are tried too; larger sets hardly ever need them."""
 _SHUFFLES = 64
-"""The number of these orders."""
+"""The number of shuffled orders."""
 _MASK = 2 ** (8 * ctypes.sizeof(_WORD)) - 1
 
 
 def _head(value: set[Any]) -> tuple[int, ...]:
-    """Return what CPython has behind the head of a set: fill, used, mask, table, hash, finger."""
+    """Return the fields of CPython's set object: fill, used, mask, table, hash, finger."""
     return tuple((_WORD * 6).from_address(id(value) + object.__basicsize__))
 
 
 class _Table:
-    """Where the items of a set are.
+    """The hash table of a set.
 
     Args:
         value: The set.
@@ -40,21 +40,21 @@ class _Table:
 
     def __init__(self, value: set[Any]) -> None:
         self.fill, self.used, self.mask, address, _, self.finger = _head(value)
-        """How many cells are taken, also by what was removed; how many items there are; the last cell's number."""
+        """The used cells, including those of removed items; the items; the last cell's number; the pop position."""
         self.known = self.used == len(value) and self.mask & (self.mask + 1) == 0 and self.mask >= self.fill
-        """False: another Python has sets of another kind."""
+        """False if this Python has another layout of sets."""
         cells = (_WORD * (2 * (self.mask + 1))).from_address(address) if self.known else ()
         self.cells = list(cells)
-        """For each cell the address of an item, and its hash; 0: there is none."""
+        """For each cell the address of its item and the hash; an address of 0: the cell is free."""
 
     def same(self, other: _Table) -> bool:
-        """True if another set has its items in the same cells, and will put new ones into the same."""
+        """True if another set has the same items in the same cells, and will place new items alike."""
         mine, theirs = (self.fill, self.used, self.mask, self.finger), (other.fill, other.used, other.mask, 0)
         return self.known and other.known and mine == theirs and self.cells == other.cells
 
 
 def copied_set(value: set[Any]) -> set[Any] | None:
-    """Return a set of the same items that has, and will have, the same order; None: it cannot be made."""
+    """Return a set of the same items with the same order, now and later; None: it cannot be made."""
     wanted = _Table(value)
     made: set[Any] = copy.copy(value)
     if wanted.same(_Table(made)):
@@ -74,10 +74,10 @@ def copied_set(value: set[Any]) -> set[Any] | None:
 
 
 class _Removed:
-    """Is added and removed, where an item was.
+    """An item that is added and removed again, to reproduce the cell of a removed item.
 
     Args:
-        hashed: Leads to the cell.
+        hashed: Its hash, which leads to the cell.
     """
 
     def __init__(self, hashed: int) -> None:
@@ -88,7 +88,7 @@ class _Removed:
 
 
 def _order(value: set[Any], wanted: _Table) -> list[Any] | None:
-    """Return the items in an order in which each finds its cell free, and those before it taken."""
+    """Return the items in an order in which each gets its cell: the cells probed before it are already used."""
     mask, items = wanted.mask, iter(value)
     addresses = {id(item) for item in value}
     homes: list[Any] = []
@@ -123,7 +123,7 @@ def _order(value: set[Any], wanted: _Table) -> list[Any] | None:
 
 
 def _places(hashed: int, mask: int) -> Iterator[int]:
-    """Give the cells that are looked at for an item, one after the other."""
+    """Yield the cells that are probed for an item, in order."""
     rest, place = hashed & _MASK, hashed & mask
     while True:
         yield from range(place, place + (_NEIGHBOURS if place + _NEIGHBOURS <= mask else 0) + 1)
@@ -132,11 +132,11 @@ def _places(hashed: int, mask: int) -> Iterator[int]:
 
 
 def _grown(order: list[Any], mask: int) -> Iterator[set[Any]]:
-    """Give sets of the items, whose tables have grown in the ways in which they do."""
+    """Yield sets of the items whose tables have grown in different ways."""
     yield set(order)
-    # One that is made of a whole at once has room for twice as many.
+    # A set filled from a dict at once has a table for twice as many items.
     yield _more(order[: max(5, (mask + 1) // 4)], order)
-    # One that is full is made anew, for four times as many as are left in it then.
+    # A full table is rebuilt for four times as many items as are left in it.
     for left in ((mask + 1) // 4 - 1, (mask + 1) // 8):
         if 0 < left <= len(order):
             made = set(order[: left - 1])
@@ -148,8 +148,8 @@ def _grown(order: list[Any], mask: int) -> Iterator[set[Any]]:
                 number += 1
             made.update(order[left - 1 :])
             yield made
-    # As the table grew, items were put into the larger one in the order of the smaller one: which of those that belong
-    # into the same cell came first is not known.
+    # When a table grew, items moved into the larger table in the order of the smaller one. So among items with the same
+    # first cell we do not know which came first.
     if len(order) <= _SMALL:
         for seed in range(_SHUFFLES):
             yield set(random.Random(seed).sample(order, len(order)))

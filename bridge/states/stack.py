@@ -1,7 +1,7 @@
-"""Which shared values the code of a function changes, found by following what lies on its stack.
+"""Find the shared values that a function changes, by tracking its value stack.
 
-In `self.grid[TABLE[action]] = 1` the table is read, and in `TABLE[action][0] = 1` it is changed. The instructions are
-the same ones: only where a value lies on the stack tells the two apart.
+In `self.grid[TABLE[action]] = 1` the table is read; in `TABLE[action][0] = 1` it is changed. Both use the same
+instructions. Only the position of a value on the stack distinguishes them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHANGES = frozenset(
         *("difference_update", "intersection_update"),
     )
 )
-"""Methods that change what they are called of."""
+"""Methods that change their object."""
 _LOADS = frozenset(
     (
         *("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"),
@@ -29,35 +29,35 @@ _LOADS = frozenset(
 )
 _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"))
 _CONTAINERS = {"STORE_SUBSCR": 2, "DELETE_SUBSCR": 2, "STORE_SLICE": 3}
-"""How deep that lies of which an item is stored or deleted."""
+"""The stack depth of the container whose item is stored or deleted."""
 _ENDS = frozenset(
     (
         *("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_ABSOLUTE"),
         *("JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"),
     )
 )
-"""Instructions after which the next one is not reached but by a jump."""
+"""Instructions after which the next one is reached only by a jump."""
 _ONLY_TAKE = ("STORE_", "POP_", "DELETE_", "LIST_", "SET_", "MAP_", "DICT_", "RETURN", "JUMP_")
 _LEAVE = frozenset(("NOP", "RESUME", "CACHE", "EXTENDED_ARG", "KW_NAMES", "MAKE_CELL", "COPY_FREE_VARS", "NOT_TAKEN"))
 
 
 def changed_by(code: types.CodeType, shared: Callable[[str, str], bool], of_class: frozenset[str]) -> Iterator[str]:
-    """Give the names of shared values of which code changes an item, or calls a method that changes them.
+    """Yield the names of shared values that code changes, by assigning to an item or by calling a method.
 
     Args:
         code: The code.
-        shared: Says of an instruction and a name that it loads if a value that may change is shared by it.
-        of_class: The names of what classes hold that may change.
+        shared: Called with an instruction and the name that it loads; returns True for a mutable shared value.
+        of_class: The names of mutable class attributes.
     """
     stack = _Stack()
-    # What lies on the stack where a jump leads to, by the offset of that instruction.
+    # The stack at the target of each jump, by the offset of the target.
     jumps: dict[int, _Stack] = {}
     reached = True
     for step in dis.get_instructions(code):
         jumped = jumps.pop(step.offset, None)
         if jumped is not None:
             stack = stack.joined(jumped) if reached else jumped
-        elif not reached:  # such as a handler of errors: what it finds on the stack, it leaves there
+        elif not reached:  # such as an exception handler: it does not use the values already on the stack
             stack = _Stack()
         if step.opcode in dis.hasjrel or step.opcode in dis.hasjabs:
             away = _Stack(stack.names)
@@ -65,7 +65,7 @@ def changed_by(code: types.CodeType, shared: Callable[[str, str], bool], of_clas
             jumps[step.argval] = away.joined(jumps[step.argval]) if step.argval in jumps else away
         reached = step.opname not in _ENDS
         if step.opname in _ATTRIBUTES:
-            # Of `super()`, the object lies on top.
+            # For `super()`, the object is on top of the stack.
             below = "" if "SUPER" in step.opname else stack.at(1)
             if below and step.argval in _CHANGES:
                 yield below
@@ -82,24 +82,24 @@ def changed_by(code: types.CodeType, shared: Callable[[str, str], bool], of_clas
 
 
 def _effect(step: dis.Instruction, *, jump: bool = False) -> int:
-    """Return how many more values lie on the stack after an instruction."""
+    """Return by how many values an instruction grows the stack."""
     return dis.stack_effect(step.opcode, step.arg, jump=jump)
 
 
 class _Stack:
-    """What lies on a stack: of each value the name of the shared one that it is, or is a part of; "": none.
+    """The value stack: for each value the name of the shared value that it is or is part of; "": none.
 
-    Only its upper end is known: below, there may be more.
+    Only the top is known; there may be more values below.
 
     Args:
-        names: The names; the last one lies on top.
+        names: The names; the last one is on top.
     """
 
     def __init__(self, names: list[str] | None = None) -> None:
         self.names = list(names or ())
 
     def at(self, place: int) -> str:
-        """Return a name; 1 is on top, and 0 nowhere."""
+        """Return the name at a depth: 1 is the top; 0 returns ""."""
         return self.names[-place] if 0 < place <= len(self.names) else ""
 
     def name_top(self, name: str, count: int) -> None:
@@ -107,12 +107,12 @@ class _Stack:
         self.names[len(self.names) - count :] = [name] * count
 
     def joined(self, other: _Stack) -> _Stack:
-        """Return what may lie there, where two ways meet."""
+        """Return the merged stack where two paths meet."""
         known = min(len(self.names), len(other.names))
         return _Stack([self.at(place) or other.at(place) for place in range(known, 0, -1)])
 
     def do(self, step: dis.Instruction, *, jump: bool = False) -> None:
-        """Do what an instruction does to the stack."""
+        """Apply an instruction to the stack."""
         names, effect = self.names, _effect(step, jump=jump)
         if not jump and self._move(step):
             return
@@ -122,14 +122,14 @@ class _Stack:
             del names[effect:]
         if effect > 0 or not names or step.opname in _LEAVE or step.opname.startswith(_ONLY_TAKE):
             return
-        # What was made of the values that it took: of an item, and of what was changed in place, the one that it is in.
+        # The result replaces the values taken. An item, and a value changed in place, keep the name of their container.
         is_item = step.opname in ("BINARY_SUBSCR", "BINARY_SLICE") or step.argrepr == "[]"
         in_place = step.opname.startswith("INPLACE_") or (step.opname == "BINARY_OP" and step.argrepr.endswith("="))
         if not is_item and not in_place:
             names[-1] = ""
 
     def _move(self, step: dis.Instruction) -> bool:
-        """Do an instruction that only copies or moves values; return whether it is one."""
+        """Apply an instruction that only copies or moves values; return False for any other instruction."""
         name, count = step.opname, step.arg or 0
         rotated = {"ROT_TWO": 2, "ROT_THREE": 3, "ROT_FOUR": 4, "ROT_N": count}.get(name, 0)
         copied = {"DUP_TOP": 1, "COPY": count}.get(name, 0)

@@ -1,4 +1,4 @@
-"""What the code of a function uses, read from its instructions: global names, modules, attributes, what it changes."""
+"""Read from a function's instructions what it uses: globals, modules, attributes, and what it changes."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ _SEEDED = (
     np.random.PCG64,
     np.random.MT19937,
 )
-"""What draws its seed from the system where it gets none."""
+"""Callables that take a seed from the system if they get none."""
 _BUILTINS = ("globals", "exec", "eval", "id", "__import__")
 
 
 def is_data(value: Any) -> bool:
-    """True if a value is no function, class, module or descriptor: something that may be changed."""
+    """True if a value is not a function, class, module or descriptor, so that it may hold mutable data."""
     kinds = types.FunctionType, types.ModuleType, type, types.BuiltinFunctionType, property, classmethod, staticmethod
     if isinstance(value, kinds):
         return False
-    # Descriptors of one's own may hold something.
+    # A user-defined descriptor may hold data.
     return not hasattr(value, "__get__") or not is_trusted(type(value).__module__)
 
 
 def is_fixed(value: Any) -> bool:
-    """True if a value cannot be changed."""
+    """True if a value is immutable."""
     return isinstance(
         value, (int, float, complex, str, bytes, bool, type(None), tuple, frozenset, np.generic, np.dtype)
     )
@@ -67,9 +67,9 @@ class CodeUses:
     Args:
         code: The code.
         names: The globals of its module.
-        closure: What its function got of the functions around it, by name.
-        of_class: The names of what classes hold that may change.
-        modules: The modules that its function has imported, or named, by the names of its variables; it adds to them.
+        closure: The closure variables of its function, by name.
+        of_class: The names of mutable class attributes.
+        modules: The modules in local variables, by name; the scan adds to them.
     """
 
     def __init__(
@@ -84,25 +84,26 @@ class CodeUses:
         self._steps = [step for step in dis.get_instructions(code) if step.opname not in _NOTHING]
         self._names, self._closure, self._of_class, self._modules = names, closure, of_class, modules
         self._module: Any = None
-        """The module that was loaded by the instruction before, or what was read of it; None: something else was."""
+        """The module that the previous instruction loaded, or its attribute; None: it loaded something else."""
         self._called: Any = None
-        """What was loaded last, where it is a function or a class."""
+        """The function or class that was loaded last."""
         self._source: Any = None
-        """The module that is imported from."""
+        """The module of the current `from` import."""
         self._bound: Any = None
-        """The module that the next variable will be."""
+        """The module that the next store assigns to a variable."""
         self._sets = False
         """True after `setattr`."""
 
     def found(self) -> Iterator[tuple[str, Any]]:
-        """Give what the code uses.
+        """Yield what the code uses.
 
         Returns:
-            Pairs: `value` and what a global name, or one of the closure, leads to; `attribute` and a module with the
-            name of what is read there; `data` and a global's name; `method` and the name of an attribute of something;
-            `by name`: of any; `stores` and the name of a global that it writes; `changes` and the name of what it
-            changes in a class or in its module; `module` and one of which it uses what cannot be followed; `missing`
-            and the name of one that is not loaded; `hash`; `refused` and what no environment with states may use.
+            Pairs of a kind and a value: `value`: a function or class from a global or closure name; `attribute`: a
+            module and the name of an attribute read from it; `data`: the name of a global; `method`: the name of an
+            attribute of any object; `chain`: the names of an attribute and of an attribute of it; `by name`: None, for
+            attributes with computed names; `stores`: the name of an assigned global; `changes`: the name of a changed
+            value of a class or module; `module`: a module that is used as a value; `missing`: the name of a module
+            that is not loaded; `hash`: None; `refused`: what an environment with states may not use.
         """
         for name in changed_by(self._code, self._may_change, self._of_class):
             yield "changes", name
@@ -121,7 +122,7 @@ class CodeUses:
                 yield from self._load(step, number)
 
     def _may_change(self, opname: str, name: str) -> bool:
-        """True if an instruction loads by a name what is shared and may change."""
+        """True if an instruction loads a mutable shared value by this name."""
         known = self._names if opname in _GLOBALS else self._closure
         value = known.get(name)
         return is_data(value) and not is_fixed(value)
@@ -157,7 +158,7 @@ class CodeUses:
         self._module = None
 
     def _store(self, step: dis.Instruction) -> Iterator[tuple[str, Any]]:
-        """Give what an instruction does with what was loaded before it: with a module, or with a shared value."""
+        """Yield how an instruction uses the module or shared value that was loaded before it."""
         if step.opname.startswith(("STORE_FAST", "STORE_DEREF", "STORE_NAME")):
             variable = step.argval[0] if isinstance(step.argval, tuple) else step.argval
             becomes = self._bound if self._bound is not None else self._module
@@ -170,13 +171,13 @@ class CodeUses:
             if isinstance(self._module, types.ModuleType):
                 yield "stores", f"{self._module.__name__}.{step.argval}"
                 self._module = None
-        # A module that is used as a value: what becomes of it is not followed.
+        # The module is used as a value, which is not followed further.
         if isinstance(self._module, types.ModuleType):
             is_shared = self._module is random or self._module is np.random
             yield ("value", random) if is_shared else ("module", self._module)
 
     def _load(self, step: dis.Instruction, number: int) -> Iterator[tuple[str, Any]]:
-        """Give what an instruction loads by a name, or writes by one that others know too."""
+        """Yield what an instruction loads by a name, or stores under a shared name."""
         names, closure = self._names, self._closure
         local = step.argval[-1] if isinstance(step.argval, tuple) and step.argval else step.argval
         if step.opname in _GLOBALS or (step.opname in _CELLS and step.argval in closure):
@@ -217,7 +218,7 @@ class CodeUses:
                 yield "attribute", (of, fixed)
 
     def _module_at(self, number: int) -> Any:
-        """Return the module that is loaded by an instruction; None: it loads none, or goes on to what is in it."""
+        """Return the module that an instruction loads; None: it loads no module, or only to read an attribute."""
         if number + 1 >= len(self._steps) or self._steps[number + 1].opname in _ATTRIBUTES:
             return None
         step = self._steps[number]
@@ -226,20 +227,20 @@ class CodeUses:
         return found if isinstance(found, types.ModuleType) else None
 
     def _gives_none(self, number: int) -> bool:
-        """True if a call gives no argument, or None alone."""
+        """True if a call has no argument, or only None."""
         if self._steps[number].argval == 0:
             return True
         before = [step for step in self._steps[max(0, number - 2) : number] if not isinstance(step.argval, tuple)]
         return self._steps[number].argval == 1 and bool(before) and _is_none(before[-1])
 
     def _fixed_name(self, number: int) -> str | None:
-        """Return the name that `getattr` is called with; None: the code makes it."""
+        """Return the constant name that `getattr` is called with; None: the name is computed."""
         following = self._steps[number + 1 :]
-        # Of what: a variable, and attributes of it.
+        # Skip the object: a variable, and attributes of it.
         place = 1
         if not following or not following[0].opname.startswith("LOAD_") or isinstance(following[0].argval, tuple):
             return None
-        if following[0].opname == "LOAD_CONST":  # `getattr` is given to a function, which calls it
+        if following[0].opname == "LOAD_CONST":  # `getattr` is passed to a function, which calls it
             return None
         while place < len(following) and following[place].opname in _ATTRIBUTES:
             place += 1
@@ -254,7 +255,7 @@ class CodeUses:
         return None
 
     def _imported(self, number: int) -> tuple[Any, Any, str]:
-        """Return the module that is imported from, the one that a variable will be, and the name of a missing one."""
+        """Return the imported module, the module assigned to the variable, and the name of a missing module."""
         step = self._steps[number]
         level, chosen = self._steps[number - 2].argval, self._steps[number - 1].argval
         name = str(step.argval)
@@ -266,5 +267,5 @@ class CodeUses:
         if whole is None and not is_trusted(name):
             with contextlib.suppress(ImportError, ValueError):
                 missing = name if importlib.util.find_spec(name.partition(".")[0]) is not None else ""
-        # `import a.b` gives `a`; `from a import b` names what it takes of it.
+        # `import a.b` assigns `a`; `from a import b` lists its names.
         return (whole if chosen else top), (None if chosen else top), missing

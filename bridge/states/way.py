@@ -1,4 +1,4 @@
-"""How the state of an environment would be saved, as a property tells it: by a look, without the check of its kind."""
+"""How the state of an environment would be saved, for a property: a quick look, without the check of its kind."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from bridge.states.scan import code_in, shared_by
 __all__ = ["NONE", "way_of"]
 
 NONE = "none: "
-"""What the text begins with where there is no state, before the reason."""
+"""The prefix of the text if there is no state; the reason follows."""
 
 
 def way_of(env: Any) -> str:
-    """Return `SavedState.how` of a state of an environment, or of lanes; or why it would have none.
+    """Return the `SavedState.how` of an environment or of lanes, or why they would have no state.
 
-    It looks at what the environment holds now. Whether a copy goes on alike is found by the check of its kind, which a
-    first save has done.
+    This inspects only what the environment holds now. The check at the first save shows whether a copy goes on in the
+    same way.
     """
     together = isinstance(env, VectorEnv) and not isinstance(env, SyncVectorEnv)
     if together and isinstance(env.unwrapped, AsyncVectorEnv):
@@ -33,6 +33,6 @@ def way_of(env: Any) -> str:
     except CannotCopyError as error:
         reason = str(error) if together else shared_by(code_in(layers_of(one))).reason
         return f"{NONE}{reason}" if reason else "replay"
-    except Exception as error:  # whatever a library raises before a first reset
+    except Exception as error:  # libraries may raise anything before the first reset
         return f"{NONE}it cannot be looked at before its first reset: {error}"
     return "+".join(snapshot.how)
