@@ -62,9 +62,13 @@ class _FramePacer(ProgramPacer, FramePacer):
     def _choose_actions(self) -> None:
         now, choice, stand_ins = self.now(), Choice(None), self._stand_ins()
         actions = {**self._env.handover.defaults, **stand_ins}
-        for name, part in self.loop.acting().items():
-            if self.loop.usable(name, part, now):
-                actions[name], choice.by[name], choice.came[name] = part.action, part.player, part.acted_at
+        for name, agent_lane in self.loop.acting().items():
+            if self.loop.usable(name, agent_lane, now):
+                actions[name], choice.by[name], choice.came[name] = (
+                    agent_lane.action,
+                    agent_lane.player,
+                    agent_lane.acted_at,
+                )
         # A policy or an observer may choose another action each time. Unchanged actions of agents are offered once.
         by_agents = not stand_ins and self.world.substitution is None
         offered = (self._env.stamp, choice.by, choice.came) if by_agents else None

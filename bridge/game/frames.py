@@ -23,7 +23,7 @@ class GameFrames(FrameLoop):
     """A frame is due when the program has taken actions."""
 
     env: GameEnvironment
-    parts: dict[str, LoopLane]
+    agent_lanes: dict[str, LoopLane]
     """The lane of each agent in the round, by name."""
     alive: list[str]
     """The agents that act in the next frame."""
@@ -38,7 +38,7 @@ class GameFrames(FrameLoop):
 
     def acting(self) -> Mapping[str, LoopLane]:
         """Return the lanes of the agents that act."""
-        return {name: self.parts[name] for name in self.alive}
+        return {name: self.agent_lanes[name] for name in self.alive}
 
     def next_due(self) -> float | None:
         """Return when the next frame is due; None: no frame is due."""
@@ -68,34 +68,36 @@ class GameFrames(FrameLoop):
             frames: How many of the last frames belong to the current step; 0 for a reset.
         """
         skipped = passed - frames - self.lanes[0].frames
-        for lane in {self.lanes[0], *self.parts.values()}:
+        for lane in {self.lanes[0], *self.agent_lanes.values()}:
             lane.frames += skipped
         self.frames, self.step_frames = passed, frames
-        self.default_frames += frames * sum(not part.applied_by for part in self.acting().values())
+        self.default_frames += frames * sum(not agent_lane.applied_by for agent_lane in self.acting().values())
 
     def _choose(self, lane: LoopLane, now: float) -> Any:
         """Return the actions that the program has taken, and count them."""
         choice = self.env.chosen
-        for name, part in self.acting().items():
-            part.applied_by, part.applied_at = choice.by.get(name, ""), self.env.read_at
+        for name, agent_lane in self.acting().items():
+            agent_lane.applied_by, agent_lane.applied_at = choice.by.get(name, ""), self.env.read_at
             came = choice.came.get(name)
             if came is not None and came != self._applied.get(name):
                 self._applied[name] = came
-                if part.acted_at == came:
-                    part.unused = False
-                elif part.unused:  # counted as replaced when a newer one arrived, but the program had taken it by then
+                if agent_lane.acted_at == came:
+                    agent_lane.unused = False
+                elif (
+                    agent_lane.unused
+                ):  # counted as replaced when a newer one arrived, but the program had taken it by then
                     self.actions_replaced -= 1
                 self.actions_applied += 1
-                part.action_delay = max(0.0, self.env.read_at - came)
-                self.action_delays.add(part.action_delay)
+                agent_lane.action_delay = max(0.0, self.env.read_at - came)
+                self.action_delays.add(agent_lane.action_delay)
         return choice.actions
 
-    def usable(self, name: str, part: LoopLane, now: float) -> bool:
+    def usable(self, name: str, agent_lane: LoopLane, now: float) -> bool:
         """True if an agent's newest action may be applied now: it is young enough, and no mask forbids repeating it."""
         oldest = -math.inf if self._max_action_age is None else now - self._max_action_age
-        if part.acted_at == -math.inf or part.acted_at < oldest:
+        if agent_lane.acted_at == -math.inf or agent_lane.acted_at < oldest:
             return False
-        return part.unused or self._may_repeat(name, part.observation, part.action)
+        return agent_lane.unused or self._may_repeat(name, agent_lane.observation, agent_lane.action)
 
 
 class OneGameFrames(GameFrames, LaneLoop):
@@ -103,7 +105,7 @@ class OneGameFrames(GameFrames, LaneLoop):
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
-        self.parts, self.alive = {ONE: self.lanes[0]}, [ONE]
+        self.agent_lanes, self.alive = {ONE: self.lanes[0]}, [ONE]
 
     def _choose(self, lane: LoopLane, now: float) -> Any:
         return super()._choose(lane, now)[ONE]

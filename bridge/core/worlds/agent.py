@@ -183,19 +183,24 @@ class EnvAgent(Agent):
         pacer: The pacer of its world.
         name: Its name in the group.
         spaces: Its spaces where it is one of several agents; None: those of the environment.
-        part: What the pacer keeps of it.
+        pacer_state: The pacer's state for this agent.
         more: Specs of what it is told beside what an environment gives; `Pacer.observe` has their values.
     """
 
     def __init__(
-        self, pacer: AgentPacer, name: str, spaces: Spaces | None = None, part: Any = None, more: Sequence[Spec] = ()
+        self,
+        pacer: AgentPacer,
+        name: str,
+        spaces: Spaces | None = None,
+        pacer_state: Any = None,
+        more: Sequence[Spec] = (),
     ) -> None:
         self.world = pacer.world
         """Where it is."""
         self.name = name
         """Its name in the group."""
-        self.part = part
-        """What the pacer keeps of it."""
+        self.pacer_state = pacer_state
+        """The pacer's state for this agent."""
         self._pacer = pacer
         self._facts = facts = self.world.env.facts
         self.lanes = lanes = facts.num_envs

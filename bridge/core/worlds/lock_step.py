@@ -65,7 +65,7 @@ class LockStep(Pacer):
         if self._agent.lanes is not None:
             from bridge.core.worlds.same_step import SameStep  # most worlds have no lanes
 
-            self._agent.part = SameStep(self._agent)
+            self._agent.pacer_state = SameStep(self._agent)
         return self._agent
 
     def leave(self, agent: EnvAgent) -> None:
@@ -156,7 +156,7 @@ class LockStep(Pacer):
         if self._pending is pending:  # else a ResetWorld brought others meanwhile
             self._pending = (None, None)
         if agent.lanes is not None:
-            agent.part.reset(pending[1])
+            agent.pacer_state.reset(pending[1])
             agent.truncated[list(agent.take_failures())] = True
         return pb.RUNNING
 
@@ -166,7 +166,7 @@ class LockStep(Pacer):
         agent.take_reset(result)
         agent.forget_failures()
         if agent.lanes is not None:
-            agent.part.placed(lanes)
+            agent.pacer_state.placed(lanes)
         return pb.RUNNING
 
     async def step(self, agent: EnvAgent, action: object) -> int:
@@ -183,12 +183,12 @@ class LockStep(Pacer):
         lanes: list[int] = ended.nonzero()[0].tolist()
         agent.world.episodes += len(lanes) - unbegun
         agent.answer = None
-        await agent.part.stepped(lanes, ended)
+        await agent.pacer_state.stepped(lanes, ended)
         return pb.RUNNING
 
     def properties_of(self, agent: EnvAgent) -> PropertyTree:
         """Return what an agent adds to the tree below `world`: of lanes, when its lanes begin anew."""
-        return PropertyTree() if agent.lanes is None else agent.part.properties()
+        return PropertyTree() if agent.lanes is None else agent.pacer_state.properties()
 
     def interrupt(self, agent: EnvAgent) -> None:
         """End the sequence by truncation, with the last observations."""

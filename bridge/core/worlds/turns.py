@@ -106,13 +106,13 @@ class Turns(Pacer):
         remedy = f"wait until one is free, or {OTHER_WORLD}"
         name = self.group.choose(wanted, self.participants, self.world.title_in_messages, remedy)
         agent = EnvAgent(self, name, self.group.spaces[name])
-        agent.part = self.participants[name] = Participant(name, agent)
+        agent.pacer_state = self.participants[name] = Participant(name, agent)
         self.advance()
         return agent
 
     def leave(self, agent: EnvAgent) -> None:
         """Free an agent whose client leaves or has died; `TurnPacer.dropped` says what that means for the others."""
-        participant: Participant = agent.part
+        participant: Participant = agent.pacer_state
         if self.participants.get(participant.name) is participant:
             del self.participants[participant.name]
             self.turn.handed_in.pop(participant.name, None)
@@ -182,23 +182,23 @@ class Turns(Pacer):
         # Of a joint reset one agent sends the settings: the plain Resets of the others must not take them back.
         if asked.seed is not None or asked.options is not None:
             self.carried = (asked.seed, asked.options)
-        if running or agent.part.may_enter:
-            self.drop(agent.part)
+        if running or agent.pacer_state.may_enter:
+            self.drop(agent.pacer_state)
             self.advance()
 
     async def begin(self, agent: EnvAgent) -> int:
         """Wait for the next sequence, or enter the running one."""
         self._refuse_if_held()
         self._resets.end(agent)  # while it waits, no ResetWorld waits for it
-        state = self._told(agent.part, await self._wait(agent.part, begins=True))
+        state = self._told(agent.pacer_state, await self._wait(agent.pacer_state, begins=True))
         agent.tell_names()
         return state
 
     async def step(self, agent: EnvAgent, action: object) -> int:
         """Hand in an action and wait for the end of the turn."""
         self._refuse_if_held()
-        self.turn.handed_in[agent.part.name] = action
-        return self._told(agent.part, await self._wait(agent.part, begins=False))
+        self.turn.handed_in[agent.pacer_state.name] = action
+        return self._told(agent.pacer_state, await self._wait(agent.pacer_state, begins=False))
 
     def _wait(self, participant: Participant, *, begins: bool) -> PendingResult[int]:
         """Take a Step; return its answer: the state that it tells.
@@ -249,8 +249,8 @@ class Turns(Pacer):
 
     def interrupt(self, agent: EnvAgent) -> None:
         """End the sequence for this agent, with what it has seen last."""
-        agent.part.tell(True)
-        self.drop(agent.part)
+        agent.pacer_state.tell(True)
+        self.drop(agent.pacer_state)
         self.advance()
 
     def properties_of(self, agent: EnvAgent) -> PropertyTree:
@@ -259,8 +259,8 @@ class Turns(Pacer):
 
     def hang_up(self, agent: EnvAgent) -> None:
         """Answer the Step of an agent whose client has gone."""
-        if agent.part in self._waits:
-            self._answer(agent.part, RequestError(Code.CANCELLED, "the client has hung up"))
+        if agent.pacer_state in self._waits:
+            self._answer(agent.pacer_state, RequestError(Code.CANCELLED, "the client has hung up"))
         self.advance()
 
     def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:

@@ -194,8 +194,8 @@ class MatchPacer(JointClock):
         self.world.scheduler.call_soon(self._follow_match)
 
     def _returns(self, episode: int) -> dict[str, float]:
-        """Return the returns of the agents that had a part in an episode, so far, by name."""
-        return {name: part.reward for name, part in self.loop.parts.items() if part.episode == episode}
+        """Return the returns of the agents in an episode so far, by name."""
+        return {name: lane.reward for name, lane in self.loop.agent_lanes.items() if lane.episode == episode}
 
     @property
     def others_play(self) -> bool:

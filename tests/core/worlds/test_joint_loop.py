@@ -250,5 +250,5 @@ def test_every_reward_and_every_end_is_told_once_whatever_agents_do(operations: 
                 if ended.terminated:
                     assert ended.reward == sum(range(1, LENGTHS[name] + 1))
         assert not drive.loop.end_deserted(), "those who wait would wait for nobody"
-        running = [part.phase.name == "RUNNING" for part in drive.loop.parts.values()]
+        running = [lane.phase.name == "RUNNING" for lane in drive.loop.agent_lanes.values()]
         assert any(running) == (drive.loop.environment.phase.name == "RUNNING")

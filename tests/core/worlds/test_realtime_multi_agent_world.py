@@ -99,7 +99,7 @@ def test_players_act_and_are_told_of_each_frame(host: Callable[..., Host]) -> No
     assert last.transitions["bob"].truncated
     assert list(last.alive) == []
     assert (renewed.episode, list(renewed.alive)) == (2, list(NAMES))
-    assert not here.pacer.loop.parts["ann"].unused, "its action was of the episode before"
+    assert not here.pacer.loop.agent_lanes["ann"].unused, "its action was of the episode before"
     bob.leave()
 
 

@@ -1,7 +1,7 @@
-"""A second stream of an agent of a real-time world, which carries its actions: for older clients of this package.
+"""A second stream that carries the actions of an agent in a real-time world, for older clients of this package.
 
-They expect an action behind Steps that are held until a frame has passed to come late, as it did at older servers. So
-while they have requests in flight they send their actions on a stream of their own. Today's need only one: see
+At older servers, an action waited behind Steps that the server held until the next frame. So older clients with Steps
+in flight send their actions on a separate stream. Current clients need only one stream: see
 `bridge.core.server.session.Session.arrive`.
 """
 
@@ -28,20 +28,20 @@ _KEY_BYTES = 16
 
 
 class ActionTaker(Protocol):
-    """What takes the actions: the world's clock."""
+    """The receiver of actions: the world's clock."""
 
     def now(self) -> float:
         """Return the clock's time, seconds."""
 
     def act(self, agent: EnvAgent, action: object, received: float, episodes: Sequence[int]) -> None:
-        """Leave an agent's action for the next frames."""
+        """Record an agent's action for the next frames."""
 
 
 class ActingStreams(dict[str, EnvAgent]):
-    """The agents of a world whose property `world.seat` was read, by the key that it gave.
+    """The agents whose property `world.seat` was read, by the key that it returned.
 
     Args:
-        pacer: The world's clock, which takes the actions.
+        pacer: The world's clock, which receives the actions.
     """
 
     def __init__(self, pacer: ActionTaker) -> None:
@@ -49,24 +49,24 @@ class ActingStreams(dict[str, EnvAgent]):
         self.pacer = pacer
 
     def key_of(self, agent: EnvAgent) -> str:
-        """Return the key of an agent, always the same, which nobody can guess."""
+        """Return the secret key of an agent. It is the same in each call."""
         known = next((key for key, other in self.items() if other is agent), None)
-        # One key for each agent: `leave` takes one away, and any other would go on acting for an agent that has left.
+        # One key for each agent: `leave` removes one key, and a second one would still work after the agent has left.
         key = known or secrets.token_urlsafe(_KEY_BYTES)
         self[key] = agent
         return key
 
     def join(self, settings: Settings) -> Agent:
-        """Return the second stream of the agent whose key the setting `seat` is.
+        """Return the second stream of the agent whose key is the setting `seat`.
 
         Raises:
-            RequestError: INVALID_ARGUMENT for other settings beside it, NOT_FOUND where no agent has the key.
+            RequestError: INVALID_ARGUMENT for other settings beside `seat`; NOT_FOUND if no agent has this key.
         """
         refuse_unknown(settings, ("seat",), "JoinWorld")
         key = read_scalar(settings, "seat")
         agent = self.get(key) if isinstance(key, str) else None
         if agent is None:
-            text = "no agent of this world has this seat: expected what its property world.seat says, while it is in"
+            text = "no agent in this world has this seat: expected the property world.seat of an agent that has joined"
             raise RequestError(Code.NOT_FOUND, text)
         return _ActingStream(self, agent)
 
@@ -77,11 +77,11 @@ class ActingStreams(dict[str, EnvAgent]):
 
 
 class _ActingStream(Agent):
-    """Its Steps hand in actions for an agent, each for the episode that it names, and are answered at once.
+    """The second stream. Its Steps carry actions, each with the number of its episode, and are answered at once.
 
     Args:
-        streams: Say whether the agent is still in.
-        agent: Whose actions.
+        streams: Shows whether the agent is still in the world.
+        agent: The agent that the actions are for.
     """
 
     def __init__(self, streams: ActingStreams, agent: EnvAgent) -> None:
@@ -95,19 +95,21 @@ class _ActingStream(Agent):
         self._timing = np.zeros(2)
 
     def reset(self, settings: Settings, running: bool) -> None:
-        """Reset nothing: that is for the agent's own stream."""
-        raise RequestError(Code.FAILED_PRECONDITION, "this stream hands in actions; send Reset on the agent's own")
+        """Raise FAILED_PRECONDITION: Resets belong on the agent's own stream."""
+        raise RequestError(
+            Code.FAILED_PRECONDITION, "this stream carries actions; send Reset on the agent's own stream"
+        )
 
     async def begin(self) -> int:
-        """Begin, without an action."""
+        """Begin without an action."""
         self._agent.world.resets.end(self)  # no ResetWorld waits for it
         self._timing = np.full(2, self._pacer.now())
         return pb.RUNNING
 
     async def step(self, actions: Mapping[int, Array]) -> int:
-        """Hand in an action, for the episode that it names."""
+        """Record an action for the episode whose number comes with it."""
         received = self._pacer.now()
-        # The first stream may have left meanwhile, and its place may be somebody else's.
+        # The agent may have left meanwhile, and another client may have taken its place.
         if self._agent not in self._streams.values():
             raise RequestError(Code.FAILED_PRECONDITION, "the agent of this seat has left the world")
         self._agent.world.refuse_if_over()
@@ -122,12 +124,12 @@ class _ActingStream(Agent):
         return pb.RUNNING
 
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
-        """Return when the Step was received and answered, seconds of the world's clock."""
+        """Return when the Step was received and when it was answered, in seconds of the world's clock."""
         return dict.fromkeys(uids, self._timing)
 
     @property
     def plays(self) -> bool:
-        """False: its agent does."""
+        """False: the agent's own stream counts as the player."""
         return False
 
     def properties(self) -> PropertyTree:
@@ -135,8 +137,8 @@ class _ActingStream(Agent):
         return self._agent.properties()
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Hand on a request for a property."""
+        """Forward a request for a property."""
         return await self._agent.answer_property(request)
 
     def leave(self) -> None:
-        """Leave; the agent stays, and its last action goes on."""
+        """Do nothing: the agent stays in the world, and its last action goes on."""

@@ -1,4 +1,4 @@
-"""What a clock keeps of an agent: its place in the loop, and what its Step is told beside the usual."""
+"""A clock's state of one agent, and the additional observations of the agent's Steps."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from bridge.core.worlds.lane_hosts import join_infos
 from bridge.core.worlds.realtime.frame_loop import FrameLoop
 from bridge.core.worlds.realtime.loop_lane import Ended, LoopAgent, Seen
 
-__all__ = ["EPISODES", "RESETTING", "TIMES", "WAITS", "ClockPart"]
+__all__ = ["EPISODES", "RESETTING", "TIMES", "WAITS", "ClockState"]
 
-# The places of what agents are told beside the usual, after `frames`.
+# The indices of the additional observations, after `frames` at 0.
 EPISODES = 1
 TIMES = 2
 RESETTING = 3
 WAITS = ("now", "next_frame", "new_frame")
-"""The events that a Step may wait for; the first is the default.
+"""The events that a Step may wait for. The first one is the default.
 
-`now` is nothing. `next_frame` is one more finished frame of every lane, which began after the Step's action came.
-`new_frame` is a frame, an end or a new episode of any lane that was not told yet, for at most 2 s; clients with Steps
-in flight use it.
+`now`: do not wait. `next_frame`: wait until every lane has finished a frame that began after the Step's action arrived.
+`new_frame`: wait at most 2 s for a frame, an end or a new episode of any lane that was not reported yet; clients with
+Steps in flight use it.
 """
 
 
-class ClockPart:
-    """What a clock keeps of an agent: its place in the loop, and what its Step is told beside the usual.
+class ClockState:
+    """A clock's state of one agent, and the additional observations of the agent's Steps.
 
     Args:
-        loop_agent: Its place in the loop, with the buffers of what it is to be told.
-        wait: What its Steps wait for, one of `WAITS`.
-        facts: Those of the environment.
-        spaces: The agent's.
+        loop_agent: The agent in the loop, with its buffers.
+        wait: The event that its Steps wait for, one of `WAITS`.
+        facts: The facts of the environment.
+        spaces: The agent's spaces.
     """
 
     def __init__(self, loop_agent: LoopAgent, wait: str, facts: EnvFacts, spaces: Spaces) -> None:
         lanes, self._space = facts.num_envs, facts.observation_space
-        # Records of ended episodes have the final observation of one lane, whereas observations are of all of them.
+        # A record of an ended episode has the final observation of one lane; an observation covers all lanes.
         self._finals = Layout(spaces[0], "observation")
         self.loop_agent = loop_agent
         self.buffers = loop_agent.buffers
-        """Its news, a buffer for each lane."""
+        """The agent's buffers, one for each lane."""
         self.wait = wait
         shape = () if lanes is None else (lanes,)
         self.specs = [
@@ -60,32 +60,32 @@ class ClockPart:
             Spec.number("episodes", (-1,), np.uint8),
             Spec.number("timing", (*shape, len(TIMING)), np.float64),
         ]
-        """What its Step is told beside the usual."""
+        """The specs of the additional observations."""
         if lanes is not None:
             self.specs.append(Spec.number("resetting", shape, np.bool_))
         self.frames = np.zeros(shape, np.int64)
         self.timing = np.zeros((*shape, len(TIMING)))
         self.resetting = np.zeros(shape, np.bool_)
         self.episodes: list[tuple[int, Ended]] = []
-        """The ends of episodes that its Step tells, each with its lane."""
+        """The ended episodes that the current Step reports, each with its lane."""
         self.partial = False
-        """True if its Steps are answered while lanes reset, of which `resetting` tells."""
+        """True if Steps are answered while some lanes reset; `resetting` reports those lanes."""
         self.ended = False
-        """True if its episode has ended, or a ResetWorld ended it, and no Reset came since."""
+        """True if its episode has ended, by itself or by a ResetWorld, and no Reset has arrived since."""
         self.absent_from = 0
-        """The episode that began without it, as it was told; 0: none."""
+        """The episode without this agent that was reported to it last; 0: none."""
 
     def collect(
         self, agent: EnvAgent, taken: list[Told[Seen] | None], loop: FrameLoop, received: float, now: float
     ) -> None:
-        """Turn what was taken from the buffers into what the agent's Step is told.
+        """Turn the items taken from the buffers into the agent's observations.
 
         Args:
             agent: The agent.
-            taken: An item for each lane; None: the lane has no episode for it.
-            loop: The clock's.
-            received: When the Step came, seconds of the clock.
-            now: When it is answered.
+            taken: An item for each lane; None: the agent is in no episode of the lane.
+            loop: The clock's loop.
+            received: When the Step arrived, in seconds of the clock.
+            now: When the Step is answered.
         """
         lanes, buffers = agent.lanes, self.buffers
         self.episodes = [(index, ended) for index, buffer in enumerate(buffers) for ended in buffer.take_records()]
@@ -94,7 +94,7 @@ class ClockPart:
         for index, (item, buffer) in enumerate(pairs):
             at = () if lanes is None else (index,)
             lane = buffer.lane
-            # U-5: a lane without an episode has no reward and no flags; NaN: no observation was made.
+            # U-5: a lane without an episode has no reward and no flags, and NaN as the time of its observation.
             told = item or Told(Seen(lane.episode, 0, False, None, {}, np.nan))
             seen = told.observed
             self.resetting[at] = item is None
@@ -109,25 +109,25 @@ class ClockPart:
             error = buffer.error if item is None else seen.error if told.truncated else None
             if error is not None and lanes is not None:
                 infos[index] = {**infos[index], "error": error}
-                # Told once. An ended episode's error comes with the end, and is not kept here.
+                # Report it once. An ended episode's error belongs to its end, and is not kept here.
                 buffer.error = None
         if lanes is None:
-            # None: a ResetWorld ends the sequence after a failure has ended its episode. The last observation stays.
+            # None if a ResetWorld ends the sequence after a failure ended the episode. Keep the last observation.
             if taken[0] is not None:
                 agent.observation = taken[0].observed.observation
             agent.info = infos[0]
             return
         space: Any = self._space
-        # A tensor has a row for each lane, and no None: a lane that resets has its last observation, or a placeholder.
+        # A tensor needs a row for each lane. A lane that resets has its last observation, or a placeholder.
         rows = [buffer.lane.observation if item is None else item.observed.observation for item, buffer in pairs]
         rows = [neutral_action(space) if item is None else item for item in rows]
         empty: Any = create_empty_array(space, len(rows), fn=np.zeros)
-        with failures_in("step"):  # an observation that is not of the space, an info that is no dict
+        with failures_in("step"):  # such as an observation outside of the space, or an info that is not a dict
             agent.observation = concatenate(space, rows, empty)
             agent.info = join_infos({index: info for index, info in infos.items() if info}, lanes)
 
     def observe(self, agent: EnvAgent, wanted: Sequence[int]) -> Mapping[int, Array]:
-        """Return frames, ended episodes, times, and which lanes reset."""
+        """Return frames, ended episodes, timing, and which lanes reset."""
         found = {0: self.frames, TIMES: self.timing, RESETTING: self.resetting}
         if EPISODES in wanted:
             found[EPISODES] = np.frombuffer(self._encoded_episodes(agent), np.uint8)
@@ -151,7 +151,7 @@ class ClockPart:
             if ended.observation is not None:
                 arrays = self._finals.pack(ended.observation, rounding=True)
                 record["final_obs"] = [np.asarray(array) for array in arrays]
-                # `encode` would raise for a value that the codec does not carry.
+                # `encode` alone would raise for a value that the codec cannot encode.
                 record["final_info"] = agent.infos.write_apart(ended.info)
             records.append(record)
         return values.encode(records)

@@ -1,14 +1,14 @@
-"""The clock of an environment of several agents, without input, output, threads or time.
+"""The clock of an environment with several agents, without I/O, threads or a time source.
 
-The environment is reset and stepped for all agents at once; each agent has a part of its own in the episode, with its
-action, its rewards and its end. An episode goes on while an agent is alive in it, whoever has joined: where there is
-no action of an agent, a default one stands in.
+The environment is reset and stepped for all agents at once. Each agent has its own lane in the episode, with its
+action, its rewards and its end. An episode goes on as long as an agent is alive in it, whoever has joined. Agents
+without an action use the default action.
 
-When a new episode begins before the environment ends the running one is a matter of the players:
+Players can end the running episode early:
 
-- One that sends Reset leaves the running episode and waits for the next.
-- Once no player is in the running episode any more, and one waits for the next, the running one is cut off.
-- A player that was not in the running episode yet enters it, also in its midst; its seed is for the next one.
+- A player that sends Reset leaves the running episode and waits for the next one.
+- Once no player is in the running episode, and a player waits for the next one, the running episode is cut off.
+- A player that was not in the running episode yet enters it, even in the middle. Its seed is for the next episode.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = ["JointLoop"]
 
 
 class JointLoop(FrameLoop):
-    """Says when frames of one environment are due, and which actions they are made of.
+    """Decides when frames of one environment are due, and which actions they use.
 
-    `lanes` holds the environment alone: its episode, its resets and its failures. `parts` holds what each agent has of
-    the episode. A step's job has the actions of all agents that are alive by name, `DEFAULT` where there is none.
+    `lanes` has one item, the environment: its episode, its resets and its failures. `agent_lanes` has each agent's own
+    lane. The job of a step has the actions of all living agents by name; `DEFAULT` means that there is none.
 
     Args:
         names: The agents.
         fps: Frames a second.
-        may_repeat: Tells of an agent's name, its newest observation and its last action whether the action may be
-            applied once more.
-        options: As for `FrameLoop`.
+        may_repeat: Called with an agent's name, its newest observation and its last action; returns True if the action
+            may be repeated.
+        options: The options of `FrameLoop`.
 
     Raises:
         SettingError: A number is out of its range.
@@ -50,8 +50,8 @@ class JointLoop(FrameLoop):
         **options: Any,
     ) -> None:
         super().__init__(1, fps, DEFAULT, **options)
-        # A part never asks for a reset, so it is never IDLE: it waits for the environment's.
-        self.parts: dict[str, LoopLane] = {name: LoopLane(Phase.RESETTING) for name in names}
+        # An agent's lane never asks for a reset, so it is never IDLE: it waits for the environment's reset.
+        self.agent_lanes: dict[str, LoopLane] = {name: LoopLane(Phase.RESETTING) for name in names}
         self.environment = self.lanes[0]
         """The environment's episode."""
         self.alive: list[str] = []
@@ -61,15 +61,15 @@ class JointLoop(FrameLoop):
     def _choose(self, lane: LoopLane, now: float) -> dict[str, object]:
         chosen, lane.driven = {}, False
         for name in self.alive:
-            part = self.parts[name]
-            fresh = part.unused
-            # This takes the mark of a fresh action away, which is read before.
-            action = self._newest_action(part, now)
-            # The last move of a turn-based game is often forbidden in the next turn, and PettingZoo's classic games end
-            # the episode for an illegal one. A fresh action is passed on as it is, since its agent has just chosen it.
-            if action is not DEFAULT and not fresh and not self._may_repeat(name, part.observation, action):
+            agent_lane = self.agent_lanes[name]
+            fresh = agent_lane.unused
+            # `_newest_action` clears `unused`, so we read it before.
+            action = self._newest_action(agent_lane, now)
+            # The last move of a turn-based game is often illegal in the next turn, and PettingZoo's classic games end
+            # the episode for an illegal move. A fresh action is passed on, because its agent has just chosen it.
+            if action is not DEFAULT and not fresh and not self._may_repeat(name, agent_lane.observation, action):
                 self.default_frames += 1
-                part.applied_by, part.driven = "", False
+                agent_lane.applied_by, agent_lane.driven = "", False
                 action = DEFAULT
             chosen[name] = action
         return chosen
@@ -77,11 +77,12 @@ class JointLoop(FrameLoop):
     # Results of jobs
 
     def joint_began(self, job: Job, now: float, first: Mapping[str, Transition]) -> bool:
-        """A reset returned: what each agent sees that is alive, in the environment's order; return whether it counts.
+        """Handle the return of a reset; return False if it is stale.
 
-        An episode that is over already, or without agents, is to be told as a failure.
+        `first` has the first observation of each living agent, in the environment's order. Report an episode that is
+        over at once, or has no agents, to `failed` instead.
         """
-        # The environment's own lane has no observation, reward or info: agents have parts.
+        # The environment's lane has no observation, reward or info: the agents' lanes have them.
         if not self.began(job, now, Transition(None)):
             return False
         if not self._autoreset:  # the clock stood
@@ -91,29 +92,29 @@ class JointLoop(FrameLoop):
         return True
 
     def _enter(self, seen: Mapping[str, Transition], now: float) -> None:
-        """Begin the parts of agents that were not in this episode before."""
+        """Begin the lanes of agents that enter this episode."""
         for name in self.alive:
-            part = self.parts[name]
-            # An agent that the environment brings in during an episode begins here. One that has ended in it does not
-            # come back, even if the environment names it as alive again.
-            if part.phase is not Phase.RUNNING and part.episode != self.environment.episode:
-                part.episode = self.environment.episode
-                part.begin(now, seen[name])
+            agent_lane = self.agent_lanes[name]
+            # An agent may appear during an episode. An agent that has ended does not come back in the same episode,
+            # even if the environment lists it as alive again.
+            if agent_lane.phase is not Phase.RUNNING and agent_lane.episode != self.environment.episode:
+                agent_lane.episode = self.environment.episode
+                agent_lane.begin(now, seen[name])
 
     def joint_stepped(
         self, job: Job, now: float, spent: float, seen: Mapping[str, Transition], alive: Sequence[str]
     ) -> dict[str, Transition] | None:
-        """A frame of the environment returned.
+        """Handle the return of a frame.
 
         Args:
-            job: The frame's.
+            job: The job of the frame.
             now: The time.
             spent: Seconds that it took.
-            seen: Of every agent that acted or is alive now.
-            alive: The agents that go on, in the environment's order.
+            seen: The transition of each agent that acted or is alive now.
+            alive: The agents that are still alive, in the environment's order.
 
         Returns:
-            What each agent is told that was in the episode; None: the episode was given up meanwhile.
+            The transition of each agent that was in the episode; None: the result is stale.
         """
         self.step_times.add(spent)
         lane = self._current(job)
@@ -122,18 +123,18 @@ class JointLoop(FrameLoop):
         lane.length += self.step_frames
         lane.frames += self.step_frames
         told: dict[str, Transition] = {}
-        for name, part in self.parts.items():
-            if part.phase is not Phase.RUNNING:
+        for name, agent_lane in self.agent_lanes.items():
+            if agent_lane.phase is not Phase.RUNNING:
                 continue
             got = told[name] = seen[name]
-            part.add(now, got, self.step_frames)
+            agent_lane.add(now, got, self.step_frames)
             if got.ended:
-                self.drop_action(part)
+                self.drop_action(agent_lane)
         self.alive = list(alive)
-        # After the frame was added: to an agent that comes in, it is the first observation, and has no reward.
+        # Only now: for an agent that appears, this frame is its first observation, without a reward.
         self._enter(seen, now)
-        # The environment's episode ends with that of its last agent.
-        if any(part.phase is Phase.RUNNING for part in self.parts.values()):
+        # The environment's episode ends with its last agent.
+        if any(agent_lane.phase is Phase.RUNNING for agent_lane in self.agent_lanes.values()):
             lane.move(LaneEvent.STEPPED)
         else:
             lane.move(LaneEvent.ENDED)
@@ -141,24 +142,24 @@ class JointLoop(FrameLoop):
         return told
 
     def _cut_off(self, lane: LoopLane, error: str | None = None, finished: bool = False) -> None:
-        for part in self.parts.values():
-            # Of a reset that failed all agents are told; of a frame, those who were in the episode.
-            if part.phase is Phase.RUNNING or (error is not None and not finished):
-                if part.phase is Phase.RUNNING:
-                    part.move(LaneEvent.ENDED)
-                self.drop_action(part)
-                part.end(lane.episode, error=error, finished=finished)
+        for agent_lane in self.agent_lanes.values():
+            # A failed reset is reported to all agents; a failed frame only to agents in the episode.
+            if agent_lane.phase is Phase.RUNNING or (error is not None and not finished):
+                if agent_lane.phase is Phase.RUNNING:
+                    agent_lane.move(LaneEvent.ENDED)
+                self.drop_action(agent_lane)
+                agent_lane.end(lane.episode, error=error, finished=finished)
 
     def _may_rest(self) -> bool:
-        """True if the last that the environment did is the default action of each agent that acts, or a reset."""
-        driven = any(part.driven for part in self.parts.values() if part.phase is Phase.RUNNING)
+        """True if the environment's last job was a reset, or used the default action of every agent."""
+        driven = any(agent_lane.driven for agent_lane in self.agent_lanes.values() if agent_lane.phase is Phase.RUNNING)
         return not driven and super()._may_rest()
 
     def end(self) -> None:
-        """Cut off the running episode, as if the environment had ended it for all agents."""
+        """End the running episode for all agents."""
         lane = self.environment
         if lane.phase is Phase.RUNNING:
-            # Not by `ask_reset`, which begins another episode also with `autoreset=False`.
+            # Do not use `ask_reset`, which would begin the next episode even with `autoreset=False`.
             self._cut_off(lane)
             lane.move(LaneEvent.ENDED)
             self._renew(lane)
@@ -166,48 +167,48 @@ class JointLoop(FrameLoop):
     # Agents
 
     def join_as(self, name: str, player: bool, *, follows: bool = False) -> LoopAgent:
-        """Add a client that plays an agent, or looks over its shoulder; `follows`: as for `LoopAgent`."""
-        return self._admit(LoopAgent([self.parts[name]], player, follows=follows))
+        """Add a client that plays an agent, or sees what the agent sees; for `follows` see `LoopAgent`."""
+        return self._admit(LoopAgent([self.agent_lanes[name]], player, follows=follows))
 
     def player_of(self, name: str) -> LoopAgent | None:
-        """Return who plays an agent; None: nobody."""
-        part = self.parts[name]
-        return next((one for one in self.loop_agents if one.player and one.buffers[0].lane is part), None)
+        """Return the player of an agent; None: nobody plays it."""
+        agent_lane = self.agent_lanes[name]
+        return next((one for one in self.loop_agents if one.player and one.buffers[0].lane is agent_lane), None)
 
     def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer) -> bool:
-        """True if an episode runs that the agent has a part in, and which this player has not left."""
-        part = buffer.lane
-        return part.phase is Phase.RUNNING and (not loop_agent.player or buffer.entered != part.episode)
+        """True if the agent is alive in the running episode, and this player has not left the episode."""
+        agent_lane = buffer.lane
+        return agent_lane.phase is Phase.RUNNING and (not loop_agent.player or buffer.entered != agent_lane.episode)
 
     def _holds(self, loop_agent: LoopAgent) -> bool:
-        """True if the running episode goes on for a player: it is in it, or asked for it and is about to enter."""
+        """True if a player keeps the running episode going: it is in the episode, or is about to enter it."""
         (buffer,) = loop_agent.buffers
-        part = buffer.lane
-        if not loop_agent.player or part.phase is not Phase.RUNNING:
+        agent_lane = buffer.lane
+        if not loop_agent.player or agent_lane.phase is not Phase.RUNNING:
             return False
-        # When all agents send Reset, the first one begins an episode. Those of the others find it running, and would
-        # begin one more if the first agent did not count before it is in.
+        # When all agents send Reset, the first Reset begins an episode. The later Resets would begin another one unless
+        # the first agent counted before it enters.
         enters = loop_agent.asked and self.may_enter(loop_agent, buffer)
-        # One that follows takes nothing from its buffer, so `reading` says nothing of it.
-        return loop_agent.follows or buffer.reading == part.episode or enters
+        # An agent that follows does not read its buffer, so `reading` is not set.
+        return loop_agent.follows or buffer.reading == agent_lane.episode or enters
 
     def _waits(self, loop_agent: LoopAgent) -> bool:
-        """True if a player was in the running episode, which goes on without it."""
+        """True if a player has left the running episode."""
         (buffer,) = loop_agent.buffers
         entered = buffer.lane.episode if loop_agent.follows else buffer.entered
         return loop_agent.player and entered == self.environment.episode and not self._holds(loop_agent)
 
     def ask(self, loop_agent: LoopAgent, seed: int | None, options: object, restart: bool) -> None:
-        """Take an agent's Reset: it gives up its episode.
+        """Handle an agent's Reset: it leaves its episode.
 
         Args:
             loop_agent: The agent.
-            seed: For the next episode; None: none.
-            options: For the next episode; None: none.
-            restart: True if it wants another episode than the running one.
+            seed: The seed of the next episode; None: no seed.
+            options: The options of the next episode; None: no options.
+            restart: True if the agent wants a new episode, not the running one.
         """
         seeded = seed is not None or bool(options)
-        # As a robot is not reset twice, see `ClockPacer.ask_reset`.
+        # Do not reset a robot twice; see `ClockPacer.ask_reset`.
         restart = restart and (seeded or not loop_agent.buffers[0].follows_anew)
         self.give_up(loop_agent, restart)
         if not loop_agent.player:
@@ -216,42 +217,43 @@ class JointLoop(FrameLoop):
         if seeded:
             lane.seed, lane.options = seed, options
         if lane.phase is Phase.RUNNING:
-            # One vote for each player: the others go on with their episode until the last of them asks too.
+            # The episode goes on until its last player has sent Reset too.
             over = restart and not any(self._holds(other) for other in self.loop_agents if other is not loop_agent)
-        else:  # a reset that is under way is for another seed
-            # A reset that is not given out yet takes its seed from the lane.
+        else:
+            # A running reset has another seed, so it must be repeated. One that `poll` has not returned yet will use
+            # the new seed.
             over = lane.phase is Phase.FAILED or (seeded and not lane.asked)
         if over:
             self.ask_reset(0, lane.seed, lane.options)
 
     def give_up(self, loop_agent: LoopAgent, restart: bool = True) -> None:
-        """Take an agent out of its episode; without `restart` it may enter the same one again."""
+        """Remove an agent from its episode; without `restart` it may enter the same episode again."""
         (buffer,) = loop_agent.buffers
-        part = buffer.lane
+        agent_lane = buffer.lane
         buffer.abandon()
         if loop_agent.player:
-            self.drop_action(part)
+            self.drop_action(agent_lane)
             loop_agent.asked = True
-            if not restart and part.phase is Phase.RUNNING:
-                # Else `may_enter` would keep the player out of an episode that it was in already.
+            if not restart and agent_lane.phase is Phase.RUNNING:
+                # Otherwise `may_enter` would refuse an episode that the player was in before.
                 buffer.entered = 0
 
     def is_in_episode(self, loop_agent: LoopAgent) -> bool:
-        """True if an agent has entered the episode that runs."""
+        """True if an agent is in the running episode."""
         (buffer,) = loop_agent.buffers
         return buffer.lane.phase is Phase.RUNNING and buffer.reading == buffer.lane.episode
 
     def sit_out(self, loop_agent: LoopAgent) -> None:
-        """Keep a player out of the episode that runs; it may enter the next one."""
+        """Exclude a player from the running episode; it may enter the next one."""
         loop_agent.buffers[0].entered = self.environment.episode
 
     def end_deserted(self) -> bool:
-        """Cut the running episode off if all its players have left it and one waits for the next; return whether."""
+        """Cut off the running episode if all its players have left it and one waits for the next; return True if so."""
         lane = self.environment
-        # With `autoreset=False` episodes are for `begin` and `end` to decide on, whoever plays.
+        # With `autoreset=False` only `ask_reset` and `end` begin and end episodes.
         if not self._autoreset or lane.phase is not Phase.RUNNING or any(map(self._holds, self.loop_agents)):
             return False
-        # Nobody waits for the next episode: default actions play on, until somebody joins.
+        # Nobody waits for the next episode, so this one goes on with default actions.
         if not any(map(self._waits, self.loop_agents)):
             return False
         self.ask_reset(0, lane.seed, lane.options)

@@ -1,7 +1,7 @@
-"""Lanes of a real-time world: where each is in its episodes, the newest action of its agent, and who is told of it.
+"""Lanes of a real-time world: the state of each lane's episode, the newest action, and the buffers of its agents.
 
-Who is told has a `LaneBuffer` of the lane. Each finished episode gives one record; of one that the agent was in, a Step
-also returns the flags and the final observation, unless a Reset gives them up.
+An agent that sees the lane has a `LaneBuffer`. Each finished episode gives one record. If the agent was in the episode,
+a Step also returns the flags and the final observation, unless a Reset comes first.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ __all__ = [
 
 
 class Phase(enum.Enum):
-    """Where a lane is."""
+    """The state of a lane."""
 
     IDLE = "idle"
-    """Nobody has asked for an episode yet."""
+    """No episode has been asked for yet."""
     RESETTING = "resetting"
     RUNNING = "running"
     FAILED = "failed"
-    """The environment raised; it is reset again after a pause."""
+    """The environment raised. It is reset again after a pause."""
 
 
 class LaneEvent(enum.Enum):
@@ -51,18 +51,17 @@ class LaneEvent(enum.Enum):
     RETRIED = "the pause after a failure is over"
 
 
-# A lane is moved by whoever wants an episode (ASKED), by the results of its jobs (BEGAN, STEPPED, ENDED, FAILED) and by
-# `poll`, once the pause after a failure is over (RETRIED). Nothing leads back to IDLE: the first episode that was asked
-# for leaves it for good.
+# The events come from requests for an episode (ASKED), from the results of jobs (BEGAN, STEPPED, ENDED, FAILED), and
+# from `poll` once the pause after a failure is over (RETRIED). No event leads back to IDLE.
 #
-# ASKED is allowed everywhere, because a Reset may come at any time (U-9). While a reset or a frame is under way, the
-# environment cannot be called, so the lane stays RESETTING and busy until that call returns; its result has the number
-# of an older episode and is dropped by `FrameLoop`, before it reaches this table: hence no row for a frame's result in
-# RESETTING. ENDED leads to RESETTING also where no episode begins by itself: `asked` then stays False, and `poll` gives
-# no reset out until ASKED. After a failure, a Reset does not wait for the end of the pause.
+# ASKED is allowed in every state, because a Reset may arrive at any time (U-9). If a reset or a frame is running then,
+# the lane is RESETTING and busy until that call returns. The result has the number of an older episode, so `FrameLoop`
+# drops it before it reaches this table: hence there is no row for a frame's result in RESETTING. ENDED leads to
+# RESETTING even without autoreset: then `asked` stays False, and `poll` returns no reset until ASKED. After a failure,
+# a Reset does not wait for the end of the pause.
 #
-# An agent's part in an environment of several (`JointLoop`) only alternates between RESETTING and RUNNING: ENDED when
-# its agent's episode ends or is cut off, BEGAN when the next one starts. What fails is the environment's own lane.
+# The lane of one agent of several (`JointLoop.agent_lanes`) only alternates between RESETTING and RUNNING: ENDED when
+# the agent's episode ends or is cut off, BEGAN when the next one starts. Failures belong to the environment's lane.
 _I, _S, _R, _F = Phase.IDLE, Phase.RESETTING, Phase.RUNNING, Phase.FAILED
 TRANSITIONS: Mapping[tuple[Phase, LaneEvent], Phase] = {
     (_I, LaneEvent.ASKED): _S,
@@ -77,9 +76,9 @@ TRANSITIONS: Mapping[tuple[Phase, LaneEvent], Phase] = {
     (_F, LaneEvent.RETRIED): _S,
 }
 
-# Without a pause, an environment whose every reset raises would be reset in every frame.
+# Without a pause, an environment that raises in every reset would be reset in every frame.
 RETRY = (0.1, 10.0)
-"""Seconds until a failed lane is reset again: at first, and at most, doubling."""
+"""Seconds until a failed lane is reset again: the first and the longest pause; pauses double."""
 CUT_OFF = Transition(None, truncated=True)
 """Ends an episode that the environment did not end."""
 
@@ -90,11 +89,11 @@ class Seen(Observed):
 
     observation: object
     info: Mapping[str, Any]
-    """The info that came with it."""
+    """The info returned with the observation."""
     observed_at: float
-    """When it was made, seconds of the server's clock."""
+    """When it was observed, in seconds of the server's clock."""
     error: str | None = None
-    """Why its episode was cut off, where the environment failed."""
+    """The error that ended its episode; None: the environment did not fail."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -102,71 +101,71 @@ class Ended(Seen):
     """The end of an episode, with its final observation."""
 
     reward: float = 0.0
-    """Its return: the sum of all its rewards, whether an agent saw them or not."""
+    """The return of the episode: the sum of all rewards, whether an agent saw them or not."""
     length: int = 0
-    """Its number of frames."""
+    """The number of frames."""
     terminated: bool = False
     """True if the environment terminated it."""
     truncated: bool = False
     """True if it was truncated, by the environment or because it was cut off."""
     finished: bool = True
-    """False: somebody reset the lane in the midst of it."""
+    """False: a reset cut it off."""
 
 
 @dataclasses.dataclass(eq=False)
 class LoopLane:
-    """One environment and its running episode; or one agent's part in an environment of several (`JointLoop`)."""
+    """One environment and its running episode, or one agent of several in an environment (`JointLoop.agent_lanes`)."""
 
     phase: Phase = Phase.IDLE
     episode: int = 0
-    """The number of the running episode, or of the one that is being made."""
+    """The number of the running episode, or of the one whose reset is pending."""
     begun: int = 0
-    """How many episodes have begun: numbers of resets that failed, or were replaced, are of none."""
+    """How many episodes have begun. `episode` also counts resets that failed or were replaced."""
     busy: bool = False
-    """True if a job is under way."""
+    """True while a job runs."""
     asked: bool = False
-    """True if a reset is still to be given out as a job."""
+    """True if `poll` has to return a reset."""
     seed: int | None = None
     options: object = None
     newest: Seen = dataclasses.field(default_factory=lambda: Seen(0, 0, False, None, {}, 0.0))
-    """The newest observation, of the running episode or the last one."""
+    """The newest observation of the running or the last episode."""
     reward: float = 0.0
     """The return of the running episode so far."""
     length: int = 0
     frames: int = 0
-    """Frames of all its episodes."""
+    """Frames of all episodes."""
     action: object = None
     acted_at: float = -math.inf
-    """When the agent's action came; -inf: there is none in this episode."""
+    """When the agent's action arrived; -inf: there is no action in this episode."""
     unused: bool = False
-    """True if no frame has used it yet."""
+    """True if no frame has used the action yet."""
     player: str = ""
-    """Who the action came from."""
+    """The player who sent the action."""
     applied_by: str = ""
-    """Who the action of the newest frame came from; empty: the default one was applied."""
+    """The player whose action the newest frame used; empty: the default action."""
     driven: bool = False
-    """True if the world may not rest yet: the last that the environment did was the action of an agent or a person, or
-    a step that failed, or the agents have left since."""
+    """True if the world may not rest yet: the last step used an action of an agent or a person or has failed, or the
+    agents have left since."""
     applied_at: float = 0.0
-    """When that frame took place."""
+    """The time of the newest frame."""
     failures: int = 0
     retry_at: float = 0.0
     action_delay: float = 0.0
     """Seconds from the arrival of the last applied action to the frame that applied it."""
     buffers: list[LaneBuffer] = dataclasses.field(default_factory=list)
-    """A buffer for each agent that sees the lane."""
+    """The buffers of the agents that see the lane."""
 
     @property
     def observation(self) -> object:
-        """The newest observation's own; None: there was none yet."""
+        """The newest observation; None: there is none yet."""
         return self.newest.observation
 
     def move(self, event: LaneEvent) -> None:
-        """Follow the table."""
+        """Change the phase by the table."""
         self.phase = TRANSITIONS[self.phase, event]
 
     def begin(self, now: float, first: Transition) -> None:
-        """Begin an episode with what its reset returned at `now`, seconds."""
+        """Begin an episode with the result of a reset, which returned at `now`, in seconds."""
         self.move(LaneEvent.BEGAN)
         self.begun += 1
         self.newest = Seen(self.episode, self.frames, False, first.observation, first.info, now)
@@ -176,11 +175,11 @@ class LoopLane:
             buffer.began(self.newest)
 
     def add(self, now: float, step: Transition, frames: int = 1) -> None:
-        """Add a step of so many frames that returned at `now`, seconds, to the episode, and end that where it did."""
-        # An intervention is of this frame alone, but the newest info may be told twice, or frames later: buffers keep
-        # it apart.
+        """Add the result of a step over `frames` frames that returned at `now`; end the episode if it has ended."""
+        # Buffers keep the intervention apart, because it belongs to this frame alone, and the newest info may be
+        # reported twice, or frames later.
         info, intervention = split_intervention(step.info)
-        # A person who takes over acts in the place of what the loop chose, which may have been the default action.
+        # A person who takes over may have replaced a default action.
         self.driven = self.driven or bool(intervention)
         self.reward += step.reward
         self.length += frames
@@ -193,13 +192,13 @@ class LoopLane:
             self.end(self.episode, step, finished=True)
 
     def end(self, episode: int, last: Transition = CUT_OFF, error: str | None = None, finished: bool = False) -> None:
-        """Tell of the end of an episode.
+        """Report the end of an episode to the buffers.
 
         Args:
-            episode: Its number in its environment.
-            last: Has the flags: terminated, or truncated.
-            error: Why it was cut off, where the environment raised; None: a new episode was asked for.
-            finished: True if it counts as one that came to its end.
+            episode: The number of the episode.
+            last: The transition with the flags `terminated` and `truncated`.
+            error: The error of the environment; None: it did not raise.
+            finished: False if a reset cut the episode off.
         """
         seen, info = self.newest, self.newest.info if error is None else {}
         final = episode, seen.passed, seen.of_frame, seen.observation, info, seen.observed_at, error
@@ -213,7 +212,7 @@ def _without_final(ended: Ended) -> Ended:
 
 
 class LaneBuffer(FrameBuffer[Seen, Ended]):
-    """The news of one lane that one agent has not been told yet.
+    """What happened in one lane and was not yet reported to one agent.
 
     Args:
         lane: The lane.
@@ -228,66 +227,66 @@ class LaneBuffer(FrameBuffer[Seen, Ended]):
         self.entered = 0
         """The episode that the agent entered last; 0: none."""
         self.error: str | None = None
-        """Why the lane has no episode, not told yet."""
+        """The unreported error because of which the lane has no episode; None: no error."""
 
     @property
     def follows_anew(self) -> bool:
-        """True if the episode that runs began after the one that the agent was in, and no frame of it has passed."""
+        """True if the running episode began after the agent's last one, and has had no frame yet."""
         lane = self.lane
         return lane.phase is Phase.RUNNING and not lane.length and 0 < self.entered < lane.episode
 
     def began(self, first: Seen) -> None:
-        """An episode begins."""
+        """Handle the begin of an episode."""
         super().began(first)
         self.error = None
 
     def end(self, ended: Ended) -> None:
-        """The running episode ended, or could not begin."""
+        """Handle the end of the running episode, or an episode that could not begin."""
         if ended.finished:
-            # As of the end itself: who acted in the frames that the agent was not told.
+            # The record has the interventions of all unreported frames, like the end itself.
             info = {**ended.info, **self._intervention} if self._intervention else ended.info
             self.add_record(ended.episode, dataclasses.replace(ended, info=info))
-        # An agent that waits for an episode is told why there is none.
+        # Keep the error for an agent that waits for an episode.
         if ended.error is not None and (self.reading != ended.episode or self.closing is not None):
             self.error = ended.error
         self.add(ended, frames=0, terminated=ended.terminated, truncated=ended.truncated)
 
     def abandon(self) -> None:
-        """Drop the episode that the agent was in: it asked for a new one."""
+        """Leave the agent's episode, because it asked for a new one."""
         super().abandon()
         self.error = None
 
     def enter(self, first: Seen) -> Told[Seen]:
         """Enter the running episode."""
-        if self.last is None:  # what passed before is not skipped: nobody was there to see it
+        if self.last is None:  # frames from before the agent joined do not count as skipped
             self._frames_told = first.passed - first.of_frame
         self.entered = first.episode
         return super().enter(first)
 
     def repeat(self) -> Told[Seen] | None:
-        """Give out the newest observation of the agent's episode without its rewards, which stay for the next Step.
+        """Return the newest observation of the agent's episode; its rewards stay for the next Step.
 
-        So does an end that was not told yet: this gives its final observation, with both flags False.
+        An unreported end stays for the next Step too: this returns the final observation with both flags False.
         """
         seen = self.newest if self.closing is None else self.closing.observed
         return None if seen is None else self._tell(Told(seen))
 
 
 class LoopAgent:
-    """An agent that watches, or plays.
+    """A client of the loop, which plays or watches.
 
     Args:
         lanes: The lanes that it sees.
         player: True if its actions and resets count.
-        follows: True if it is in every episode from its beginning, and is told nothing by its buffers.
+        follows: True for a player in this process: it is in every episode from the beginning, and does not use buffers.
     """
 
     def __init__(self, lanes: Sequence[LoopLane], player: bool, *, follows: bool = False) -> None:
         self.player = player
         self.name = "agent"
-        """Who it is, for a recording."""
+        """The name of the player, for recordings."""
         self.follows = follows
         self.asked = False
-        """True if it asked for an episode that it has not entered yet."""
+        """True if it has asked for an episode and has not entered one since."""
         self.buffers = [LaneBuffer(lane) for lane in lanes]
-        """Its news, a buffer for each lane."""
+        """Its buffers, one for each lane."""

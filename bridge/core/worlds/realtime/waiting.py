@@ -1,4 +1,4 @@
-"""Agents of a real-time world whose Steps wait until something has happened."""
+"""The waits of agents in a real-time world whose Steps are held until an event."""
 
 from __future__ import annotations
 
@@ -14,39 +14,38 @@ __all__ = ["FrameWait", "Waiters"]
 
 
 class Waiters:
-    """The agents that wait, each for something of its own.
+    """The waiting agents, each with its own condition.
 
     Args:
-        scheduler: Has the timers of their deadlines.
-        refuse_if_over: Raises RequestError where the world is over.
+        scheduler: Provides the timers of deadlines.
+        refuse_if_over: Raises RequestError if the world is over.
     """
 
     def __init__(self, scheduler: Scheduler, refuse_if_over: Callable[[], None]) -> None:
         self._scheduler = scheduler
         self._refuse_if_over = refuse_if_over
         self._waiting: dict[Agent, tuple[Callable[[], bool], PendingResult[None]]] = {}
-        """For each agent a function that is True once it need not wait, and the result that ends its wait."""
+        """For each agent a function that returns True once the wait is over, and the result that ends the wait."""
 
     async def wait(
         self, agent: Agent, ready: Callable[[], bool], seconds: float, reason: Callable[[], str | None]
     ) -> None:
-        """Wait until `ready()`; the arguments and errors are those of `FramePacer.wait_until`."""
+        """Wait until `ready()`; for arguments and errors see `FramePacer.wait_until`."""
         self._refuse_if_over()
         pending: PendingResult[None] | None = None
         try:
-            while not ready():  # again: before the coroutine went on, another agent may have changed that
+            while not ready():  # check again: another agent may have run before this coroutine continued
                 if pending is not None and agent not in self._waiting:
-                    # `hang_up` came when the result was there already, which an error cannot replace.
+                    # `hang_up` came after the result was set, and could not replace it by an error.
                     raise _hung_up()
                 pending = PendingResult()
                 self._waiting[agent] = ready, pending
-                # The machine's clock and not the world's: nobody may ever turn a virtual one again, and the client
-                # would hang.
+                # Use real time: a virtual clock may never be advanced again, and the client would hang.
                 timer = self._scheduler.call_later(seconds, partial(pending.set_result, None))
                 try:
                     await pending
                 finally:
-                    # The scheduler clears the callback of a timer when it runs it.
+                    # The scheduler clears a timer's callback when it runs the timer.
                     expired = timer.callback is None
                     timer.cancel()
                 self._refuse_if_over()
@@ -56,7 +55,7 @@ class Waiters:
             self._waiting.pop(agent, None)
 
     def look(self) -> None:
-        """End the wait of those for whom enough has happened."""
+        """End the waits whose condition is true."""
         for ready, pending in list(self._waiting.values()):
             try:
                 self._refuse_if_over()
@@ -66,8 +65,8 @@ class Waiters:
                 pending.set_error(error)
 
     def hang_up(self, agent: Agent) -> None:
-        """End the wait of an agent whose client has gone; an agent that does not wait: nothing."""
-        # Taken out first, so that `wait` sees it even if its result is there already.
+        """End the wait of an agent whose client has gone, if it waits."""
+        # Remove the entry first, so that `wait` notices even if the result is already set.
         if agent in self._waiting:
             _, pending = self._waiting.pop(agent)
             pending.set_error(_hung_up())
@@ -81,9 +80,9 @@ class FrameWait:
     """The wait for a lane's next frame, or for the end of its episode.
 
     Args:
-        buffer: The news of the lane.
-        acts: True to wait for a frame that began after the lane got its action. One that was under way then used the
-            action before.
+        buffer: The agent's buffer of the lane.
+        acts: True: wait for a frame that began after the action arrived. A frame that was running then used the
+            previous action.
     """
 
     def __init__(self, buffer: LaneBuffer, acts: bool) -> None:
@@ -92,15 +91,15 @@ class FrameWait:
         self._acts = acts
 
     def is_over(self) -> bool:
-        """True if it is over; to be asked after each frame."""
+        """True if the wait is over. Must be called after each frame."""
         buffer, lane = self._buffer, self._buffer.lane
-        # A lane that the agent is not in may be long in its reset, and an end is news enough.
+        # Do not wait for a lane that the agent is not in, because its reset may take long, nor after an end.
         if not buffer.reading or buffer.closing is not None:
             return True
         if lane.newest is self._seen:
             return False
         if self._acts and lane.unused:
-            # Once: the next frame uses it, unless it is too old by then.
+            # Wait for one more frame only: that frame uses the action, unless it is too old by then.
             self._acts, self._seen = False, lane.newest
             return False
         return True

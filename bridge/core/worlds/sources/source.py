@@ -363,7 +363,7 @@ class EnvSource(Source[EnvRecipe]):
         if recipe.vectorization_mode != "sync":
             raise RequestError(
                 Code.FAILED_PRECONDITION,
-                "a real-time world of lanes steps each environment by itself: expected vectorization_mode='sync', got "
+                "a real-time world steps each lane separately: expected vectorization_mode='sync', got "
                 f"{recipe.vectorization_mode!r}",
             )
         single = dataclasses.replace(recipe, num_envs=1)
