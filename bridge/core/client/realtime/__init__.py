@@ -1,4 +1,4 @@
-"""Real-time worlds: what their answers tell besides observations, and Steps in flight.
+"""Real-time worlds at the client: the additional observations of their answers, and Steps in flight.
 
 May be imported by `core.client.world`, `core.client.slots`, and what is above the core.
 """

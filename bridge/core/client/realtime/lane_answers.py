@@ -1,8 +1,9 @@
-"""Holds the answers of one environment whose Steps are in flight, until the next `step` takes them.
+"""Holds the answers of one environment with Steps in flight, until the next `step` takes them.
 
-The server answers a Step for each frame, whether the caller steps or not. `LaneAnswers` is the buffer of these frames:
-it adds which answers count, and how many frames nobody saw. A lane leaves an episode out that ended before its first
-observation was told; a single environment, or an agent of several, was asked to play it by a Reset, and is told of it.
+The server answers one Step for each frame, even if the caller does not step. `LaneAnswers` extends the buffer of these
+frames: it decides which answers count, and counts skipped frames. If an episode ended before its first observation was
+reported, a lane leaves it out. A single environment, or one agent of several, asked for the episode by a Reset, so it
+is reported there.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ _NO_MESSAGE = pb.EnvironmentResponse()
 
 @dataclasses.dataclass(eq=False)
 class Shown(Observed):
-    """An observation that was in one answer or more. A first one is taken to be of a reset, until more is known."""
+    """An observation from one or several answers. A first observation counts as that of a reset until more is known."""
 
     message: pb.EnvironmentResponse
-    """The newest answer with it."""
+    """The newest answer that contains it."""
     timing: Array
-    """That answer's times of the lane."""
+    """The times of the lane in that answer."""
     told: bool = False
     """True if a `step` or `reset` returned it."""
 
@@ -41,11 +42,11 @@ def _without_final(record: dict[str, Any]) -> dict[str, Any]:
 class LaneAnswers(FrameBuffer[Shown, dict[str, Any]]):
     """Holds the answers of one lane, of a single environment, or of one agent.
 
-    The server counts the frames that it sent in no answer. Those that were in an answer which nobody took come on top.
+    The server counts frames that were in no answer. This class adds frames in answers that no `step` returned.
 
     Args:
-        skips: True for lanes: an episode that ended before its first observation was told is left out, but for its
-            record.
+        skips: True for lanes: an episode that ended before its first observation was reported is left out, except for
+            its record.
     """
 
     def __init__(self, *, skips: bool) -> None:
@@ -54,13 +55,13 @@ class LaneAnswers(FrameBuffer[Shown, dict[str, Any]]):
         """True if the newest answer ended the episode."""
         self._since = 0
         self._episode = 0  # the episode of the newest answer; 0: the next one is the first of its episode
-        self._sent = 0  # frames that were in answers
+        self._sent = 0  # the number of frames in answers
         self._arrived: Shown | None = None  # the newest observation, whether it counts or not
-        # Of an episode whose first observation is not known to be of a frame: that one, and those since.
+        # The observations of an episode while we do not know whether its first one is of a reset or of a frame.
         self._unsure: list[Shown] = []
 
     def begin(self, since: int) -> None:
-        """Give up what has come, and leave out answers to requests with a number below `since`."""
+        """Drop unreported data, and ignore answers to requests with a number below `since`."""
         self._since = since
         self.abandon()
         self.newest = None
@@ -84,27 +85,27 @@ class LaneAnswers(FrameBuffer[Shown, dict[str, Any]]):
         number: int,
         counts: bool = True,
     ) -> bool:
-        """Take what an answer says; return whether it is told, alone or with others.
+        """Store an answer's data for this lane; return False if it is ignored.
 
         Args:
             message: The answer.
-            timing: Its times of this lane.
+            timing: Its times for this lane.
             reward: The sum of the rewards of its frames.
-            frames: Their number.
-            intervention: Who acted in the agent's place in some of them, and how; empty: nobody did.
+            frames: The number of its frames.
+            intervention: The intervention in its frames; empty: there was none.
             terminated: True if the environment terminated the episode.
             truncated: True if the episode was truncated.
             number: The number of its request.
-            counts: True if it may be told.
+            counts: False: the answer must be ignored.
         """
         ends = terminated or truncated
         shown = self._count(message, timing, frames, ends)
-        # After `_count`, because its frames count as unseen too.
+        # Only after `_count`: the frames of an ignored answer count as skipped.
         counts = counts and number >= self._since
         if counts:
             if shown.episode != self._episode:
                 self.began(shown)
-                if ends:  # it has no first observation to tell before
+                if ends:  # there is no separate first observation
                     self.newest = None
             self.over, self._episode = ends, 0 if ends else shown.episode
             self.add(shown, reward, frames, intervention, terminated=terminated, truncated=truncated)
@@ -112,11 +113,11 @@ class LaneAnswers(FrameBuffer[Shown, dict[str, Any]]):
         return counts
 
     def _count(self, message: pb.EnvironmentResponse, timing: Array, frames: int, ends: bool) -> Shown:
-        """Return what an answer shows; the same observation in a further answer is the same object."""
+        """Return the observation of an answer; the same object if the previous answer had the same observation."""
         episode, skipped = int(timing[_EPISODE]), int(timing[_SKIPPED])
         shown = self._arrived
-        # An agent may enter an episode that runs: its first observation is of a reset or of a frame, and the answer
-        # does not say which. The frames told with a later answer do.
+        # An agent may enter a running episode. The answer does not say whether its first observation is of a reset or
+        # of a frame; the number of frames in a later answer does.
         if shown is None or shown.episode != episode:
             shown = Shown(episode, skipped + self._sent, False, message, timing)
             self._unsure = [shown]
@@ -125,7 +126,7 @@ class LaneAnswers(FrameBuffer[Shown, dict[str, Any]]):
             shown = Shown(episode, skipped + self._sent, True, message, timing)
             if self._unsure:
                 self._unsure.append(shown)
-        elif ends:  # a copy: what waits of it, or was told, is no end
+        elif ends:  # a copy, because the earlier object is not an end
             shown = dataclasses.replace(shown, message=message, timing=timing)
             if self._unsure:
                 self._unsure.append(shown)
@@ -139,7 +140,7 @@ class LaneAnswers(FrameBuffer[Shown, dict[str, Any]]):
         return shown
 
     def _resolve(self, frames: int, newest: Shown) -> None:
-        """Learn whether an episode's first observation is of a frame: then more are told than have passed since."""
+        """Find out whether an episode's first observation is of a frame: then one more frame is reported."""
         first, unsure = self._unsure[0], self._unsure
         self._unsure = []
         if frames > newest.passed - first.passed:
@@ -151,18 +152,18 @@ class LaneAnswers(FrameBuffer[Shown, dict[str, Any]]):
 
     @property
     def missing(self) -> bool:
-        """True if there is no observation to tell, new or not."""
+        """True if there is no observation to report, new or old."""
         return not self.reading and self.newest is None and self.closing is None
 
     def tell(self, message: pb.EnvironmentResponse, timing: Array, *, pops: bool) -> Told[Shown]:
-        """Give out what there is; where it is `missing`, the newest answer stands in for an observation.
+        """Return the data to report; if it is `missing`, with the newest answer as a placeholder.
 
         Args:
             message: The newest answer.
-            timing: What it says of this lane's times.
-            pops: True if something new may be told.
+            timing: Its times for this lane.
+            pops: True if new data may be reported.
         """
-        # Where nothing new may be told, the observation that was told last is told again, without a reward.
+        # Otherwise repeat the last observation, without a reward.
         told = self.take() if pops or self.last is None else Told(self.last)
         if told is None:
             told = Told(Shown(0, 0, False, message, timing))
@@ -177,9 +178,9 @@ class LaneAnswers(FrameBuffer[Shown, dict[str, Any]]):
         return result
 
     def _release(self) -> None:
-        """Let go of messages that no step will tell: each has the observations of all lanes.
+        """Release messages that no step will report: each contains the observations of all lanes.
 
-        Else a lane that takes long to reset would keep them all.
+        Otherwise a lane with a slow reset would keep all of them alive.
         """
         if self.missing:
             for shown in (self._arrived, self.last, *self._unsure):

@@ -1,7 +1,7 @@
-"""How far behind an agent is: round trips, ages of observations and the offset of two clocks, from monotonic times.
+"""Round trips, ages of observations, and the offset of two clocks, from monotonic times.
 
-No clock of the other end is trusted to agree with this one. What is known of their offset is an interval that surely
-holds it, from the fact that a request arrives after it was sent and before its answer was.
+The clocks of the two ends need not agree. A request arrives after it was sent, and before its answer was sent. This
+gives an interval that contains the offset of the clocks.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from bridge.errors import SettingError
 __all__ = ["DRIFT", "ClockOffset", "Latency"]
 
 DRIFT = 1e-4
-"""Seconds a second by which two monotonic clocks may run apart."""
+"""Seconds per second by which two monotonic clocks may drift apart."""
 
 
 class ClockOffset:
-    """The interval that holds `server clock - client clock`, in seconds.
+    """The interval that contains `server clock - client clock`, in seconds.
 
-    Each answered request bounds it; the interval is what all of them leave, widened by the clocks' drift since. Where
-    nothing is left, a clock was set back or the server is another one: the newest answer alone counts then.
+    Each answered request gives bounds. The interval is their intersection, widened by the clocks' drift since. If the
+    intersection is empty, a clock was set back or the server has changed, and only the newest answer counts.
     """
 
     def __init__(self, drift: float = DRIFT) -> None:
@@ -31,7 +31,13 @@ class ClockOffset:
         self._drift = drift
 
     def sample(self, sent: float, received: float, answered: float, arrived: float) -> None:
-        """Learn from a request: sent and arrived by the client's clock, received and answered by the server's.
+        """Update the interval from a request.
+
+        Args:
+            sent: When the request was sent, by the client's clock.
+            received: When the request was received, by the server's clock.
+            answered: When the answer was sent, by the server's clock.
+            arrived: When the answer arrived, by the client's clock.
 
         Raises:
             SettingError: An answer arrived before its request was sent.
@@ -50,7 +56,7 @@ class ClockOffset:
 
     @property
     def middle(self) -> float:
-        """The best guess."""
+        """The middle of the interval, as the best estimate."""
         return (self.low + self.high) / 2.0
 
 
@@ -64,26 +70,26 @@ class Latency:
         self._round_trip = math.nan
 
     def answered(self, sent: float, received: float, answered: float, arrived: float) -> None:
-        """A Step was answered; the arguments are those of `ClockOffset.sample`."""
+        """Record an answered Step; for the arguments see `ClockOffset.sample`."""
         self.offset.sample(sent, received, answered, arrived)
-        # The time that the server kept the request is not the network's.
+        # Without the time for which the server held the request.
         self._round_trip = max(0.0, (arrived - sent) - (answered - received))
         self.round_trips.add(self._round_trip)
 
     def age(self, observed: float, now: float) -> float:
-        """Return how old an observation of the server's time `observed` is at the client's time `now`, seconds.
+        """Return the age in seconds, at the client's time `now`, of an observation from the server's time `observed`.
 
-        NaN, which is not counted, while that is unknown: before the first answered Step.
+        Before the first answered Step the result is NaN, which is not counted.
         """
-        # The middle may be wrong by half the interval, and nothing is younger than now. Of a NaN, `max` returns the
-        # first argument.
+        # The middle may be wrong by half the interval, so clip negative ages. For NaN, `max` returns its first
+        # argument.
         age = max(now + self.offset.middle - observed, 0.0)
         if math.isfinite(age):
             self.ages.add(age)
         return age
 
     def figures(self) -> dict[str, float]:
-        """Return what belongs to the connection rather than to a slot."""
+        """Return the figures of the connection."""
         return {
             "round_trip": self._round_trip,
             "clock_offset_low": self.offset.low,

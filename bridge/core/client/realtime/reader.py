@@ -1,4 +1,4 @@
-"""Reads a real-time world's answers besides observations: frames, ended episodes, times."""
+"""Reads the additional observations of a real-time world: frames, ended episodes, times."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class RealtimeReader:
     """Reads one remote's answers.
 
     Args:
-        url: For errors.
-        uids: The UIDs of `REALTIME_SIGNALS`, those that the world has.
+        url: The URL, for errors.
+        uids: The UIDs of those `REALTIME_SIGNALS` that the world has.
         lanes: The number of lanes; None for a single environment.
-        layout: Of one environment's observation.
-        diagnostics: Whether to ask for times (U-11).
-        in_flight: Whether Steps are in flight: their answers say times and which lanes reset, whoever asks for those.
+        layout: The layout of one environment's observation.
+        diagnostics: True to request times (U-11).
+        in_flight: True if Steps are in flight: then times and resetting lanes are always requested.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class RealtimeReader:
     ) -> None:
         self.latency = Latency()
         self.resetting: Array | None = None
-        """Which lanes had no observation in the last answer; None: it was not asked for."""
+        """The lanes without an observation in the last answer; None: not requested."""
         self.told: Mapping[str, Any] | None = None
-        """The `latency` that was put into an info last; of single environments."""
+        """The `latency` in the last info of a single environment."""
         self.stale = 0
-        """Answers of episodes that had been given up."""
+        """The number of answers of abandoned episodes."""
         self._url = url
         self._uids = dict(uids)
         self._lanes = lanes
@@ -70,27 +70,27 @@ class RealtimeReader:
         self._times: tuple[float, float] | None = None
 
     def wait_for_all(self) -> None:
-        """Have each answer wait until every lane has an observation."""
+        """Request that each answer waits until every lane has an observation."""
         self._partial = False
         self.resetting = None
 
     @property
     def wanted(self) -> list[int]:
-        """The UIDs to ask for."""
+        """The UIDs to request."""
         names = ["frames", "episodes"]
         if self._diagnostics or self._in_flight:
             names.append("timing")
-        if self._partial or self._in_flight:  # of Steps in flight the AnswerBuffer waits for the lanes
+        if self._partial or self._in_flight:  # with Steps in flight the AnswerBuffer waits for the lanes
             names.append("resetting")
         return [self._uids[name] for name in names if name in self._uids]
 
     def timed(self, sent: float, arrived: float) -> None:
-        """Note when the Step that will be read next was sent, and when its answer came."""
+        """Store when the Step that is read next was sent, and when its answer arrived."""
         self._times = sent, arrived
 
     def salvage(self, message: pb.EnvironmentResponse) -> None:
-        """Keep the ends of episodes out of an answer that is dropped: they are told only once."""
-        with contextlib.suppress(PeerError):  # nobody waits for it, and its server may be given up just now
+        """Keep the ended episodes of a dropped answer: the server sends them only once."""
+        with contextlib.suppress(PeerError):  # there is no caller, and the server may be given up just now
             self._salvaged += self._records(message.step.observations)
 
     def _records(self, observations: Mapping[int, pb.Tensor]) -> list[dict[str, Any]]:
@@ -107,12 +107,12 @@ class RealtimeReader:
             raise PeerError(self._url, f"its ended episodes cannot be read: {error}") from error
 
     def extend(self, info: Any, observations: Mapping[int, pb.Tensor], now: float) -> Any:
-        """Return an info with `frames`, `episodes` (where any ended) and `latency`.
+        """Return an info with `frames`, `latency` and, if any ended, `episodes`.
 
         Args:
-            info: A dict of one environment; or of arrays over the lanes, or a list with a dict a lane.
-            observations: The answer's.
-            now: The client's time, seconds.
+            info: The info of one environment; or a dict of arrays over the lanes; or a list with a dict for each lane.
+            observations: The observations of the answer.
+            now: The client's time in seconds.
         """
         frames = unpack_tensor(observations[self._uids["frames"]], "frames").reshape(self._lanes or 1)
         records, self._salvaged = [*self._salvaged, *self._records(observations)], []
@@ -138,7 +138,7 @@ class RealtimeReader:
         return extended[0] if self._lanes is None else extended
 
     def _timing(self, observations: Mapping[int, pb.Tensor]) -> Array | None:
-        """Read the times, and learn from them what the clocks' offset is."""
+        """Read the times, and update the clocks' offset."""
         uid = self._uids.get("timing")
         if uid is None or uid not in observations or not self._diagnostics:
             return None
@@ -146,7 +146,7 @@ class RealtimeReader:
         if timing.shape[-1:] != (len(TIMING),):
             raise PeerError(self._url, f"expected {len(TIMING)} times, got the shape {list(timing.shape)}")
         first = timing.reshape(-1, len(TIMING))[0]
-        # None of Steps in flight, which the server held: `AnswerBuffer` reads their times.
+        # Not set for Steps in flight, whose times `AnswerBuffer` reads.
         if self._times is not None:
             sent, arrived = self._times
             self._times = None
@@ -156,7 +156,7 @@ class RealtimeReader:
         return timing
 
     def _figures(self, timing: Array, now: float) -> dict[str, Array]:
-        """Return the figures of each lane out of its times, `(lanes, len(TIMING))`."""
+        """Return the figures of each lane from its times, `(lanes, len(TIMING))`."""
         lanes = len(timing)
         figures: dict[str, Array] = {name: np.full(lanes, value) for name, value in self.latency.figures().items()}
         observed = timing[:, TIMING_INDEX["observed_at"]].tolist()
@@ -172,9 +172,9 @@ class RealtimeReader:
 
 
 def read_records(tensor: pb.Tensor, lanes: int) -> list[dict[str, Any]]:
-    """Return the records of ended episodes in an answer; raises TensorError where they are none of these lanes."""
+    """Return the records of ended episodes in an answer; raises TensorError if they are malformed."""
     data = tensor.uint8s.array
-    records = values.decode(data) if data else []  # in nearly each answer none
+    records = values.decode(data) if data else []  # usually empty
     if not isinstance(records, list) or not all(
         isinstance(record, dict) and record.get("lane") in range(lanes) and isinstance(record.get("episode"), int)
         for record in records
@@ -189,7 +189,7 @@ def _extend_arrays(
     episodes: Mapping[int, list[dict[str, Any]]],
     figures: Mapping[str, Array] | None,
 ) -> dict[str, Any]:
-    """Return infos of lanes that are arrays with the frames, ended episodes and times of each lane."""
+    """Add the frames, ended episodes and times of each lane to infos in the form of arrays."""
     everywhere = np.ones(len(frames), np.bool_)
     extended = {**info, "frames": frames, "_frames": everywhere}
     if episodes:
@@ -207,11 +207,11 @@ def _extend_arrays(
 
 
 def merge_latency(infos: dict[str, Any], rows: list[tuple[int, Mapping[str, Any]]], num_envs: int) -> None:
-    """Put the `latency` of some slots into the infos of all, as `VectorEnv._add_info` would, but many at once.
+    """Merge the `latency` of several slots into the infos of all, like `VectorEnv._add_info`, but all at once.
 
     Args:
-        infos: Of all slots, without a `latency`; grows.
-        rows: Slots and their figures.
+        infos: The infos of all slots, without a `latency`; changed in place.
+        rows: Pairs of a slot and its figures.
         num_envs: The number of slots.
     """
     if not rows:

@@ -1,24 +1,24 @@
-"""The state of an endpoint, without input or output: one table, and when to try again; and who goes where.
+"""The state of an endpoint, its retry times, and the placement of worlds on endpoints. Without I/O.
 
-An endpoint is a server that a directory has, or a URL of a list, which slots are pinned to.
+An endpoint is a server in a directory, or a URL of a list, to which slots are pinned.
 
-An endpoint is *untried* until an attempt to join a world there has ended. It is *up* once one was joined, and stays so
-while its worlds answer. Four kinds of trouble are told apart, because each ends in another way:
+An endpoint is *untried* until the first attempt to join a world there has ended. It is *up* once a world was joined,
+and stays up while its worlds answer. There are four kinds of trouble, because each one ends in a different way:
 
-- *dark*: nobody answers there, or a connection was lost. It ends when a server is started, or the network mended.
-- *full*: a server answers, and has no room. It ends when another client leaves. Worlds that are there go on.
-- *failing*: the server is well, but its environment raises in every reset. A world can still be joined, so that shows
-  nothing: only the first observation of an episode ends it.
-- *refused*: it refuses us, or serves another environment. It ends when a person changes the server.
+- *dark*: nobody answers, or a connection was lost. It ends when a server is started or the network is repaired.
+- *full*: the server answers, but has no room. It ends when another client leaves. Existing worlds go on.
+- *failing*: the server works, but its environment raises in every reset. Worlds can still be joined, so only the first
+  observation of an episode ends this state.
+- *refused*: the server refuses this client, or serves another environment. It ends when a person changes the server.
 
-A *draining* server has said that it takes no further worlds. Its worlds go on until it is gone, and it does not take
-that back: the next server at its URL is another one. Whose worlds have all left sees no connection end, so after a
-second it is asked. Who drains leaves in order, most often to be started again: until a world is joined there the
-endpoint has *ended*, which is no failure, and is asked every few seconds, however long the restart takes. It is asked
-at once where another one fails or drains: one after the other is how a fleet is restarted.
+A *draining* server has announced that it takes no further worlds. Its existing worlds go on until it ends, and a drain
+is final: the next server at the URL is a new one. If all our worlds have left, we see no connection end, so we ask the
+URL again after a second. A drained server is usually restarted. Until a world is joined there again, the endpoint has
+*ended*. That is not a failure: it is tried every few seconds, however long the restart takes. It is tried at once when
+another endpoint fails or drains, because fleets are restarted one server after the other.
 
-An endpoint in trouble is tried again after pauses that double, by one world at a time: were all that are lost to try
-it at once, a black hole would hold up each of them, and a full server would refuse each of them.
+An endpoint in trouble is tried again after pauses that double, with one world at a time. If all lost worlds tried it at
+once, a black hole would delay each of them, and a full server would refuse each of them.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class EndpointState(enum.Enum):
     ENDED = "ended"
     REFUSED = "refused"
 
-    __hash__ = object.__hash__  # Enum's own is a Python function; each attempt goes through all endpoints
+    __hash__ = object.__hash__  # faster than Enum's Python function; each attempt looks at all endpoints
 
 
 def change_of(before: EndpointState, after: EndpointState) -> str:
-    """Return what a change of state means to a user who reads the log: the rest of a sentence about the server."""
+    """Return the rest of a log sentence about the server that describes a change of its state."""
     if after is EndpointState.DARK:
         return "does not answer" if before is EndpointState.UNTRIED else "no longer answers"
     return _UP_AFTER[before] if after is EndpointState.UP else _TROUBLE_TEXTS[after]
@@ -108,16 +108,16 @@ class EndpointEvent(enum.Enum):
 
 _S, _E = EndpointState, EndpointEvent
 
-# Each world of an endpoint is joined, stepped and lost by itself, so events of several worlds mix, and any event may
-# follow any other: the table has a row for each pair.
+# Each world of an endpoint is joined, stepped and lost independently, so events of several worlds mix, and any event
+# may follow any other. So the table has a row for each pair.
 #
-# The latest event decides, with these exceptions. An observation of a world that was there before says nothing about
-# room for another one, or about who is let in. While an environment fails, a world can still be joined, or find the
-# server full: neither shows that its resets work again. A server that drains refuses worlds and may still fail, but
-# nothing brings it back: only its end, or a world that was joined at its URL, shows that it is over.
+# The latest event decides, with these exceptions. An observation in an existing world does not show that the server has
+# room, or admits this client. While an environment fails, joining a world or finding the server full does not show that
+# resets work again. A draining server refuses worlds and may fail, but it stays draining until it ends, or until a
+# world is joined at its URL.
 TRANSITIONS: Mapping[tuple[EndpointState, EndpointEvent], EndpointState] = {
     (_S.UNTRIED, _E.JOINED): _S.UP,
-    (_S.UNTRIED, _E.OBSERVED): _S.UP,  # of a world of a URL that is an endpoint of the directory since
+    (_S.UNTRIED, _E.OBSERVED): _S.UP,  # in a world that was joined before its URL became an endpoint of the directory
     (_S.UNTRIED, _E.NO_ROOM): _S.FULL,
     (_S.UNTRIED, _E.RAISED): _S.FAILING,
     (_S.UNTRIED, _E.GONE): _S.DARK,
@@ -131,7 +131,7 @@ TRANSITIONS: Mapping[tuple[EndpointState, EndpointEvent], EndpointState] = {
     (_S.UP, _E.REFUSES): _S.REFUSED,
     (_S.UP, _E.DRAINS): _S.DRAINING,
     (_S.FULL, _E.JOINED): _S.UP,
-    (_S.FULL, _E.OBSERVED): _S.FULL,  # of a world that was there before
+    (_S.FULL, _E.OBSERVED): _S.FULL,  # in an existing world
     (_S.FULL, _E.NO_ROOM): _S.FULL,
     (_S.FULL, _E.RAISED): _S.FAILING,
     (_S.FULL, _E.GONE): _S.DARK,
@@ -145,13 +145,13 @@ TRANSITIONS: Mapping[tuple[EndpointState, EndpointEvent], EndpointState] = {
     (_S.FAILING, _E.REFUSES): _S.REFUSED,
     (_S.FAILING, _E.DRAINS): _S.DRAINING,
     (_S.DARK, _E.JOINED): _S.UP,
-    (_S.DARK, _E.OBSERVED): _S.UP,  # one of several connections was lost, another one goes on
+    (_S.DARK, _E.OBSERVED): _S.UP,  # one of several connections was lost, and another one still works
     (_S.DARK, _E.NO_ROOM): _S.FULL,
     (_S.DARK, _E.RAISED): _S.FAILING,
     (_S.DARK, _E.GONE): _S.DARK,
     (_S.DARK, _E.REFUSES): _S.REFUSED,
     (_S.DARK, _E.DRAINS): _S.DRAINING,
-    (_S.DRAINING, _E.JOINED): _S.UP,  # the next server at its URL; the old one would say once more that it drains
+    (_S.DRAINING, _E.JOINED): _S.UP,  # the next server at the URL: the old one would have refused
     (_S.DRAINING, _E.OBSERVED): _S.DRAINING,
     (_S.DRAINING, _E.NO_ROOM): _S.DRAINING,
     (_S.DRAINING, _E.RAISED): _S.DRAINING,
@@ -159,14 +159,14 @@ TRANSITIONS: Mapping[tuple[EndpointState, EndpointEvent], EndpointState] = {
     (_S.DRAINING, _E.REFUSES): _S.DRAINING,
     (_S.DRAINING, _E.DRAINS): _S.DRAINING,
     (_S.ENDED, _E.JOINED): _S.UP,
-    (_S.ENDED, _E.OBSERVED): _S.ENDED,  # of a world of the old server, which is still ending
+    (_S.ENDED, _E.OBSERVED): _S.ENDED,  # in a world of the old server, which is still ending
     (_S.ENDED, _E.NO_ROOM): _S.FULL,
     (_S.ENDED, _E.RAISED): _S.FAILING,
-    (_S.ENDED, _E.GONE): _S.ENDED,  # not started yet, or still ending: then it refuses worlds
+    (_S.ENDED, _E.GONE): _S.ENDED,  # not started yet, or the old server is still ending and refuses worlds
     (_S.ENDED, _E.REFUSES): _S.REFUSED,
     (_S.ENDED, _E.DRAINS): _S.DRAINING,
     (_S.REFUSED, _E.JOINED): _S.UP,
-    (_S.REFUSED, _E.OBSERVED): _S.REFUSED,  # of a world that was there before
+    (_S.REFUSED, _E.OBSERVED): _S.REFUSED,  # in an existing world
     (_S.REFUSED, _E.NO_ROOM): _S.FULL,
     (_S.REFUSED, _E.RAISED): _S.FAILING,
     (_S.REFUSED, _E.GONE): _S.DARK,
@@ -174,13 +174,13 @@ TRANSITIONS: Mapping[tuple[EndpointState, EndpointEvent], EndpointState] = {
     (_S.REFUSED, _E.DRAINS): _S.DRAINING,
 }
 
-# Seconds until it is asked whether there is another server at the URL of one that drains, and the longest pause from
-# then on. A restart may take a second or minutes, and the next server may drain as soon as it is over.
+# Seconds until the first attempt to find a new server at the URL of a draining one, and the longest pause afterwards. A
+# restart may take a second or minutes, and other servers of a fleet may drain as soon as it is over.
 _DRAINING = 1.0
 LONGEST_RESTART_PAUSE = 5.0
-"""The longest pause between two attempts at an endpoint whose server drained, seconds."""
-# Pauses that are skipped until slots of a list try the server again that they have left: meanwhile they have another
-# one, and a try may cost a slot some resets that fail.
+"""The longest pause between two attempts at an endpoint whose server drained, in seconds."""
+# The number of short pauses that are skipped before slots of a list try the server that they left. They have another
+# server meanwhile, and an attempt may cost a slot some failed resets.
 _PAUSES_SKIPPED = 5
 _WELL = frozenset({_S.UNTRIED, _S.UP})
 _RESTARTING = frozenset({_S.DRAINING, _S.ENDED})
@@ -188,13 +188,13 @@ _TROUBLE = frozenset({_E.NO_ROOM, _E.RAISED, _E.GONE, _E.REFUSES, _E.DRAINS})
 
 
 def event_of(error: RemoteError) -> EndpointEvent:
-    """Return what the end of an attempt, or of a connection, says of the endpoint."""
-    # The first question, for this is a RefusedError too.
+    """Return the event that the error of an attempt or a connection means for the endpoint."""
+    # Check this first, because it is a RefusedError too.
     if isinstance(error, EnvironmentFailedError):
         return EndpointEvent.RAISED
-    if isinstance(error, PeerError):  # it breaks the protocol, or has other spaces
+    if isinstance(error, PeerError):  # the server breaks the protocol, or has other spaces
         return EndpointEvent.REFUSES
-    # A server that is stopping refuses worlds by UNAVAILABLE: soon nobody answers there.
+    # A stopping server refuses worlds with UNAVAILABLE, and will soon be gone.
     if not isinstance(error, RefusedError) or error.code == Code.UNAVAILABLE:
         return EndpointEvent.GONE
     return EndpointEvent.NO_ROOM if error.code == Code.RESOURCE_EXHAUSTED else EndpointEvent.REFUSES
@@ -202,59 +202,59 @@ def event_of(error: RemoteError) -> EndpointEvent:
 
 @dataclasses.dataclass
 class EndpointRecord:
-    """The state of one endpoint, and when a world may be tried there; times are monotonic seconds."""
+    """The state of one endpoint and its retry times, in monotonic seconds."""
 
     state: EndpointState = EndpointState.UNTRIED
-    """Assigned by `handle` alone."""
+    """Only `handle` assigns it."""
     failures: int = 0
-    """Attempts in a row that failed; those that were under way together count as one."""
+    """Failed attempts in a row. Attempts that ran at the same time count as one."""
     failed_at: float = -math.inf
     """The time of the last failure."""
     retry_at: float = -math.inf
-    """The time from which on a world may be tried again."""
+    """The time of the next permitted attempt."""
     trial_until: float = -math.inf
-    """The time by which the one attempt under way will have ended; until then there is no other."""
+    """The time by which the current attempt ends. There is no other attempt until then."""
 
     def hurry(self, now: float) -> None:
-        """Allow an attempt at once, if the server drained; its pauses begin anew."""
+        """If the server drained, allow an attempt at once, and start again with short pauses."""
         if self.state in _RESTARTING:
             self.failures, self.retry_at = 0, now
 
     def may_try(self, now: float) -> bool:
-        """Tell whether a world may be tried there now."""
+        """Return True if a world may be tried there now."""
         return self.state in _WELL or (now >= self.retry_at and now >= self.trial_until)
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """The key to sort endpoints by: those that are well first, and the last to fail last."""
-        # `failed_at` outlasts the trouble: one that is up again does not come behind others for it.
+        """The sort key of endpoints: those without trouble first, then by the time of the last failure."""
+        # `failed_at` is kept after the trouble, but must not rank an endpoint that is up again behind others.
         return self.state not in _WELL, -math.inf if self.state in _WELL else self.failed_at
 
     def tried(self, now: float, patience: float) -> None:
-        """Count a world as tried there, so that no other is until its attempt ends, within `patience` seconds."""
-        # Where it is well, as many worlds as there is room for are tried at a time.
+        """Record an attempt that ends within `patience` seconds, and block other attempts until then."""
+        # An endpoint without trouble takes any number of attempts at a time.
         if self.state not in _WELL:
             self.trial_until = now + patience
 
     def handle(self, event: EndpointEvent, now: float, pause: Callable[[int], float]) -> bool:
-        """Take an event; return whether the state changed.
+        """Apply an event; return True if the state changed.
 
         Args:
-            event: What was seen.
-            now: When.
-            pause: Gives the seconds until the next attempt for the number of failures in a row.
+            event: The event.
+            now: The time.
+            pause: Returns the seconds until the next attempt, given the number of failures in a row.
         """
         before, self.state = self.state, TRANSITIONS[self.state, event]
         if event is EndpointEvent.DRAINS and before is EndpointState.DRAINING:
-            return False  # it is looked for often, and when to ask the next server there was decided when it began
-        # JOINED changes neither pause nor count: a server that takes each world and then loses it, or whose environment
-        # raises in each reset, is tried in growing pauses too. OBSERVED shows that all of it works.
+            return False  # this event repeats often, and the first one has set the time of the next attempt
+        # JOINED changes neither pause nor count: a server that loses each world after the join, or whose environment
+        # raises in each reset, is tried with growing pauses too. OBSERVED shows that everything works.
         if event in _TROUBLE:
             if event is EndpointEvent.DRAINS:
-                # To leave in order is no failure to back off from, and those before it were of another server.
+                # A drain is not a failure, and earlier failures do not count for the next server.
                 self.failures, self.retry_at = 0, now + _DRAINING
-            # Else what fails now was tried together with what has failed before. Not so the end of a server that
-            # drained: the next one may be at its URL in a moment.
+            # Before `retry_at`, this attempt ran together with one that has failed already: count them once. The end of
+            # a drained server counts always: the next server may be at the URL in a moment.
             elif now >= self.retry_at or (before is EndpointState.DRAINING and event is EndpointEvent.GONE):
                 self.failures += 1
                 wait = pause(self.failures)
@@ -269,16 +269,16 @@ class Load:
     """Counts the worlds on each endpoint.
 
     Args:
-        members: The worlds that have a place.
+        members: The worlds that have an endpoint.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.slots: Counter[str] = Counter()
-        """The number of slots on each endpoint, by its key."""
+        """The number of slots on each endpoint, by the endpoint's key."""
         self.draining: set[str] = set()
-        """The URLs of servers that have said that they take no further worlds."""
+        """The URLs of draining servers."""
         self.failing: set[str] = set()
-        """The keys of endpoints where a world is whose last reset failed."""
+        """The keys of endpoints with a world whose last reset failed."""
         for member in members:
             key = member.endpoint.key
             self.slots[key] += member.lanes
@@ -289,10 +289,10 @@ class Load:
 
 
 class Placement:
-    """Chooses endpoints: of those that are well the one with the fewest slots, and the last to fail last.
+    """Chooses endpoints: first those without trouble, by the fewest slots; then the others, by their last failure.
 
     Args:
-        watch: Knows the endpoints: those of a directory, or of a list.
+        watch: Holds the endpoints of a directory or a list.
         request_for: Makes the request for a world at an endpoint.
     """
 
@@ -300,25 +300,25 @@ class Placement:
         self.watch = watch
         self.request_for = request_for
         self._records: defaultdict[str, EndpointRecord] = defaultdict(EndpointRecord)
-        # Of thousands of dead addresses nobody reads a line each.
+        # Limited, because nobody reads a line for each of thousands of dead addresses.
         self._log = LimitedLog(__name__, burst=10, rate=1 / 30)
 
     @classmethod
     def of_list(cls, requests: Iterable[WorldRequest]) -> Placement:
-        """Return the placement of a list of URLs, whose endpoints slots are pinned to."""
+        """Return the placement for a list of URLs, to which slots are pinned."""
         return cls(ListedEndpoints([ListedEndpoint.of(each) for each in requests]), attrgetter("request"))
 
     @property
     def title(self) -> str:
-        """What has the endpoints, for errors."""
+        """The name of the directory or list, for errors."""
         return self.watch.title
 
     def poll(self, now: float, *, soon: bool = False) -> None:
-        """Read a directory again, without a wait, where that is due; `soon`: as soon as it may be read again."""
+        """Start to read a directory again if that is due. `soon`: as soon as the directory permits."""
         self.watch.poll(now, soon=soon)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy it without what was seen of the endpoints, whose times are of this machine's clock."""
+        """Copy the placement without the endpoints' records, whose times are valid for this process only."""
         return type(self), (self.watch, self.request_for)
 
     def choose(
@@ -332,25 +332,26 @@ class Placement:
         proven: bool = False,
         at_most: int | None = None,
     ) -> Endpoint | None:
-        """Return where a world may go now, and count it in `load`; None: nowhere.
+        """Return an endpoint for a world, and count the world in `load`; None: no endpoint is available.
 
         Args:
-            load: Of the worlds that have a place.
+            load: The load of the worlds that have an endpoint.
             lanes: The slots that the world fills.
             now: Monotonic seconds.
             patience: Seconds within which the attempt ends.
             kind: The kind of endpoint.
-            proven: Whether to prefer endpoints that are up to untried ones. So who has met a dead one of many asks a
-                living one next, however many further dead ones the directory lists.
-            at_most: The most slots that are there already; their number then comes first, whatever state an endpoint is
-                in. None: any number.
+            proven: True: prefer endpoints that are up to untried ones. So a world that has met a dead endpoint tries
+                a living one next, however many dead endpoints the directory lists.
+            at_most: The most slots that the endpoint may have. The number of slots is then the first sort key, whatever
+                the endpoints' states. None: any number.
         """
         records = self._records
 
         def order(endpoint: Endpoint) -> tuple[Any, ...]:
             record, count = records[endpoint.key], load.slots.get(endpoint.key, 0)
             untried = proven and record.state is EndpointState.UNTRIED
-            # To even out, the count comes first: by its record, a server that is back is in trouble until it is tried.
+            # To even out, sort by the count first: a server that is back still has a record of trouble until it is
+            # tried.
             return (count, *record.rank) if at_most is not None else (*record.rank, untried, count)
 
         free = self._free(load, lanes, now, kind)
@@ -362,24 +363,24 @@ class Placement:
         return best
 
     def choose_untried(self, load: Load, count: int, now: float) -> list[Endpoint]:
-        """Return up to so many endpoints that no world was tried at, in the directory's order; count them in `load`."""
+        """Return up to `count` untried endpoints in the directory's order, and count them in `load`."""
         untried = (e for e in self._free(load, 1, now) if self._records[e.key].state is EndpointState.UNTRIED)
-        # One with slots is being tried just now.
+        # An untried endpoint with slots is being tried just now.
         found = [endpoint for endpoint in untried if not load.slots.get(endpoint.key)]
         for endpoint in found[:count]:
             load.slots[endpoint.key] += 1
         return found[:count]
 
     def choose_well(self, load: Load, member: Member, now: float, *, up: bool = False) -> Endpoint | None:
-        """Return where a world may go at once that has a place already; None: nowhere.
+        """Return an endpoint to which an existing world may move at once; None: no endpoint is available.
 
-        Unlike `choose`, it returns no endpoint that something speaks against: the world could lose what it has.
+        Unlike `choose`, this never returns an endpoint in trouble, because the world already has a working server.
 
         Args:
-            load: Of the worlds that have a place.
+            load: The load of the worlds that have an endpoint.
             member: The world.
             now: Monotonic seconds.
-            up: Whether one that was not tried yet will not do.
+            up: True: exclude untried endpoints.
         """
         well = [
             endpoint
@@ -391,7 +392,7 @@ class Placement:
         return min(well, key=lambda endpoint: load.slots.get(endpoint.key, 0), default=None)
 
     def may_try(self, key: str, now: float, patience: float) -> bool:
-        """Tell whether a world may be tried at an endpoint now; then the attempt ends within `patience` seconds."""
+        """Return True if a world may be tried at an endpoint now, and record an attempt of `patience` seconds."""
         record = self._records[key]
         free = record.may_try(now)
         if free:
@@ -399,19 +400,19 @@ class Placement:
         return free
 
     def is_well(self, key: str) -> bool:
-        """Tell whether nothing speaks against an endpoint."""
+        """Return True if an endpoint is not in trouble."""
         return self._records[key].state in _WELL
 
     def has_ended(self, key: str) -> bool:
-        """Tell whether the server of an endpoint drained, and is gone."""
+        """Return True if the server of an endpoint drained and has ended."""
         return self._records[key].state is EndpointState.ENDED
 
     def drains(self, endpoint: Endpoint) -> bool:
-        """Tell whether the directory says that an endpoint takes no further worlds."""
+        """Return True if the directory says that an endpoint takes no further worlds."""
         return endpoint.key in self.watch.draining
 
     def any_well(self, member: Member) -> bool:
-        """Tell whether nothing speaks against another endpoint of the kind of a world's own."""
+        """Return True if another endpoint of the world's kind is not in trouble."""
         return any(
             self.is_well(endpoint.key) and not endpoint.draining and endpoint.kind == member.kind
             for endpoint in self.watch.endpoints
@@ -419,7 +420,7 @@ class Placement:
         )
 
     def kinds(self, worlds: int) -> list[Kind]:
-        """Return the kinds of the first worlds: those of the endpoints in the directory's order, again and again."""
+        """Return the kinds of the first worlds: the endpoints' kinds in the directory's order, repeated as needed."""
         kinds = [endpoint.kind for endpoint in self.watch.endpoints if not endpoint.draining]
         return list(itertools.islice(itertools.cycle(kinds), worlds))
 
@@ -430,21 +431,21 @@ class Placement:
             key = endpoint.key
             if endpoint.draining or not records[key].may_try(now):
                 continue
-            # A server tells its clients that it drains before the directory is read again, if the directory knows of it
-            # at all. By the URL, not the key: the next server of that name may be listed already.
+            # A server tells its clients that it drains before the directory is read again. Compare the URL, not the
+            # key: the next server with this name may be listed already.
             if draining and shown_url(endpoint.url) in draining:
                 continue
             if kind is not None and endpoint.kind != kind:
                 continue
-            # Without a number the server itself says whether it is full.
+            # Without a number in the directory, the server itself refuses when it is full.
             if endpoint.slots is None or slots.get(key, 0) + lanes <= endpoint.slots:
                 yield endpoint
 
     def check_room(self, num_envs: int) -> None:
-        """Raise SettingError where the endpoints say that they cannot carry so many slots."""
+        """Raise SettingError if the endpoints' declared room is too small for `num_envs` slots."""
         slots = [endpoint.slots for endpoint in self.watch.endpoints if not endpoint.draining]
         room = sum(number for number in slots if number is not None)
-        # Told at once where all of them say how much they carry: else the join would fail at the last worlds.
+        # If all endpoints declare their room, raise now. Otherwise the join would fail at the last worlds.
         if None not in slots and room < num_envs:
             raise SettingError(
                 f"expected endpoints with room for num_envs={num_envs} slots, got room for {room} on {len(slots)} of "
@@ -452,33 +453,32 @@ class Placement:
             )
 
     def handle(self, key: str, event: EndpointEvent, now: float, why: str) -> bool:
-        """Feed an event to an endpoint's state machine; the log says a change of its state, and `why`.
+        """Feed an event to an endpoint's state machine, and log a change of its state with `why`.
 
         Returns:
-            Whether the endpoint is well again.
+            True if the endpoint came up again.
         """
         record = self._records[key]
         before = record.state
-        # The first success is no change.
+        # The first success does not count as a change.
         changed = record.handle(event, now, self._pause) and (before, record.state) != (_S.UNTRIED, _S.UP)
         back = changed and record.state is EndpointState.UP
         if changed and before in _WELL and not back:
-            # There is one server less: where one drained a moment ago, it may be back before its pause is over.
+            # There is one server less. Try drained endpoints now: one may be back before its pause is over.
             for other in self._records.values():
                 if other is not record:
                     other.hurry(now)
-        # Of a list, which never changes, each slot tells by itself what it lost, and where it goes.
+        # With a list, each slot logs its own losses and moves.
         if self.watch.pinned:
             return back
-        # A server that was replaced may have another URL by now: the directory is read before its period is over.
+        # A replaced server may have a new URL, so read the directory early.
         if event in _TROUBLE:
             self.watch.poll(now, soon=True)
-        # A line for each change, whatever the number of slots that saw it. Good news needs no reason; the event behind
-        # it is our own word.
+        # Log one line for each change, however many slots saw it. Good news needs no reason.
         if back:
             self._log.warning("%s %s", shown_url(key), change_of(before, record.state))
         elif record.state is EndpointState.ENDED:
-            # The drain was told, and its end is what was to come.
+            # Only info: the drain itself was logged as a warning.
             if changed:
                 self._log.info("%s %s", shown_url(key), change_of(before, record.state))
         elif changed:

@@ -1,4 +1,4 @@
-"""How a vector environment joins its worlds at first: of a list of URLs, or of a directory."""
+"""How a vector environment joins its first worlds, from a list of URLs or from a directory."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from bridge.errors import Code, ConnectError, RefusedError, RemoteError, RemoteT
 
 __all__ = ["join"]
 
-# Seconds between two looks for servers that are silent, and between two lines of the log.
+# Seconds between two checks for silent servers, and between two log lines.
 _LOOK, _LOG = 0.2, 5.0
-# Endpoints that are asked at a time, where others did not answer.
+# The most endpoints that are tried at a time after others did not answer.
 _AT_ONCE = 64
 
 _log = SafeLog(__name__)
 
 
 def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits_for_all: bool = False) -> VectorPool:
-    """Return a pool whose worlds are joined, and whose spares are being connected.
+    """Return a pool whose worlds are joined and whose spares are connecting.
 
     Args:
-        urls: As of `make_vec_remote`.
-        options: What it was given beside.
-        waits_for_all: Whether whoever steps the slots waits for all of them, so that lanes may stand for worlds.
+        urls: The URLs of `make_vec_remote`.
+        options: The other arguments of `make_vec_remote`.
+        waits_for_all: True if each step waits for all slots, so that one world of lanes may replace separate worlds.
 
     Raises:
         AddressError: A URL cannot be read.
-        SettingError: The worlds differ in their spaces, do not add up to `num_envs`, or have no room; with `lanes=True`
-            there cannot be one world for all slots.
-        RemoteError: What cannot be joined, and nothing stands in for it.
+        SettingError: The worlds differ in their spaces, do not add up to `num_envs`, or have no room; or with
+            `lanes=True` there cannot be one world for all slots.
+        RemoteError: A world cannot be joined, and there is no substitute.
     """
     num_envs, wait = options.num_envs, ServerWait(options.wait_for_server)
     watch: EndpointWatch | None = None
@@ -64,7 +64,7 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits
     )
     if directory is None:
         if of_all is not None and num_envs is not None:
-            # What stands by for a world of lanes has as many.
+            # A spare for a world of lanes must have as many lanes.
             requests, spares = [of_all], [request.as_lanes(num_envs) for request in spares]
         elif num_envs is not None:
             requests, spares = requests[:num_envs], requests[num_envs:] + spares
@@ -80,11 +80,11 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits
         placement = Placement(watch, partial(_request_at, options=options, server_name=name))
     pool = VectorPool(options.timeout, placement, options.connect_timeout)
     members = pool.members
-    # Before the first connection: it asks the server whether it drains only where slots can move.
+    # Before the first connection: connections watch for a drain only if slots can move.
     if directory is not None or spares:
         pool.enable_moves()
     try:
-        # Else the keepalive thread would take the answers to the join, as it does between calls.
+        # Otherwise the keepalive thread would take the answers to the join, as it does between calls.
         with pool.turn:
             if watch is None:
                 _join_list(pool, requests, num_envs, wait, one_world=options.lanes is True)
@@ -93,7 +93,7 @@ def join(urls: str | Sequence[str] | Directory, options: VectorOptions, *, waits
             for request in spares:
                 listed = ListedEndpoint.of(request)
                 pool.connect(members.add(request, listed, stands_by=StandBy(Reason.NAMED)))
-    # KeyboardInterrupt too: without an object there is nobody to close the connections.
+    # Includes KeyboardInterrupt: the caller gets no object with which to close the connections.
     except BaseException:
         pool.close_all(0.5)
         raise
@@ -105,7 +105,7 @@ def _request_at(endpoint: Endpoint, *, options: VectorOptions, server_name: str 
 
 
 def _with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tuple[str, str | None]]:
-    """Return each URL with the agent to join it as, or raise SettingError where they do not fit."""
+    """Return pairs of a URL and the agent to join as; raise SettingError if their numbers differ."""
     names = [agent] * len(urls) if agent is None or isinstance(agent, str) else list(agent)
     if len(urls) == 1:
         urls = urls * len(names)
@@ -117,37 +117,39 @@ def _with_agents(urls: list[str], agent: str | Sequence[str] | None) -> list[tup
 def _join_list(
     pool: VectorPool, requests: Sequence[WorldRequest], num_envs: int | None, wait: ServerWait, *, one_world: bool
 ) -> None:
-    """Join a world for each request, all at once, and further ones where `num_envs` asks for more slots.
+    """Join a world for each request, all at once, and then further worlds until there are `num_envs` slots.
 
     Args:
-        pool: Gets them.
+        pool: The pool that the worlds are added to.
         requests: The worlds.
-        num_envs: The number of slots; None: those of the requests.
-        one_world: Whether the user wants one world for all slots.
+        num_envs: The number of slots; None: the slots of the requested worlds.
+        one_world: True if the user wants one world for all slots.
 
     Raises:
         SettingError: The worlds differ in their spaces, or do not add up to `num_envs`.
-        RemoteError: One cannot be joined.
+        RemoteError: A world cannot be joined.
     """
     places = {(request.address.scheme, request.address.target) for request in requests}
     members = pool.members
-    # Set before the first remote is made: it decides whether remotes open a socket each, or share one.
+    # Set this before the first remote is made: it decides whether remotes share a socket.
     members.shared = len(places) < max(len(requests), num_envs or 0)
     _Join(pool, wait, _Listed(members, requests)).run()
     if num_envs is None:
         return
-    # How many lanes a world has is known only now, and with it how many worlds make up `num_envs`.
+    # Only now we know how many lanes a world has, and so how many worlds `num_envs` needs.
     have = len(members.at)
     if have == num_envs and len(requests) == 1:
-        members.shared = False  # there is no other one
+        members.shared = False  # there is only one world
     elif one_world:
-        # Another server than ours may know no such setting, and make what it always makes.
+        # A server of another package may ignore the setting.
         raise SettingError(
             f"lanes=True: expected {requests[0].address.url} to make a world of {num_envs} lanes, got one "
             f"that fills {have} of the slots; leave lanes out"
         )
     if have < num_envs and (num_envs - have) % have == 0:
-        further = [dataclasses.replace(request, lanes_if_alike=None) for request in requests]  # it has answered
+        further = [
+            dataclasses.replace(request, lanes_if_alike=None) for request in requests
+        ]  # the server has answered this question
         _Join(pool, wait, _Listed(members, further * ((num_envs - have) // have))).run()
     elif have != num_envs:
         lanes = ", ".join(f"{member.remote.url} ({member.lanes})" for member in members.filling)
@@ -161,16 +163,16 @@ def _join_directory(pool: VectorPool, watch: EndpointWatch, num_envs: int | None
     """Join worlds spread over the endpoints of a directory.
 
     Args:
-        pool: Gets them.
+        pool: The pool that the worlds are added to.
         watch: Reads the directory.
         num_envs: The number of slots; None: a world for each endpoint.
-        wait: Says how long servers are waited for that are not up, or not in the directory yet.
+        wait: How long to wait for servers that are not up, or not in the directory yet.
 
     Raises:
         SettingError: The endpoints have too little room, or `num_envs` is no multiple of a world's lanes.
         RemoteError: No endpoint can be joined.
     """
-    # The only reading that is waited for: it has to say which endpoints there are.
+    # Only this first reading of the directory blocks.
     count, members, placement = len(_first_endpoints(watch, pool.timeout, wait)), pool.members, pool.placement
     if num_envs is not None:
         placement.check_room(num_envs)
@@ -179,14 +181,14 @@ def _join_directory(pool: VectorPool, watch: EndpointWatch, num_envs: int | None
 
 
 def _first_endpoints(watch: EndpointWatch, timeout: float, wait: ServerWait) -> Sequence[Endpoint]:
-    """Return the endpoints of the first reading of a directory that has some."""
+    """Read a directory until it has endpoints; return them."""
     while True:
         try:
             return watch.wait(time.monotonic(), timeout)
         except RemoteError as error:
             pause = wait.pause_after(error)
         except SettingError as error:
-            # A file that is not there, a name that nobody knows, or an empty list; not one that cannot be read.
+            # Wait for a missing file, an unknown name or an empty list, but not for an unreadable one.
             if not (watch.may_fill and wait.lasts):
                 raise
             text = str(error).removeprefix(f"the directory {watch.title} ")
@@ -195,45 +197,45 @@ def _first_endpoints(watch: EndpointWatch, timeout: float, wait: ServerWait) -> 
 
 
 class _Join:
-    """Joins the first worlds, and tells a person at a terminal, and more seldom the log, what is waited for.
+    """Joins the first worlds, and reports what it waits for: often at a terminal, less often in the log.
 
-    A world that is pinned is joined at its own server or, where that is silent or not up, where another one has joined.
-    Any other one is joined anywhere: what cannot be joined at one endpoint is dropped, and others are asked.
+    A pinned world is joined at its own server or, if that is silent or not up, at a server where another world has
+    joined. Other worlds are joined anywhere: after a failure the world is dropped, and other endpoints are tried.
 
     Args:
-        pool: Gets them.
-        wait: Says how long servers are waited for that are not up.
-        search: Says which endpoints are asked, and when there are enough worlds.
+        pool: The pool that the worlds are added to.
+        wait: How long to wait for servers that are not up.
+        search: Decides which endpoints to try, and when there are enough worlds.
     """
 
     def __init__(self, pool: VectorPool, wait: ServerWait, search: _Listed | _Search) -> None:
         self._pool, self._members, self._wait, self._search = pool, pool.members, wait, search
         self._missing: dict[Member, None] = {}
-        """The members that are being connected."""
+        """The members that are connecting."""
         self._later: dict[Member, float] = {}
-        """The members whose servers are not up, each with the time of its next attempt; monotonic seconds."""
+        """The members whose servers are not up, with the time of the next attempt, in monotonic seconds."""
 
     def run(self) -> None:
-        """Join worlds, and give them their slots."""
+        """Join worlds, and assign their slots."""
         pool, members, missing = self._pool, self._members, self._missing
         now = time.monotonic()
         tell_at, log_at = now + LOOK, now + _LOG
         while self._begin_more(now):
-            # Not `pool.gather`: it would let the policy connect again what fails, and here a failure is raised.
+            # Do not use `pool.gather`, which retries failures by the policy. Here a failure is raised.
             pool.drain(min(LOOK, _LOOK))
             now = time.monotonic()
             if self._search.asks:
                 for member in list(missing):
                     if now > member.silent_until and member.remote.asking:
                         self._ask_nothing(member)
-            # Each world has its own deadline: a server that stands in for a silent one has all of `timeout`, too.
+            # Each world has its own deadline, so that a substitute for a silent server has the full `timeout` too.
             late = [member for member in missing if now > self._deadline(member)]
             for member in [member for member in missing if now > member.silent_until and member.remote.silent]:
                 if self._pass_over(member) and member in late:
                     late.remove(member)
-            # A list, because the loop takes members out of `missing`.
+            # A list, because the loop removes members from `missing`.
             for member in [member for member in missing if member.link is not LinkState.CONNECTING]:
-                if member not in missing:  # it was dropped, because one that was joined before has more lanes
+                if member not in missing:  # it was dropped, because an earlier world turned out to have several lanes
                     continue
                 del missing[member]
                 if member.link is LinkState.OFFLINE and member.error is not None:
@@ -252,14 +254,14 @@ class _Join:
                 if now >= log_at:
                     log_at = now + _LOG
                     _log.warning("%s", text)
-        # At the end, because slots are numbered in the order of the requests, not in that of the answers.
+        # Only now, because slots are numbered in the order of the requests, not of the answers.
         members.place()
 
     def _begin_more(self, now: float) -> bool:
-        """Connect further worlds, if they are wanted; return whether there is anything to wait for."""
+        """Connect further worlds if they are needed; return True if there is something to wait for."""
         for member in [member for member, due in self._later.items() if now >= due]:
             del self._later[member]
-            # One that answers is enough: the slots go home once their own server is up.
+            # One working server is enough: the slots move home once their own server is up.
             if not self._stand_in(member):
                 self._pool.connect(member)
             self._missing[member] = None
@@ -269,23 +271,23 @@ class _Join:
         return self._search.goes_on(now, asking=bool(self._missing or self._later))
 
     def _on_joined(self, member: Member) -> None:
-        """Count a world that was joined; with the first of a directory, drop those that are too many."""
-        # It was not up before. Now it is well, and may stand in for others.
+        """Count a joined world. After the first world of a directory, drop worlds that are no longer needed."""
+        # Its server is up now, and may be a substitute for others.
         member.failures = 0
         if self._search.joined(member):
-            # Others were asked while nobody knew that a world has several lanes: fewer worlds are enough.
+            # Others were tried before we knew that a world has several lanes. Fewer worlds are enough.
             for other in list(self._missing)[self._search.wanted - 1 :]:
                 del self._missing[other]
                 self._members.drop(other)
 
     def _on_failed(self, member: Member, error: RemoteError) -> None:
-        """Go on without a world, or raise why it cannot be joined."""
+        """Handle a failed attempt: try again later or elsewhere, or raise the error."""
         if member.home is None:
             self._search.failed(error)
             self._members.drop(member)
             return
-        # A server of another package may have ended the stream at the question. One that is not there has not, and one
-        # that wants a token wants it without the question, too.
+        # A server of another package may have ended the stream because of our question about lanes. A refused
+        # connection or a missing token has another cause.
         unanswered = not isinstance(error, ConnectError) and member.remote.asking
         if unanswered and not (isinstance(error, RefusedError) and error.code == Code.UNAUTHENTICATED):
             self._ask_nothing(member)
@@ -293,113 +295,113 @@ class _Join:
             self._later[member] = time.monotonic() + self._wait.pause_after(error)
 
     def _ask_nothing(self, member: Member) -> None:
-        """Connect again, without a question: another server than ours may have ended the stream at it, or be silent."""
+        """Connect again without the question about lanes, to which a server of another package may not reply."""
         again = dataclasses.replace(member.remote.request, lanes_if_alike=None)
         self._missing[self._pool.connect(member, again)] = None
 
     def _deadline(self, member: Member) -> float:
-        """Return the time from which on a world is late, monotonic seconds."""
-        # Separate worlds are joined in two turns, the first and then all others: lanes get as much time.
+        """Return the time from which on a world is late, in monotonic seconds."""
+        # Separate worlds are joined in two rounds, first one and then all others. A world of lanes gets as much time.
         return member.deadline + (self._pool.timeout if member.remote.agreed_on_lanes else 0.0)
 
     def _pass_over(self, member: Member) -> bool:
-        """Leave a silent server, where others can take its slots; return whether it was left."""
-        # It may be at any endpoint, so nobody waits for `timeout`.
+        """Leave a silent server if another one can take its slots; return True if it was left."""
+        # An unpinned world may go to any endpoint, so do not wait for `timeout`.
         if member.home is None:
             self._pool.give_up(member)
             return True
-        # Who stands in does so once: there is no end to the servers that might.
+        # Use only one substitute for each server: otherwise this would never end.
         return not member.is_displaced and self._stand_in(member)
 
     def _stand_in(self, member: Member) -> bool:
-        """Join a world in a member's place where another one of its kind has joined; return whether there is one."""
+        """Join a member's world at a server where another one of its kind has joined; return False if there is none."""
         url, connected = member.remote.url, member.remote.connected
         endpoint = self._pool.stand_in(member)
         if endpoint is None:
             return False
-        # A black hole, such as a firewall that drops packets, gives no error: without this, the user waits `timeout`
-        # seconds for a training that the other servers could carry.
+        # A black hole, such as a firewall that drops packets, gives no error. Without this, the user would wait for
+        # `timeout` seconds, although the other servers could carry the training.
         why = f"has not replied within {self._pool.patience:g} s" if connected else "does not answer"
         _log.warning("%s %s: %s stands in for it", url, why, shown_url(endpoint.url))
         return True
 
 
 class _Listed:
-    """Asks each endpoint of a list for a world, all at once.
+    """Tries each endpoint of a list, all at once.
 
     Args:
-        members: The worlds that there are.
-        requests: The further ones, in the order of their slots.
+        members: The existing worlds.
+        requests: The requests of further worlds, in the order of their slots.
     """
 
     lanes = 0
-    """Those of each world: not known, and of each its own."""
+    """The lanes of each world; 0: unknown, and each world may have a different number."""
 
     def __init__(self, members: SlotMembers, requests: Sequence[WorldRequest]) -> None:
         self._unasked = list(requests)
         self.wanted = len(members.filling) + len(requests)
-        """The number of worlds."""
+        """The number of worlds that are needed."""
         self.asks = any(request.lanes_if_alike for request in requests)
-        """True if a server is asked which form of world to make."""
+        """True if a server is asked whether to make lanes or separate worlds."""
 
     def next_worlds(self, now: float) -> list[tuple[WorldRequest, Endpoint]]:
-        """Return the worlds that are asked for now, and where: all of them at first, and then none."""
+        """Return the worlds to join now, with their endpoints: all of them at the first call."""
         requests, self._unasked = self._unasked, []
         return [(request, ListedEndpoint.of(request)) for request in requests]
 
     def goes_on(self, now: float, *, asking: bool) -> bool:
-        """Tell whether worlds are still to be joined: those that are asked for, now or later."""
+        """Return True while worlds are still being joined, or will be tried again."""
         return asking
 
     def joined(self, member: Member) -> bool:
-        """Return False: each world of a list is needed."""
+        """Return False: all worlds of a list are needed."""
         return False
 
     def failed(self, error: RemoteError) -> None:
-        """Do nothing: a world that is pinned is tried again where it belongs."""
+        """Do nothing: a pinned world is tried again at its own server."""
 
 
 class _Search:
-    """Says which endpoints of a directory are asked for worlds, until there are enough.
+    """Decides which endpoints of a directory to try, until there are enough worlds.
 
     Args:
-        pool: Gets the worlds.
+        pool: The pool that the worlds are added to.
         num_envs: The number of slots; None: a world for each endpoint.
         count: The number of endpoints.
-        wait: Says how long servers are waited for that are not up.
+        wait: How long to wait for servers that are not up.
     """
 
     def __init__(self, pool: VectorPool, num_envs: int | None, count: int, wait: ServerWait) -> None:
         self._pool, self._members, self._placement, self._wait = pool, pool.members, pool.placement, wait
         self._num_envs, self._count = num_envs, count
         self.wanted = num_envs or count
-        """The number of worlds."""
+        """The number of worlds that are needed."""
         self.lanes = 0
-        """Those of each world; 0: not known."""
+        """The lanes of each world; 0: unknown."""
         self.asks = False
-        """False: in a directory each slot has a world."""
+        """False: with a directory each slot has its own world."""
         self._error: RemoteError | None = None
-        """Why one could not be joined: what no waiting mends, if there is such an error, else the last."""
+        """The error to raise: the last permanent one or, if there is none, the last one."""
         self._failures = 0
         self._asked: set[str] = set()
-        """The keys of the endpoints that were asked."""
+        """The keys of the endpoints that were tried."""
         self._until = math.inf
-        """The time until which endpoints that are silent are asked again; monotonic seconds."""
+        """The time until which silent endpoints are tried again, in monotonic seconds."""
         self._look_at = 0.0
-        """The time of the next look for endpoints that are up, while none is; monotonic seconds."""
+        """The time of the next report while no endpoint is up, in monotonic seconds."""
 
     def next_worlds(self, now: float) -> list[tuple[WorldRequest, Endpoint]]:
-        """Return the worlds that are asked for now, and where."""
+        """Return the worlds to join now, with their endpoints."""
         placement, filling = self._placement, self._members.filling
-        # Until one was joined nobody knows how many lanes a world has. Who has met a dead endpoint asks twice as many
-        # at a time, so that a list of thousands is gone through in moments.
+        # Before the first join we do not know how many lanes a world has, so start with one. After each failure try
+        # twice as many at a time, so that thousands of dead endpoints take only moments.
         most = self.wanted if self.lanes else min(2**self._failures, _AT_ONCE, self._count)
         if len(filling) >= most:
             return []
         load, proven = Load(filling), self._failures > 0
-        # While nothing is known of them, one look for all of them.
+        # Fast path while nothing is known: choose untried endpoints in one pass.
         found = [] if self.lanes else placement.choose_untried(load, most - len(filling), now)
-        # A directory may list several environments: each gets its share of the worlds, whatever the others lack.
+        # A directory may list several kinds of environments. Each kind gets its share of the worlds.
         have, nowhere = Counter([*(member.kind for member in filling), *(endpoint.kind for endpoint in found)]), set()
         for kind in placement.kinds(self.wanted):
             if have[kind] > 0:
@@ -411,29 +413,29 @@ class _Search:
                 else:
                     found.append(endpoint)
         for endpoint in found:
-            # One that was not asked yet, or that answers, gets its own time, whatever the others took. Those that are
-            # silent are asked again for no longer than that: else a start with none but them would never end.
+            # A new endpoint, or one without trouble, extends the time for all. Silent endpoints do not: if there were
+            # only silent ones, the start would never end.
             if endpoint.key not in self._asked or placement.is_well(endpoint.key):
                 self._asked.add(endpoint.key)
                 self._until = now + self._pool.timeout
         return [(placement.request_for(endpoint), endpoint) for endpoint in found]
 
     def goes_on(self, now: float, *, asking: bool) -> bool:
-        """Tell whether worlds are still to be joined.
+        """Return True if worlds still have to be joined.
 
         Args:
             now: Monotonic seconds.
-            asking: Whether endpoints are being asked.
+            asking: True if endpoints are being tried.
 
         Raises:
             RemoteError: No endpoint can be joined.
-            SettingError: None has room for another world.
+            SettingError: No endpoint has room for another world.
         """
         have, placement = len(self._members.filling), self._placement
         if self.lanes and not asking and have >= self.wanted:
             return False
         if not asking and self._error is not None and self._error.unavailable:
-            # All are away: who comes is in the directory, or will be.
+            # All endpoints are unavailable: wait for one of them, or for new ones in the directory.
             placement.poll(now, soon=True)
             self._asked.clear()
             if now >= self._look_at:
@@ -445,7 +447,7 @@ class _Search:
         return True
 
     def joined(self, member: Member) -> bool:
-        """Count a world that was joined; return whether it was the first, from which the number of lanes is known.
+        """Count a joined world; return True for the first one, which shows the number of lanes.
 
         Raises:
             SettingError: `num_envs` is no multiple of its lanes.
@@ -461,7 +463,7 @@ class _Search:
         return True
 
     def failed(self, error: RemoteError) -> None:
-        """Count a world that could not be joined, which is dropped."""
+        """Count a world that could not be joined."""
         if self._error is None or self._error.unavailable or not error.unavailable:
             self._error = error
         self._failures += 1

@@ -1,4 +1,4 @@
-"""Who fills which slots of a vector environment, and who stands by."""
+"""The members of a vector environment: the remotes that fill its slots, and the spares."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class SlotMembers:
 
     def __init__(self, poller: Poller[Delivery]) -> None:
         self.filling: list[Member] = []
-        """Those that fill slots, in the slots' order."""
+        """The members that fill slots, in the slots' order."""
         self.spares: list[Member] = []
-        """Those that stand by."""
+        """The spares."""
         self.at: list[Member] = []
-        """The member of each slot; empty until all are joined for the first time."""
+        """The member of each slot; empty until all worlds have been joined once."""
         self.of: dict[Remote, Member] = {}
-        """The member of each remote; what comes of another remote means nothing any more."""
+        """The member of each current remote. Messages of other remotes are dropped."""
         self.shared = False
-        """True if some remotes are in the same place."""
+        """True if several remotes connect to the same address."""
         self._waits_for_lanes = False
         self._poller = poller
 
     # Copies
 
     def kept(self) -> tuple[Any, ...]:
-        """Return what a copy begins with."""
-        # Of the spares only those that the user named: the policy of the copy makes its own.
+        """Return the state for a copy."""
+        # Include only the spares that the user named: the policy of the copy makes its own.
         own = [member for member in self.filling + self.spares if member.stands_by is None or member.is_named]
         worlds = [
             (
-                # A slot that is away from the server that it is pinned to begins there again in the copy.
+                # In the copy, a slot that has left its pinned server begins there again.
                 member.home.request if member.home is not None and member.is_displaced else member.remote.request,
                 member.remote.info,
                 member.home or member.endpoint,
@@ -57,7 +57,7 @@ class SlotMembers:
         return worlds, self.shared, self._waits_for_lanes
 
     def restore(self, kept: tuple[Any, ...]) -> None:
-        """Take what `kept` of another one returned; the remotes connect anew."""
+        """Restore the state that `kept` of the original returned. The remotes connect anew."""
         worlds, self.shared, self._waits_for_lanes = kept
         for request, info, endpoint, start, lanes, home, stands_by in worlds:
             self._add(self._new_remote(request, info), endpoint, start, lanes, home, stands_by)
@@ -66,7 +66,7 @@ class SlotMembers:
     # Who is there
 
     def _new_remote(self, request: WorldRequest, info: WorldInfo | None = None, like: Remote | None = None) -> Remote:
-        """Make a remote. What is known of its world is `info`, or what `like` knows of its own world."""
+        """Make a remote, with `info` about its world, or with the knowledge of `like` about its own world."""
         remote = Remote(request, self._poller, info, shared=self.shared)
         if like is not None:
             remote.know(like)
@@ -95,35 +95,35 @@ class SlotMembers:
         lanes: int = 1,
         stands_by: StandBy | None = None,
     ) -> Member:
-        """Return a further member, whose remote has no connection yet.
+        """Add a member, whose remote has no connection yet.
 
         Args:
             request: The world.
-            endpoint: Where. To one of a list it is pinned.
-            lanes: The number of its slots, as far as is known.
-            stands_by: What it is for, as a spare; None: it fills slots, which `place` gives it.
+            endpoint: The endpoint of the world. The member is pinned to an endpoint of a list.
+            lanes: The number of its slots, as far as known.
+            stands_by: The purpose of a spare; None: it fills slots, which `place` assigns.
         """
-        # A slot may move to it before it is joined. Until then its world is taken to be like the others.
+        # A slot may move to it before it is joined, so assume until then that its world is like the others.
         like = self.filling[0].remote if self.at else None
         start = len(self.filling) if stands_by is None else 0
         home = endpoint if isinstance(endpoint, ListedEndpoint) else None
         return self._add(self._new_remote(request, like=like), endpoint, start, lanes, home, stands_by)
 
     def drop(self, member: Member) -> None:
-        """Leave a world that is not to fill slots after all, or that stood by, and forget it."""
-        # What still arrives from its remote finds no member, and is dropped.
+        """Leave the world of a member, and remove the member."""
+        # Messages that still arrive from its remote find no member, and are dropped.
         (self.filling if member.stands_by is None else self.spares).remove(member)
         del self.of[member.remote]
         member.remote.close(0.0)
 
     def replace_remote(self, member: Member, request: WorldRequest) -> None:
-        """Give a member another remote; the one that it had is forgotten."""
+        """Give a member another remote, and remove its previous one."""
         before = self.of.pop(member.remote).remote
         member.remote = self._new_remote(request, like=before)
         self.of[member.remote] = member
 
     def swap_worlds(self, member: Member, spare: Member) -> None:
-        """Give two members each other's remote, and the endpoint that it is at."""
+        """Swap the remotes and endpoints of two members."""
         member.remote, spare.remote = spare.remote, member.remote
         member.endpoint, spare.endpoint = spare.endpoint, member.endpoint
         self.of[member.remote], self.of[spare.remote] = member, spare
@@ -131,10 +131,10 @@ class SlotMembers:
     # Their slots
 
     def place(self) -> None:
-        """Give the worlds, all of which are joined, their slots in order.
+        """Assign the slots in order, after all worlds were joined.
 
         Raises:
-            SettingError: One has other spaces than the first.
+            SettingError: A world has other spaces than the first one.
         """
         start = 0
         for member in self.filling:
@@ -149,7 +149,7 @@ class SlotMembers:
     # Their worlds
 
     def check_spaces(self, member: Member) -> None:
-        """Raise SettingError where a world has other spaces than the first, and say what differs."""
+        """Raise SettingError with the differences if a world has other spaces than the first one."""
         own, first = member.remote, self.filling[0].remote
         different = own.known_info().difference(first.known_info())
         if different:
@@ -158,7 +158,7 @@ class SlotMembers:
             )
 
     def world_info(self) -> WorldInfo:
-        """Return what is known of the worlds, whose spaces are equal."""
+        """Return the information about the worlds, which all have equal spaces."""
         return self.filling[0].remote.known_info()
 
     def wait_for_lanes(self) -> None:

@@ -1,4 +1,4 @@
-"""The Reset of each slot: its seed, the options, and whether it is to be reset at all."""
+"""The Resets of slots: seeds, options, and the reset mask."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ def plan_resets(
     *,
     started: bool,
 ) -> list[tuple[Member, Mapping[str, pb.Tensor], Sequence[int | None] | None]]:
-    """Return each member to reset, the settings of its Reset, which can be sent, and its seeds if any were given.
+    """Return each member to reset, the settings of its Reset, and its seeds if any were given.
 
     Args:
-        members: Who fills the slots.
-        seed: As for `RemoteVectorEnv.reset`.
-        options: As for `RemoteVectorEnv.reset`; the dict stays as it is.
-        slot_options: Further options of each slot's own.
-        started: Whether there are episodes that a mask could spare.
+        members: The members of the vector environment.
+        seed: The argument of `RemoteVectorEnv.reset`.
+        options: The argument of `RemoteVectorEnv.reset`; the dict is not changed.
+        slot_options: Additional options for each slot.
+        started: True if there are running episodes that a mask can exclude.
 
     Raises:
         SettingError: Seeds or options cannot be sent, or the lanes of one world were given different options.
-        AlreadyPendingError: A mask spares lanes whose answer to a step was not taken.
+        AlreadyPendingError: A mask excludes lanes whose answer to a step was not received yet.
     """
     given = _checked_options(options)
     mask = given.pop("reset_mask", None)
     if mask is not None:
         check_mask(mask, len(members.at))
-    # Before the first reset no slot has an episode that a mask could spare.
+    # Before the first reset there are no running episodes that a mask could exclude.
     if mask is None or not started:
         mask = np.ones(len(members.at), np.bool_)
-    # What stands for the others in a list seeds nothing.
+    # Ignore seeds of slots outside of the mask.
     seeds = [one if chosen else None for one, chosen in zip(_spread_seeds(seed, len(mask)), mask, strict=True)]
     plans: list[tuple[Member, Mapping[str, pb.Tensor], Sequence[int | None] | None]] = []
     for member in members.filling:
         chosen, part = mask[member.slots], seeds[member.slots]
-        # The Reset would make the session drop the answer to that step, which the other lanes are to be given.
+        # The Reset would make the session drop the answer to that step, which the other lanes need.
         if member.episode in STEPPED and not chosen.all():
             raise AlreadyPendingError(
                 f"the answer of {member.remote.url} to a step has not come, or was not taken; reset all its slots too",
@@ -69,10 +69,10 @@ def plan_resets(
             )
         together = {**given, **(owns[0] if owns else {})}
         sent = member.remote.options(together if together or options is not None else None)
-        # Without a mask where all lanes begin: a world may then move to another server, as `before_episode` says.
+        # If all lanes begin, send no mask: then the world may move to another server (`before_episode`).
         lane_mask = None if member.single or chosen.all() else chosen
         settings = reset_settings(part[0] if member.single else part, sent, lane_mask)
-        member.remote.check_reset(settings)  # raises where it is too large to be sent
+        member.remote.check_reset(settings)  # raises if the message is too large
         plans.append((member, settings, None if seed is None else part))
     return plans
 
@@ -92,25 +92,25 @@ def _spread_seeds(seed: Any, num_envs: int) -> list[int | None]:
 
 
 def further_seeds(seeds: Sequence[int | None], start: int, episode: int) -> list[int | None] | None:
-    """Return the seeds of an episode in another world than the one that was seeded; None: the user gave none.
+    """Return the seeds of an episode in a world that replaces the seeded one; None: the user gave no seed.
 
     Args:
-        seeds: What the user's last reset gave to each slot of the world.
+        seeds: The seeds of the world's slots in the user's last reset.
         start: The first of these slots.
-        episode: Its number since that reset.
+        episode: The number of the episode since that reset.
     """
     if all(seed is None for seed in seeds):
-        # The user wants no certain episodes: nothing is added to the Reset.
+        # The user did not ask for reproducible episodes: add nothing to the Reset.
         return None
     return [
-        # From all three numbers: else two slots with one seed, or two episodes of a slot, would be alike.
+        # Use all three numbers: otherwise two slots with equal seeds, or two episodes of a slot, would be the same.
         None if seed is None else int(np.random.SeedSequence([seed, start + lane, episode]).generate_state(1)[0])
         for lane, seed in enumerate(seeds)
     ]
 
 
 def check_mask(mask: Any, num_envs: int) -> None:
-    """Check a reset mask as Gymnasium's vector environments do."""
+    """Check a reset mask like Gymnasium's vector environments."""
     if not isinstance(mask, np.ndarray):
         raise TypeError(f"expected options['reset_mask'] to be a NumPy array, got {type(mask).__name__}")
     if mask.shape != (num_envs,):
@@ -122,7 +122,7 @@ def check_mask(mask: Any, num_envs: int) -> None:
 
 
 def _checked_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return reset options as a new dict; SettingError where they are none."""
+    """Return a copy of reset options; raise SettingError if they are not a dict."""
     if options is not None and not isinstance(options, Mapping):
         raise SettingError(f"expected options to be a dict, such as {{'low': -0.1}}, got {options!r:.80}")
     return dict(options or {})
@@ -133,10 +133,10 @@ def reset_settings(
     options: Mapping[str, Any] | None = None,
     reset_mask: Array | None = None,
 ) -> dict[str, pb.Tensor]:
-    """Return the Reset settings for one environment, or with a list of seeds or a mask for lanes.
+    """Return the Reset settings for one environment; with a list of seeds or a mask, for lanes.
 
     Raises:
-        SeedError: A seed is no integer, or negative.
+        SeedError: A seed is negative or not an integer.
         SettingError: An option cannot be sent.
     """
     settings: dict[str, pb.Tensor] = {}

@@ -1,23 +1,23 @@
-"""The life of a slot, without input or output: a table of its link, one of its episode, and the data that goes with it.
+"""The state of a slot: one table for its link, one for its episode, and the related data. Without I/O.
 
-The link says where its world is. It is *offline* while the world has no connection, *connecting* until the world is
-joined, and then *joined*. A world that stands by as a spare has nothing but a link.
+The link is the connection to the slot's world. It is *offline* without a connection, *connecting* until the world is
+joined, and then *joined*. A spare has only a link.
 
-The episode is *idle* until the next one is asked for, and *resetting* from then on until the first observation, after
-which it has *begun*. Once that observation was handed to the user it is *running*; an action makes it *stepping*, until
-the answer has come: *answered*. The answer that ends an episode, once handed out, leaves it *ended*: its next step
-begins another episode.
+The episode is *idle* until the next one is asked for, then *resetting* until the first observation arrives, then
+*begun*. Once that observation was returned to the user it is *running*. An action makes it *stepping*; when the answer
+arrives it is *answered*. After the last answer of an episode was returned it is *ended*: the next step begins another
+episode.
 
-Of a world of lanes, some may begin their next episodes while the others are in the midst of theirs: *renewing*, and
-*renewed* once the answer is here. What tells these from *resetting* and *begun* is that a loss then cuts episodes.
+In a world of lanes, some lanes may begin their next episodes while others go on: *renewing*, and *renewed* once the
+answer is here. Unlike in *resetting* and *begun*, a loss then cuts running episodes.
 
-An episode whose world was lost, or refused a step, in the midst of it is *cut*: it has an end to tell that the user
-does not know yet. Its world is connected again meanwhile, because a training may compute for minutes between two steps;
-but no episode begins before the end was told.
+An episode is *cut* if its world was lost or refused a step in the middle, and the user does not know of this end yet.
+Its world reconnects meanwhile, because a trainer may compute for minutes between two steps. But no episode begins
+before the user was told of the end.
 
-The two meet in two rules. The end of a connection, and a move, are events of the link that end the episode: `ENDINGS`
-has what each is to the episode. And only in a joined world does something happen to an episode, but for the end of a
-cut one, which is told wherever its world is. So without a joined world an episode is idle or cut, and nothing else.
+Two rules connect the tables. First, the end of a connection and a move are events of the link that also end the
+episode: `ENDINGS` maps them to events of the episode. Second, an episode changes only while its world is joined, except
+that the end of a cut episode may be reported at any time. So without a joined world an episode is idle or cut.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ __all__ = [
     "StandBy",
 ]
 
-# Resets that fail in a row, after which the environment counts as one that always fails.
+# Failed resets in a row after which the environment counts as one that always fails.
 _RESET_ATTEMPTS = 3
 
 
 class LinkState(enum.Enum):
-    """Where a slot's world is."""
+    """The state of a slot's connection to its world."""
 
     OFFLINE = "offline"
     CONNECTING = "connecting"
@@ -74,7 +74,7 @@ class LinkState(enum.Enum):
 
 
 class LinkEvent(enum.Enum):
-    """An event that changes where a slot's world is."""
+    """An event of a slot's link."""
 
     CONNECT = "connection begun"
     JOINED = "world joined"
@@ -85,13 +85,13 @@ class LinkEvent(enum.Enum):
     __hash__ = object.__hash__
 
 
-# The policy connects and moves (CONNECT, MOVE, MOVE_AHEAD). The remote's session says JOINED and LOST. A pair without a
-# row is a mistake of this package, and raises KeyError; so it is in the other table.
+# CONNECT, MOVE and MOVE_AHEAD come from the policy, JOINED and LOST from the remote's session. In both tables a pair
+# without a row is a bug in this package, and raises KeyError.
 #
-# Every state takes LOST, also that without a connection: a call that gives up late worlds does not look which of them
-# the keepalive thread has found to be lost already. The next episode may begin elsewhere, if the server drains or
-# fails: so JOINED has MOVE and MOVE_AHEAD. Only a spare that stands ready takes over the slots of a lost world: so
-# OFFLINE has no MOVE_AHEAD.
+# Every state accepts LOST, even OFFLINE: a call that gives up late worlds does not check whether the keepalive thread
+# has already found them to be lost. JOINED accepts MOVE and MOVE_AHEAD, because the next episode may begin at another
+# server if this one drains or fails. OFFLINE does not accept MOVE_AHEAD, because only a ready spare takes over the
+# slots of a lost world.
 LINKS: Mapping[tuple[LinkState, LinkEvent], LinkState] = {
     (LinkState.OFFLINE, LinkEvent.CONNECT): LinkState.CONNECTING,
     (LinkState.OFFLINE, LinkEvent.LOST): LinkState.OFFLINE,  # it was lost while a call still waited for it
@@ -105,7 +105,7 @@ LINKS: Mapping[tuple[LinkState, LinkEvent], LinkState] = {
 
 
 class EpisodeState(enum.Enum):
-    """How far a slot's episode is."""
+    """The state of a slot's episode."""
 
     IDLE = "idle"
     RESETTING = "resetting"
@@ -122,7 +122,7 @@ class EpisodeState(enum.Enum):
 
 
 class EpisodeEvent(enum.Enum):
-    """An event that changes how far a slot's episode is."""
+    """An event of a slot's episode."""
 
     BEGIN = "episode asked for"
     RENEW = "episodes of some lanes asked for"
@@ -139,23 +139,24 @@ class EpisodeEvent(enum.Enum):
 
 _S, _E = EpisodeState, EpisodeEvent
 
-# The stepper asks (BEGIN, RENEW, STEP) and hands results out (HANDED, END, TOLD). The remote's session answers (ANSWER,
-# FAILED). The policy moves (MOVED).
+# BEGIN, RENEW and STEP come from the stepper's requests; HANDED, END and TOLD from the results that it returns. ANSWER
+# and FAILED come from the remote's session, MOVED from the policy.
 #
-# A user may call reset() at any time: so every state but CUT takes BEGIN. It gives up what runs there, and no episode
-# counts as cut, because the user ended it. The next episode may begin elsewhere: so MOVED stands beside each BEGIN.
+# A user may call reset() at any time, so every state except CUT accepts BEGIN. The running episode does not count as
+# cut, because the user ended it. Every state with BEGIN also accepts MOVED, because the next episode may begin
+# elsewhere.
 #
-# Every state takes FAILED. In the midst of an episode it leads to CUT, which takes no BEGIN and no MOVED: if the next
-# episode began before the end of this one was told, a trainer would join both into one. Where nothing is asked, as in
-# IDLE, no refusal is expected: the session drops those of what was given up. But what one server says must never end
-# the training of the others.
+# Every state accepts FAILED. During an episode it leads to CUT, which accepts no BEGIN and no MOVED: if the next
+# episode began before the user was told of this end, a trainer would join the two episodes. In states without a
+# request, such as IDLE, no refusal is expected, because the session drops answers to abandoned requests. Such a state
+# accepts FAILED anyway: one server must never end the training of the others.
 #
-# END is for single environments. Lanes begin their next episodes by themselves: so RENEWED has no END.
+# END is for single environments only. Lanes begin their next episodes by themselves, so RENEWED has no END.
 EPISODES: Mapping[tuple[EpisodeState, EpisodeEvent], EpisodeState] = {
     (_S.IDLE, _E.BEGIN): _S.RESETTING,
     (_S.IDLE, _E.FAILED): _S.IDLE,
     (_S.IDLE, _E.MOVED): _S.IDLE,
-    # reset() was called again before the first observation came. The session drops the answer to the older Reset.
+    # reset() was called again before the first observation arrived. The session drops the answer to the older Reset.
     (_S.RESETTING, _E.BEGIN): _S.RESETTING,
     (_S.RESETTING, _E.ANSWER): _S.BEGUN,
     (_S.RESETTING, _E.FAILED): _S.IDLE,
@@ -163,16 +164,16 @@ EPISODES: Mapping[tuple[EpisodeState, EpisodeEvent], EpisodeState] = {
     (_S.BEGUN, _E.BEGIN): _S.RESETTING,
     (_S.BEGUN, _E.HANDED): _S.RUNNING,
     (_S.BEGUN, _E.END): _S.ENDED,  # the first observation of an episode may be its last
-    (_S.BEGUN, _E.FAILED): _S.IDLE,  # nobody has seen that the episode had begun
+    (_S.BEGUN, _E.FAILED): _S.IDLE,  # the user has not seen this episode yet
     (_S.BEGUN, _E.MOVED): _S.IDLE,
     (_S.RUNNING, _E.BEGIN): _S.RESETTING,
     (_S.RUNNING, _E.RENEW): _S.RENEWING,  # a reset with a mask, or SAME_STEP, where some lanes ended
     (_S.RUNNING, _E.STEP): _S.STEPPING,
-    (_S.RUNNING, _E.FAILED): _S.CUT,  # in real time an action may be refused by itself
+    (_S.RUNNING, _E.FAILED): _S.CUT,  # in real time an action is sent, and may be refused, without a Step
     (_S.RUNNING, _E.MOVED): _S.IDLE,
     (_S.STEPPING, _E.BEGIN): _S.RESETTING,
     (_S.STEPPING, _E.ANSWER): _S.ANSWERED,
-    (_S.STEPPING, _E.FAILED): _S.CUT,  # if its environment raised, the world stays, and the episode does not
+    (_S.STEPPING, _E.FAILED): _S.CUT,  # if the environment raised, the episode ends, and the world stays
     (_S.STEPPING, _E.MOVED): _S.IDLE,
     (_S.ANSWERED, _E.BEGIN): _S.RESETTING,
     (_S.ANSWERED, _E.HANDED): _S.RUNNING,
@@ -180,7 +181,7 @@ EPISODES: Mapping[tuple[EpisodeState, EpisodeEvent], EpisodeState] = {
     (_S.ANSWERED, _E.FAILED): _S.CUT,
     (_S.ANSWERED, _E.MOVED): _S.IDLE,
     (_S.ENDED, _E.BEGIN): _S.RESETTING,
-    (_S.ENDED, _E.FAILED): _S.IDLE,  # between two episodes nothing is cut
+    (_S.ENDED, _E.FAILED): _S.IDLE,  # there is no episode to cut
     (_S.ENDED, _E.MOVED): _S.IDLE,
     (_S.RENEWING, _E.BEGIN): _S.RESETTING,
     # reset() was called for other lanes before these had begun. The answer to the later Reset is for all lanes.
@@ -202,33 +203,33 @@ ENDINGS: Mapping[LinkEvent, EpisodeEvent] = {
     LinkEvent.MOVE: EpisodeEvent.MOVED,
     LinkEvent.MOVE_AHEAD: EpisodeEvent.MOVED,
 }
-"""What an event of the link is to the episode; the others are nothing to it."""
+"""The event of the episode for each event of the link. Other events of the link do not change the episode."""
 
 SETTLED = frozenset({_S.BEGUN, _S.RUNNING, _S.ANSWERED, _S.ENDED, _S.RENEWED, _S.CUT})
-"""There is nothing to wait for: an observation is here, the news of a cut is, or nothing was asked."""
+"""The states with nothing to wait for: an observation or the news of a cut is here, or there is no request."""
 ASKED = frozenset({_S.RESETTING, _S.RENEWING, _S.STEPPING})
-"""An answer is outstanding, which may be late."""
+"""The states with an outstanding answer, which may be late."""
 STEPPED = frozenset({_S.STEPPING, _S.ANSWERED})
-"""A step's answer is outstanding, or was not taken."""
+"""The states in which the answer to a step is outstanding or was not handed out."""
 
 
 class SlotState(enum.IntEnum):
-    """The state of a slot, as the user is told; `infos["slot_state"]` holds these numbers."""
+    """The state of a slot, as users see it; `infos["slot_state"]` holds these numbers."""
 
     CONNECTING = 0
-    """Its remote is being connected."""
+    """Its remote is connecting."""
     RESETTING = 1
     """Its next episode was asked for and has not begun."""
     RUNNING = 2
     """It is in an episode, or has just ended one."""
     LOST = 3
-    """Its remote is gone; it is connected again after a while."""
+    """Its remote is gone, and will reconnect after a pause."""
 
 
-# Events that drop the answer that is here, and so make a step lost.
+# Events that drop a received answer, so that a step is lost.
 _DROPS = frozenset({EpisodeEvent.BEGIN, EpisodeEvent.RENEW, EpisodeEvent.FAILED, EpisodeEvent.MOVED})
 
-# A cut slot reads as what its world is: the end that is not told yet is in the flags of the next step.
+# A cut slot shows the state of its world. The flags of the next step report its end.
 _STATE_OF: Mapping[EpisodeState, SlotState] = {
     **dict.fromkeys(EpisodeState, SlotState.RUNNING),
     **dict.fromkeys(
@@ -247,7 +248,7 @@ class Reason(enum.Enum):
 
 
 class StandBy(NamedTuple):
-    """What a spare is for: it stands by for the slots of an endpoint, because of a reason."""
+    """The purpose of a spare: it stands by for the slots of an endpoint, for a reason."""
 
     reason: Reason
     place: str = ""
@@ -255,11 +256,11 @@ class StandBy(NamedTuple):
 
 
 BREAKER_LOSSES = 5
-"""Losses of a connection that had been made, within `BREAKER_WINDOW`, after which a remote is left alone."""
+"""The circuit breaker opens after this many losses of established connections within `BREAKER_WINDOW`."""
 BREAKER_WINDOW = 60.0
-"""Seconds."""
+"""The window of the circuit breaker, in seconds."""
 BREAKER_REST = 30.0
-"""Seconds for which it is left alone."""
+"""Seconds without attempts after the circuit breaker has opened."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,38 +270,38 @@ class RemoteReport:
     url: str
     """Its URL."""
     slots: tuple[int, ...]
-    """The slots that it fills; none: it is a spare."""
+    """The slots that it fills; empty for a spare."""
     state: str
-    """`connecting`, `resetting`, `running`, `lost`, `resting` (it went too often), or `spare` (ready to take over)."""
+    """`connecting`, `resetting`, `running`, `lost`, `resting` (lost too often), or `spare` (ready to take over)."""
     away: float | None
-    """Seconds since it went; None: it is there."""
+    """Seconds since it was lost; None: it is connected."""
     reason: str | None
-    """The reason of its last loss, or of the last failed attempt to connect; None: there was none."""
+    """The reason for its last loss or its last failed attempt to connect; None: there was none."""
     losses: int
-    """The number of connections that were made and then lost."""
+    """The number of established connections that were lost."""
     returns: int
     """The number of times that it came back."""
     seconds_away: float
-    """Seconds that it was away altogether, the present absence included."""
+    """The total seconds that it was away, including the current absence."""
     episodes_lost: int
-    """Episodes that were cut off, a lane each."""
+    """Episodes that were cut off; each lane counts."""
     steps_asked: int
-    """Steps that were sent to it, a lane each."""
+    """Steps that were sent to it; each lane counts."""
     steps_received: int
     """Steps whose results were handed out."""
     steps_lost: int
-    """Steps whose results never came: asked = received + lost + those outstanding."""
+    """Steps without a result: asked = received + lost + outstanding."""
     moves: int
-    """The number of moves of its slots to another server, because theirs drained, always failed, or had too many."""
+    """The number of moves of its slots to another server, because their server drained, failed or was crowded."""
     episodes_moved: int
-    """Episodes of lanes that such a move truncated; none of them is in `episodes_lost`."""
+    """Episodes of lanes that such a move truncated; `episodes_lost` does not include them."""
     by_server: Mapping[str, tuple[int, float]]
-    """The losses and the seconds away by the URL of the server that was lost: a slot may be at another one since."""
+    """The losses and the seconds away, by the URL of the lost server: a slot may be at another server now."""
 
 
 @dataclasses.dataclass
 class RemoteRecord:
-    """The counters of the remotes that a member had one after the other, and their circuit breaker."""
+    """The counters of a member's successive remotes, and their circuit breaker."""
 
     moves: int = 0
     losses: int = 0
@@ -312,35 +313,34 @@ class RemoteRecord:
     steps_lost: int = 0
     reason: str | None = None
     away_since: float | None = None
-    """The time when it went, or first could not be reached; monotonic seconds. None: it is there."""
+    """The time when it was lost, or first could not be reached, in monotonic seconds; None: it is connected."""
     rests_until: float = 0.0
-    """The time until which it is left alone; monotonic seconds."""
-    _past: float = 0.0  # seconds of the absences that are over
-    _away_from: str = ""  # the URL of the server that it is away from, or was last
+    """The time until which there are no attempts, in monotonic seconds."""
+    _past: float = 0.0  # the total seconds of past absences
+    _away_from: str = ""  # the URL of the server of the current or last absence
     _losses_of: Counter[str] = dataclasses.field(default_factory=Counter)
     _past_of: defaultdict[str, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
     _recent: deque[float] = dataclasses.field(default_factory=deque)
 
     def lost(self, now: float, pause: float, reason: str, *, url: str, established: bool) -> float:
-        """Count a loss of the remote, or an attempt to connect that failed.
+        """Count a loss of the remote or a failed attempt to connect.
 
         Args:
             now: The time.
             pause: Seconds until the next attempt, unless the breaker opens.
-            reason: Why.
-            url: The URL of the server that it was at, or was to connect to.
-            established: Whether there was a connection.
+            reason: The reason.
+            url: The URL of the server.
+            established: True if there was a connection.
 
         Returns:
-            When to try again.
+            The time of the next attempt.
         """
         self.reason = reason
-        # Attempts that fail while it is away do not begin another absence.
+        # Failed attempts during an absence do not begin another one.
         if self.away_since is None:
             self.away_since, self._away_from = now, url
-        # Only connections that were made count: to a server that is not there, the growing pauses are enough. One that
-        # takes each connection and loses it would be joined again and again, as each episode that begins ends the row
-        # of failures.
+        # Only established connections count: for a missing server the growing pauses are enough. A server that accepts
+        # connections and loses them would be joined again and again, because each begun episode resets the failures.
         if established:
             self.losses += 1
             self._losses_of[url] += 1
@@ -348,13 +348,13 @@ class RemoteRecord:
             while self._recent and now - self._recent[0] > BREAKER_WINDOW:
                 self._recent.popleft()
             if len(self._recent) >= BREAKER_LOSSES:
-                # After the rest it has as many losses again.
+                # Start counting from zero after the rest.
                 self._recent.clear()
                 self.rests_until = now + BREAKER_REST
         return max(now + pause, self.rests_until)
 
     def back(self, now: float) -> None:
-        """End the absence, if there is one: the remote answers."""
+        """End the current absence, if any, because the remote answers."""
         if self.away_since is not None:
             self._past += now - self.away_since
             self._past_of[self._away_from] += now - self.away_since
@@ -362,7 +362,7 @@ class RemoteRecord:
             self.returns += 1
 
     def report(self, now: float, url: str, slots: tuple[int, ...], state: str) -> RemoteReport:
-        """Return what there is to say."""
+        """Return a report."""
         away = None if self.away_since is None else now - self.away_since
         state = "resting" if state == "lost" and now < self.rests_until else state
         counts: dict[str, Any] = {name: getattr(self, name) for name in COUNTS}
@@ -376,63 +376,63 @@ class RemoteRecord:
 
 
 COUNTS = tuple(field.name for field in dataclasses.fields(RemoteRecord) if field.type == "int")
-"""The counters of a remote; `RemoteReport` says what each of them counts."""
+"""The names of the counters; `RemoteReport` documents them."""
 
 
 @dataclasses.dataclass(eq=False)
 class Member:
-    """One remote, the slots that it fills, and their state: `link` and `episode`, which only methods of it assign."""
+    """One remote, the slots that it fills, and their state. Only its own methods assign `link` and `episode`."""
 
     remote: Remote
     endpoint: Endpoint
-    """Where its world is, or is connected next."""
+    """The endpoint of its current or next world."""
     start: int
-    """Its first slot; of a spare it says nothing."""
+    """Its first slot; meaningless for a spare."""
     lanes: int
     """The number of its slots."""
     home: ListedEndpoint | None = None
-    """The endpoint that it is pinned to, of a list; None: it may be at any of its kind, of a directory."""
+    """The endpoint of a list that it is pinned to; None: it may use any endpoint of its kind in the directory."""
     single: bool = True
-    """True if it is a single environment rather than lanes, as far as is known."""
+    """True if it is a single environment and not lanes, as far as known."""
     link: LinkState = LinkState.OFFLINE
-    """Where its world is."""
+    """The state of its link."""
     episode: EpisodeState = EpisodeState.IDLE
-    """How far its episode is."""
+    """The state of its episode."""
     slots: slice = dataclasses.field(init=False)
-    """Its slots in a batch."""
+    """Its slots, as a slice of a batch."""
     stands_by: StandBy | None = None
-    """What this spare is for; None: it fills slots."""
+    """The purpose of a spare; None: it fills slots."""
     record: RemoteRecord = dataclasses.field(default_factory=RemoteRecord)
-    """What its failures, and those of its earlier remotes, have cost."""
+    """The counters of its failures, including those of its earlier remotes."""
     deadline: float = 0.0
-    """The time from which on an outstanding answer is late; monotonic seconds."""
+    """The time from which on an outstanding answer is late, in monotonic seconds."""
     silent_until: float = 0.0
-    """The time until which a server that is silent is waited for if there are others; monotonic seconds."""
+    """The time until which to wait for a silent server if there are other servers, in monotonic seconds."""
     answer: StepAnswered | None = None
-    """A Step's answer that has come and was not handed out yet."""
+    """The received answer to a Step that was not handed out yet."""
     last: StepAnswered | None = None
-    """The last Step's answer that was handed out."""
+    """The answer that was handed out last."""
     seeds: Sequence[int | None] = ()
-    """The seed of each slot, by the last reset with one."""
+    """The seed of each slot, from the last reset with seeds."""
     episodes: int = 0
-    """Episodes that were asked for since."""
+    """The number of episodes since that reset."""
     reseeds: bool = False
-    """True if its world is another one than the one that got the seeds."""
+    """True if another world got the seeds, so that this one needs new ones."""
     settings: Mapping[str, pb.Tensor] | None = None
-    """The settings of the Reset that begins its next episode; None: it needs none."""
+    """The settings of the Reset for its next episode; None: no Reset is needed."""
     error: RemoteError | None = None
-    """The reason why it was lost, or why its episode was cut; None: there is none, or an observation came since."""
+    """Why it was lost or its episode was cut; None: there was no error since the last observation."""
     refusal: RemoteError | None = None
-    """The refusal of its last Reset or Step; None: it was not refused, or it has another world since."""
+    """The refusal of its last Reset or Step; None: it was not refused, or its world has changed since."""
     complaint: str = ""
-    """The last message to the user about a world that does not fit."""
+    """The last warning about a world that does not fit."""
     failures: int = 0
-    """Attempts in a row to connect or to reset that failed."""
+    """Failed attempts in a row to connect or to reset."""
     retry_at: float = 0.0
-    """The time of the next attempt; monotonic seconds."""
+    """The time of the next attempt, in monotonic seconds."""
     lost_at: float | None = None
-    """The time when its user's loop lost it, monotonic seconds; None: it has an observation since, or never had one.
-    Unlike `record.away_since` it says nothing of a spare, or of a server that did not answer after a move."""
+    """The time when the user's loop lost it, in monotonic seconds; None: it has an observation since, or never had one.
+    Unlike `record.away_since`, it is not set for a spare, nor if a server did not answer after a move."""
 
     def __post_init__(self) -> None:
         self.place(self.start, self.lanes)
@@ -442,138 +442,139 @@ class Member:
         self.start, self.lanes, self.slots = start, lanes, slice(start, start + lanes)
 
     def handle_link(self, event: LinkEvent) -> None:
-        """Feed an event to the link's table, and to the episode's what it ends there."""
-        # Both are looked up before one changes: an event that is not possible changes nothing.
+        """Apply an event to the link, and the corresponding event, if any, to the episode."""
+        # Look up both before changing either: an illegal event must change nothing.
         link, ending = LINKS[self.link, event], ENDINGS.get(event)
         if ending is not None:
             self._follow(ending)
         self.link = link
 
     def handle(self, event: EpisodeEvent) -> None:
-        """Feed an event to the episode's table."""
+        """Apply an event to the episode."""
         if self.link is not LinkState.JOINED and event is not EpisodeEvent.TOLD:
             raise KeyError(self.link, event)
         self._follow(event)
 
     def _follow(self, event: EpisodeEvent) -> None:
-        """Change the state of the episode, and count a step whose result nobody will have."""
+        """Change the state of the episode, and count a step whose result is dropped."""
         following = EPISODES[self.episode, event]
         if event in _DROPS:
             if self.episode in STEPPED:
                 self.record.steps_lost += self.lanes
             if self.answer is not None:
-                # In real time it may hold the records of ended episodes, which the server sends once.
+                # In real time the answer may contain records of ended episodes, which the server sends only once.
                 self.remote.salvage(self.answer.message)
                 self.answer = None
         self.episode = following
 
-    # What each step does, as `handle` would, in fewer calls
+    # The events of each step: like `handle`, with fewer calls
 
     def step(self, request: bytes, deadline: float) -> None:
-        """Send a Step that `StepWriter` wrote."""
+        """Send a Step written by `StepWriter`."""
         self.episode = EPISODES[self.episode, EpisodeEvent.STEP]
         self.deadline = deadline
         self.record.steps_asked += self.lanes
         self.remote.send_step(request)
 
     def take(self, answer: StepAnswered) -> None:
-        """Keep an answer until it is handed out."""
+        """Store an answer until it is handed out."""
         self.episode = EPISODES[self.episode, EpisodeEvent.ANSWER]
         self.answer = answer
 
     def handed(self) -> None:
-        """Forget the answer, which was handed out; it says whether the episode has ended."""
+        """Update the state after the answer was handed out."""
         answer = self.answer
-        assert answer is not None, "the table lets nobody hand out what has not come"
-        # BEGUN and RENEWED hold the answers to Resets, which `steps_asked` does not count.
+        assert answer is not None, "the table permits this only after an answer"
+        # In BEGUN and RENEWED the answer is to a Reset, which `steps_asked` does not count.
         if self.episode is EpisodeState.ANSWERED:
             self.record.steps_received += self.lanes
         self.episode = EPISODES[self.episode, EpisodeEvent.END if answer.ended else EpisodeEvent.HANDED]
-        # An observation shows that its world is well again, whatever it was lost by.
+        # An observation shows that the world works again.
         self.last, self.answer, self.error = answer, None, None
 
     def renewed(self, answer: StepAnswered, *, together: bool) -> None:
-        """Keep how lanes began their next episodes in the Step that was handed out last.
+        """Store that lanes began their next episodes in the Step that was handed out last.
 
         Args:
-            answer: The answer to that Step, with how they began.
-            together: Whether these are all of its lanes.
+            answer: The answer to that Step, with the first observations.
+            together: True if these are all lanes of the member.
         """
         self.last, answer.reader.begun = answer, None
         self.episodes += together
 
-    # What its failures cost
+    # Absences and reports
 
     def back(self, now: float) -> float | None:
-        """End its absence, if there is one: its remote answers.
+        """End the current absence, if any, because its remote answers.
 
         Returns:
-            For how many seconds its slots were without an episode; None: the user knows of no absence.
+            The seconds that its slots were without an episode; None: there was no absence that the user knows of.
         """
         self.record.back(now)
         since, self.lost_at = self.lost_at, None
         return None if since is None else now - since
 
     def seconds_away(self, now: float) -> float | None:
-        """Return for how long its remote has not answered; None: it is there."""
+        """Return the seconds since its remote was lost; None: it is connected."""
         since = self.record.away_since
         return None if since is None else now - since
 
     def report(self, now: float) -> RemoteReport:
-        """Say how its remote is."""
+        """Return a report on its remote."""
         stands_by = self.stands_by is not None
         slots = () if stands_by else tuple(range(self.start, self.start + self.lanes))
         state = "spare" if stands_by and self.ready else self.state.name.lower()
         return self.record.report(now, self.remote.url, slots, state)
 
-    # What it is
+    # Derived properties
 
     @property
     def state(self) -> SlotState:
-        """The state of its slots, as the user is told."""
+        """The state of its slots, as users see it."""
         if self.link is LinkState.JOINED:
             return _STATE_OF[self.episode]
         return SlotState.LOST if self.link is LinkState.OFFLINE else SlotState.CONNECTING
 
     @property
     def ready(self) -> bool:
-        """True if it is in a world whose next episode nobody has asked for yet; so a spare stands ready."""
+        """True if its world is joined and no episode was asked for; a ready spare is in this state."""
         return self.link is LinkState.JOINED and self.episode is EpisodeState.IDLE
 
     @property
     def waits(self) -> bool:
-        """True if an answer is outstanding, which may be late."""
+        """True if an answer, which may be late, is outstanding."""
         return self.link is LinkState.CONNECTING or self.episode in ASKED
 
     @property
     def fails_every_reset(self) -> bool:
         """True if its environment raised in each of the last attempts to reset it."""
-        # Settings that are refused are no sign of a broken environment: `permanent_error` raises those at once.
+        # Refused settings do not mean a broken environment: `permanent_error` raises them at once.
         return isinstance(self.refusal, EnvironmentFailedError) and self.failures >= _RESET_ATTEMPTS
 
     @property
     def away(self) -> bool:
-        """True if its remote was lost, which its loop was told, and has no observation since."""
+        """True if its remote was lost while the user's loop ran, and has given no observation since."""
         return self.lost_at is not None and self.episode not in SETTLED
 
     @property
     def kind(self) -> Kind:
-        """The kind of its endpoint: it never goes to one of another."""
+        """The kind of its endpoint. It never moves to an endpoint of another kind."""
         return self.endpoint.kind
 
     @property
     def is_displaced(self) -> bool:
-        """True if it is pinned to another endpoint than the one that it is at."""
+        """True if it is not at the endpoint that it is pinned to."""
         return self.home is not None and not self.is_at(self.home)
 
     def is_displaced_from(self, endpoint: Endpoint) -> bool:
-        """Tell whether it is pinned to an endpoint, and at another one."""
+        """Return True if it is pinned to `endpoint` and not there."""
         return self.home is not None and self.home.key == endpoint.key and self.is_displaced
 
     @property
     def may_leave(self) -> bool:
-        """True if its next episode may begin elsewhere, because every reset fails where it is."""
-        # Who lists a server that fails from the start is told so: of a list, only what has worked before moves.
+        """True if its next episode may begin elsewhere, because every reset fails at its server."""
+        # A pinned slot moves only if its server has worked before: a server of a list that fails from the start is an
+        # error for the user.
         return self.fails_every_reset and (self.home is None or self.last is not None)
 
     @property
@@ -582,21 +583,21 @@ class Member:
         return self.stands_by is not None and self.stands_by.reason is Reason.NAMED
 
     def serves(self, member: Member) -> bool:
-        """Tell whether this spare, once it is joined, could take over the slots of a member."""
+        """Return True if this spare, once joined, can take over the slots of a member."""
         if self.stands_by is None or self.lanes != member.lanes:
             return False
-        # Its spaces are compared when it is joined. What is alike beyond that, the user knows who named it.
+        # Spaces are compared at the join. Beyond that, trust the user who named the spare.
         if self.is_named:
             return True
         return self.kind == member.kind and (member.home is None or self.is_at(member.home))
 
     def suits(self, member: Member) -> bool:
-        """Tell whether this spare stands ready to take over the slots of a member."""
-        # `single` counts, because a world of one lane, unlike an environment, begins its next episodes by itself.
+        """Return True if this spare is ready to take over the slots of a member."""
+        # Compare `single`: a world with one lane begins its next episodes by itself, a single environment does not.
         return self.ready and self.single == member.single and self.serves(member)
 
     def betters(self, member: Member) -> bool:
-        """Tell whether this spare suits a member that could stay where it is, and is better off here."""
+        """Return True if this spare is a better place for a member that could also stay."""
         if member.home is not None:
             better = member.is_displaced and self.is_at(member.home)
         else:
@@ -604,12 +605,12 @@ class Member:
         return better and self.suits(member)
 
     def is_at(self, endpoint: Endpoint) -> bool:
-        """Tell whether its world is at an endpoint."""
+        """Return True if its world is at `endpoint`."""
         return self.endpoint.key == endpoint.key
 
     @property
     def title(self) -> str:
-        """Its slots, as a person calls them."""
+        """Its slots, for messages."""
         if self.stands_by is not None:
             return f"spare {self.remote.url}"
         return f"slot {self.start}" if self.lanes == 1 else f"slots {self.start} to {self.start + self.lanes - 1}"

@@ -1,4 +1,4 @@
-"""The parts behind the slots of a vector environment, copies of them, and questions to all of them."""
+"""The slots of a vector environment: their pool and stepper, copies, and requests to all of them."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ __all__ = ["Slots"]
 
 
 class Slots:
-    """The remotes of a vector environment, what steps them and calls their methods, and whose turn it is.
+    """The remotes of a vector environment, with their stepper, method calls and call order.
 
-    In a copy, and in a forked process, the remotes have no connection: they connect in the first `reset`.
+    In a copy and in a forked process the remotes have no connection; they connect in the first `reset`.
 
     Args:
-        pool: The remotes, which are joined.
-        pacer: That of `Stepper`.
+        pool: The pool of joined remotes.
+        pacer: See `Stepper`.
     """
 
     def __init__(self, pool: VectorPool, pacer: Callable[[], None] | None = None) -> None:
@@ -59,46 +59,47 @@ class Slots:
         self._members = pool.members
         self.stepper = stepper = Stepper(pool, pacer)
         """Steps the slots."""
-        # Its own methods, not others that call them: those would cost each step a call more.
+        # Aliases rather than methods that forward: those would add a call to each step.
         self.begin_reset, self.finish_reset = stepper.begin_reset, stepper.finish_reset
         self.begin_step, self.finish_step = stepper.begin_step, stepper.finish_step
         self.wait_for_all, self.take_results = stepper.wait_for_all, stepper.take_results
         self.send, self.recv = stepper.send, stepper.recv
         self.order = CallOrder(pool, pool.turn)
-        """Says whose turn it is: each call is a block of it."""
+        """Serialises calls: each call is a block of it."""
         forget_in_child(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        # Not the episodes: they are those of the original, or of the parent process.
+        # Without episodes: they belong to the original, or to the parent process.
         return {"pool": self.pool, "pacer": self.stepper.pacer}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
     def after_fork(self) -> None:
-        """Leave the connections to the parent process; the next `reset` makes some for this process."""
+        """Leave the connections to the parent process. The next `reset` makes new ones for this process."""
         self.pool.after_fork()
         self.__setstate__(self.__getstate__())
 
     # The end
 
     def close(self) -> None:
-        """Leave the worlds and disconnect; no other call may come after it."""
+        """Leave the worlds and disconnect. No other call may follow."""
         with self.order:
             self.order.pending = None
             self.pool.close_all(2.0)
 
     def abandon(self) -> None:
-        """Close the connections of an environment that the garbage collector has found, without a wait."""
-        # At the end of the interpreter another thread may hold the lock for ever: then the sockets end by themselves.
+        """Close the connections of a garbage-collected environment, without waiting."""
+        # At the end of the interpreter another thread may hold the lock for ever. The sockets then close with the
+        # process.
         if not self.pool.is_frozen():
             self.pool.close_all(0.0)
 
-    # How they are stepped, for those who step them in a way of their own
+    # Settings for wrappers that control the stepping
 
     @property
     def pacer(self) -> Callable[[], None] | None:
-        """Called in each step between the sending of actions and the request for what came of them; None: nothing."""
+        """Called in each step between sending actions and requesting their results; None: nothing is called."""
         return self.stepper.pacer
 
     @pacer.setter
@@ -110,11 +111,11 @@ class Slots:
         self._members.wait_for_lanes()
 
     def limit_steps(self, seconds: float) -> None:
-        """Cut a world that has not answered a Step after so many seconds, rather than after the timeout."""
+        """Cut a world that has not answered a Step after `seconds`, instead of after the timeout."""
         self.pool.step_timeout = seconds
 
     def begin_in_step(self) -> None:
-        """Begin the next episodes of lanes that the next step ends in the same request, if their server can."""
+        """Begin the next episodes of lanes that end in the next step in the same request, if their server can."""
         self.stepper.begins_in_step = True
 
     # Where the slots are
@@ -130,7 +131,7 @@ class Slots:
         return self.pool.timeout
 
     def world_info(self) -> WorldInfo:
-        """Return what is known of the worlds, whose spaces are equal."""
+        """Return the information about the worlds, which all have equal spaces."""
         return self._members.world_info()
 
     def remotes(self) -> list[Remote]:
@@ -142,20 +143,20 @@ class Slots:
         return [member.remote for member in self._members.at]
 
     def has_spare(self, slot: int) -> bool:
-        """Tell whether a spare stands ready to take over a slot."""
+        """Return True if a spare is ready to take over a slot."""
         return self.pool.has_spare(self._members.at[slot])
 
     def states(self) -> Array:
-        """Return where each slot is: an int64 array `(num_envs,)` of `SlotState`."""
+        """Return the state of each slot: an int64 array `(num_envs,)` of `SlotState`."""
         return slot_states(self._members)
 
     def remote_reports(self) -> tuple[RemoteReport, ...]:
-        """Say how each remote is, spares last."""
+        """Return a report on each remote, spares last."""
         now = time.monotonic()
         return tuple(member.report(now) for member in self.pool.everybody())
 
     def report(self) -> dict[str, float]:
-        """Return what `RemoteVectorEnv.report` does."""
+        """Return the result of `RemoteVectorEnv.report`."""
         return _flat_report(self.remote_reports(), self.states(), self.pool.stalled)
 
     # Attributes, methods and properties of the environments
@@ -169,14 +170,15 @@ class Slots:
         *,
         look: bool = False,
     ) -> None:
-        """Ask for a call of a method in some slots; `call_results` waits for the results.
+        """Request a method call in some slots; `call_results` waits for the results.
 
         Args:
-            slots: Which.
-            name: The method.
+            slots: The slots.
+            name: The name of the method.
             args: Its arguments.
             kwargs: Its keyword arguments.
-            look: Call nothing: ask for an attribute's values, or whether it is a method; `looks` waits for them.
+            look: True: do not call, but ask for the values of an attribute, or whether it is a method; `looks` waits
+                for the results.
         """
 
         def write(member: Member, lanes: list[int]) -> pb.EnvironmentRequest:
@@ -186,7 +188,7 @@ class Slots:
         self._ask(f"look at {name}" if look else f"call of {name}", write, slots)
 
     def call_results(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Wait for the results of `begin_call`; return one a slot, in the order in which the slots were given."""
+        """Wait for the results of `begin_call`; return one for each slot, in the order of its `slots`."""
         found: dict[int, Any] = {}
         with missing_attributes():
             question = self._wait_for_replies(timeout)
@@ -197,8 +199,9 @@ class Slots:
         return tuple(found[slot] for slot in question.slots)
 
     def looks(self) -> dict[int, Any]:
-        """Wait for what `begin_call` has looked at; return the values of an attribute by slot, none where it is a
-        method.
+        """Wait for the results of `begin_call(look=True)`; return attribute values by slot.
+
+        Slots in which the name is a method are left out.
         """
         found: dict[int, Any] = {}
         for member, message in (question := self._wait_for_replies()).answers.items():
@@ -228,12 +231,12 @@ class Slots:
     def send_message(
         self, form: MessageForm, write: MessageWriter, slots: Sequence[int] | None
     ) -> tuple[list[MessageAnswer], RemoteError | None]:
-        """Send a message to the worlds of some slots, or of all, and wait for the answers; inside of `order`.
+        """Send a message to the worlds of some slots, or of all, and wait for the answers. Called inside `order`.
 
-        Slots that were put into another situation have a first observation to hand out.
+        Slots that the message moved to another state have a first observation to hand out.
 
         Returns:
-            The answers, and the first refusal or loss.
+            The answers, and the first error; None: there was no error.
         """
         from bridge.core.client.messages import MessageAnswer, MessageTarget, message_request, read_message
 
@@ -271,7 +274,7 @@ class Slots:
         return answers, question.failure
 
     def splits_worlds(self, slots: Sequence[int]) -> bool:
-        """Tell whether some slots are not all the lanes of their worlds."""
+        """Return True if `slots` contains only some of the lanes of a world."""
         return any(len(lanes) < member.lanes for member, lanes in self._lanes_of(slots).items())
 
     def read_property(self, key: str) -> list[tuple[Member, Any]]:
@@ -288,12 +291,12 @@ class Slots:
         write: Callable[[Member, list[int]], pb.EnvironmentRequest],
         slots: Sequence[int] | None = None,
     ) -> None:
-        """Send a request to each world of some slots, or of all; `_wait_for_replies` waits for what they answer."""
+        """Send a request to each world of some slots, or of all; `_wait_for_replies` waits for the answers."""
         asked = range(len(self._members.at)) if slots is None else slots
         lanes = self._lanes_of(asked)
         # A loss that has arrived is reported before anything is sent.
         self.pool.drain()
-        # All are checked before one is asked: else some environments would be called, and the caller would not know.
+        # Check all worlds before asking one: otherwise some environments would be called although this raises.
         requests: list[tuple[Member, bytes]] = []
         for member, chosen in lanes.items():
             if member.link is not LinkState.JOINED:
@@ -301,27 +304,27 @@ class Slots:
                     member.remote.url, f"no {purpose} while it is {member.state.name.lower()}: {member.error}"
                 )
             requests.append((member, member.remote.write(write(member, chosen))))
-        # Before the first is sent: what is interrupted between two of them is given up by the next call.
+        # Set this before sending: if an interrupt comes between two requests, the next call gives them up.
         self.pool.question = Question(purpose, asked, lanes, dict.fromkeys(lanes))
         for member, request in requests:
             member.remote.ask(request)
 
     def _wait_for_replies(self, timeout: float | None = None) -> Question:
-        """Wait for all answers to the question, as `_wait_for_answers`; raise the first refusal or loss."""
+        """Wait for all answers to the question; raise the first refusal or loss."""
         question = self._wait_for_answers(timeout)
         if question.failure is not None:
             raise question.failure
         return question
 
     def _wait_for_answers(self, timeout: float | None = None) -> Question:
-        """Wait for all answers to the question; after the pool's own timeout those that are late are lost."""
+        """Wait for all answers to the question. Remotes that do not answer within the pool's timeout are lost."""
         pool, question = self.pool, self.pool.question
-        assert question is not None, "`waiting` lets nobody wait for what was not asked"
+        assert question is not None, "`order` permits a wait only after a question"
         seconds = pool.timeout if timeout is None else timeout
-        # After a failure too: what is left over would count as answers to the next question.
+        # Wait even after a failure: remaining answers would be taken for answers to the next question.
         if not pool.gather(lambda: not question.missing, time.monotonic() + seconds):
             late, reason = list(question.missing), f"no answer to {question.purpose} within {seconds:g} s"
-            # With a timeout of the caller's own the call stays pending, and can be waited for again.
+            # With a timeout given by the caller, the call stays pending, and the caller can wait again.
             if timeout is None:
                 for member in late:
                     pool.lose(member, member.remote.give_up(RemoteTimeoutError(member.remote.url, reason)))
@@ -343,12 +346,12 @@ class Slots:
 
 
 def _flat_report(reports: Sequence[RemoteReport], states: Array, stalled: float) -> dict[str, float]:
-    """Return what `RemoteVectorEnv.report` does.
+    """Return the result of `RemoteVectorEnv.report`.
 
     Args:
-        reports: Of each remote.
-        states: Of each slot, as `slot_states`.
-        stalled: Seconds for which calls waited for slots that were lost.
+        reports: The report on each remote.
+        states: The state of each slot, as `slot_states` returns it.
+        stalled: Seconds for which calls waited for lost slots.
     """
     found = {f"slots/{state.name.lower()}": float(np.count_nonzero(states == state)) for state in SlotState}
     found["stalled_seconds"] = stalled
@@ -357,14 +360,14 @@ def _flat_report(reports: Sequence[RemoteReport], states: Array, stalled: float)
         found[key] = float(sum(getattr(report, name) for report in reports))
     for report in reports:
         _add_server(found, report.url, slots=len(report.slots))
-        # The servers that were lost, also those whose slots are elsewhere by now.
+        # Include lost servers whose slots have moved away.
         for url, (losses, seconds) in report.by_server.items():
             _add_server(found, url, losses=losses, seconds_away=seconds)
     return found
 
 
 def _add_server(found: dict[str, float], url: str, **numbers: float) -> None:
-    """Add to what a report has of a server, at which several remotes may be or have been."""
+    """Add numbers of one remote to a server's entries in a report."""
     for name in ("slots", "losses", "seconds_away"):
         key = f"servers/{url}/{name}"
         found[key] = found.get(key, 0.0) + float(numbers.get(name, 0.0))

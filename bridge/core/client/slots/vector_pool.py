@@ -1,7 +1,7 @@
-"""The pool of a vector environment: it waits for answers, and executes what the slots' policy decides.
+"""The pool of a vector environment: it waits for answers, and executes the decisions of the slots' policy.
 
-A pool has members, each a remote and the slots that it fills. The caller's thread drives the sockets inside calls; the
-keepalive thread that all pools of the process share drives them in between, and connects again what was lost.
+A pool has members; each is a remote with the slots that it fills. The caller's thread drives the sockets during calls.
+Between calls the keepalive thread, which all pools of the process share, drives them and reconnects lost members.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ __all__ = ["TRUNCATED", "Question", "VectorPool"]
 
 # If we did not poll for this many seconds, deadlines are extended by the gap: nobody else is to blame.
 _POLL_GAP = 1.0
-# Seconds between two looks at what was lost, between calls.
+# Seconds between two checks of lost members, between calls.
 _AWAY_PERIOD = 0.1
-# Lanes outside of a reset's mask go on with episodes that the user knows of.
+# The states in which lanes outside of a reset's mask are in episodes that the user knows of.
 _IN_EPISODES = frozenset({EpisodeState.RUNNING, EpisodeState.RENEWING, EpisodeState.RENEWED})
 
 _log = SafeLog(__name__)
 TRUNCATED = "truncated: "
-"""How a note of an episode that ended so begins; the reason follows."""
-_MOST_RANGES = 8  # of slots, such as "0 to 3", in a line of the log
+"""The prefix of a note about a truncated episode; the reason follows."""
+_MOST_RANGES = 8  # the most ranges of slots, such as "0 to 3", in a log line
 
 
 @dataclasses.dataclass
 class Question:
-    """Requests for a property or a call that are outstanding."""
+    """Outstanding requests for a property or a method call."""
 
     purpose: str
     slots: Sequence[int]
-    """The slots that are asked, in the order of the results."""
+    """The asked slots, in the order of the results."""
     lanes: Mapping[Member, list[int]]
-    """Their lanes in each world."""
+    """The lanes of these slots in each world."""
     missing: dict[Member, None]
     """The worlds that have not answered."""
     answers: dict[Member, pb.EnvironmentResponse] = dataclasses.field(default_factory=dict)
-    """The answers."""
+    """The received answers."""
     failure: RemoteError | None = None
-    """The first refusal, or loss."""
+    """The first refusal or loss."""
 
     def take(self, member: Member, event: Replied | Lost) -> None:
-        """Keep what a world has answered, or that it was lost."""
+        """Store the answer of a world, or its loss."""
         if member in self.missing:
             del self.missing[member]
             self.failure = self.failure or event.error
@@ -70,44 +70,44 @@ class Question:
 
 
 class VectorPool(Pool):
-    """The remotes of a vector environment, which come, go and answer by themselves.
+    """The remotes of a vector environment, which answer, fail and reconnect independently.
 
     Args:
         timeout: Seconds to wait for any answer.
-        placement: Knows where worlds may be.
-        connect_timeout: Seconds within which a server has to say anything, where others may take its slots.
+        placement: Chooses the endpoints of worlds.
+        connect_timeout: Seconds within which a server must send something, if others may take its slots.
     """
 
     def __init__(self, timeout: float, placement: Placement, connect_timeout: float) -> None:
         super().__init__(timeout)
         self.members = SlotMembers(self.poller)
-        """Who fills which slots, and who stands by."""
+        """The members that fill slots, and the spares."""
         self.policy = policy.SlotPolicy(self.members.filling, self.members.spares, placement, timeout, connect_timeout)
-        """Decides where worlds are, and when what failed is tried again."""
+        """Decides where worlds are, and when failed ones are tried again."""
         self.has_errors = False
         """True if a member may have an error."""
         self.step_timeout: float | None = None
-        """Seconds after which a world that has not answered a Step is cut; None: as any answer."""
+        """Seconds after which a world that has not answered a Step is cut; None: `timeout`."""
         self.stalled = 0.0
-        """Seconds for which calls waited for slots whose remotes were lost."""
+        """Seconds for which calls waited for lost slots."""
         self.handing_out = False
-        """True while results are handed out. Each is handed out once: after an interrupt some of them are lost."""
+        """True while results are handed out. Each is handed out once, so an interrupt meanwhile loses some of them."""
         self.started = False
-        """True if there was a first reset, since which lost members come back and begin episodes by themselves."""
+        """True after the first reset: from then on, members that come back begin episodes by themselves."""
         self.polled_at = time.monotonic()
-        """The time when events were handled last, monotonic seconds."""
+        """The time when events were handled last, in monotonic seconds."""
         self.notes: dict[str, list[int]] = {}
-        """The slots of which something is to be logged, by what it is: one server may take hundreds along."""
+        """Slots by the note to log about them: the loss of one server may concern hundreds of slots."""
         self._log = LimitedLog(__name__, burst=10, rate=1 / 30)
         self.closed = False
         """True if the environment is closed."""
         self.question: Question | None = None
-        """The question whose answers were not taken yet; None: there is none."""
+        """The outstanding question; None: there is none."""
 
     # Copies and forked processes
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy: its remotes connect anew."""
+        """Return the state for a copy, whose remotes connect anew."""
         own = self.timeout, self.placement, self.policy.connect_timeout
         kept = {"step_timeout": self.step_timeout, "closed": self.closed}
         return {"own": own, "kept": kept, "moves": self.poller.watches_health, "members": self.members.kept()}
@@ -120,27 +120,27 @@ class VectorPool(Pool):
         self.members.restore(state["members"])
 
     def after_fork(self) -> None:
-        """Leave the connections to the parent process; the next `check_deadlines` makes some."""
+        """Leave the connections to the parent process. The next `check_deadlines` makes new ones."""
         state = self.__getstate__()
         for remote in self.members.of:
-            # Before they are replaced: an end of one of these connections would end it for the parent process.
+            # Before they are replaced: closing one of these connections would close it for the parent process.
             remote.disown()
         self.__setstate__(state)
 
     def enable_moves(self) -> None:
-        """Look for servers that drain from now on; called before the first one is connected."""
+        """Watch for draining servers from now on. Called before the first connection."""
         self.policy.look_at = 0.0
         self.poller.watches_health = True
 
     # Connecting
 
     def connect(self, member: Member, request: WorldRequest | None = None, endpoint: Endpoint | None = None) -> Member:
-        """Start to connect a member, without waiting for it; return it.
+        """Start to connect a member, without waiting; return the member.
 
         Args:
-            member: Who; a connection that it has, or is making, is given up.
-            request: The world to connect to instead of its own; None: the same again.
-            endpoint: Where that world is; None: at the same endpoint.
+            member: The member. Its current connection or attempt is closed first.
+            request: The new world; None: the same world again.
+            endpoint: The endpoint of the new world; None: the same endpoint.
         """
         if member.link is not LinkState.OFFLINE:
             self._leave(member)
@@ -149,7 +149,7 @@ class VectorPool(Pool):
         if request is not None:
             self.members.replace_remote(member, request)
         member.endpoint = endpoint or member.endpoint
-        # Here and not in `__init__`: a copy, and a forked process, have connections only from now on.
+        # Not in `__init__`, because a copy or a forked process has connections only from now on.
         keepalive.add(self)
         now = time.monotonic()
         member.deadline = now + self.timeout
@@ -157,13 +157,13 @@ class VectorPool(Pool):
         member.handle_link(LinkEvent.CONNECT)
         try:
             member.remote.open()
-        except BaseException:  # KeyboardInterrupt: nothing would come, and it would be waited for until the timeout
+        except BaseException:  # after KeyboardInterrupt no answer comes, and calls would wait until the timeout
             self.lose_interrupted(member, "it connected")
             raise
         return member
 
     def stand_in(self, member: Member) -> Endpoint | None:
-        """Start to connect a member whose server is not there where others have joined; return where, None: nowhere."""
+        """Start to connect a member whose server is missing to one where others have joined; return its endpoint."""
         endpoint = self.policy.stand_in(member, time.monotonic())
         if endpoint is not None:
             self.connect(member, self.placement.request_for(endpoint), endpoint)
@@ -171,24 +171,24 @@ class VectorPool(Pool):
 
     @property
     def placement(self) -> Placement:
-        """Knows where worlds may be."""
+        """Chooses the endpoints of worlds."""
         return self.policy.placement
 
     @property
     def patience(self) -> float:
-        """Seconds within which a server has to say anything, where others may take its slots."""
-        # With a short `timeout`, who is silent until then is passed over as well: others may have room.
+        """Seconds within which a server must send something, if others may take its slots."""
+        # A `timeout` shorter than `connect_timeout` limits this too.
         return min(self.policy.connect_timeout, self.timeout)
 
     # Decisions of the policy
 
     def check_deadlines(self, now: float) -> None:
-        """Try again what is due, and give up what is late."""
+        """Retry members that are due, and give up late answers."""
         if not self.closed:
             self.execute(self.policy.check(now))
 
     def has_spare(self, member: Member) -> bool:
-        """Tell whether a spare stands ready to take over a member's slots."""
+        """Return True if a spare is ready to take over a member's slots."""
         return self.policy.ready_spare(member) is not None
 
     def everybody(self) -> list[Member]:
@@ -202,15 +202,15 @@ class VectorPool(Pool):
 
     @property
     def lanes_leave(self) -> bool:
-        """True if a world of lanes is to change over."""
+        """True if a world of lanes has to move."""
         return self.policy.lanes_leave
 
     def move_lanes(self, member: Member) -> None:
-        """Move a world of lanes that was stepped off a server that drains, if a replacement stands ready."""
+        """Move a stepped world of lanes away from a draining server, if a replacement is ready."""
         self.execute(self.policy.after_step(member, time.monotonic()))
 
     def execute(self, decisions: Iterable[policy.Decision]) -> None:
-        """Execute decisions of the policy, one after the other."""
+        """Execute decisions of the policy in order."""
         for decision in decisions:
             match decision:
                 case policy.Connect(member, request, endpoint):
@@ -219,7 +219,7 @@ class VectorPool(Pool):
                     self.connect(self.members.add(request, endpoint, lanes=lanes, stands_by=stands_by))
                 case policy.DropSpare(spare):
                     self.members.drop(spare)
-                # It is not dropped: the user named it, and it is connected again later.
+                # Keep the spare, because the user named it. It reconnects later.
                 case policy.Disconnect(spare):
                     spare.remote.close(0.0)
                     spare.handle_link(LinkEvent.LOST)
@@ -231,21 +231,21 @@ class VectorPool(Pool):
                     self.give_up(member)
 
     def _take_over(self, member: Member, spare: Member) -> None:
-        """Swap the worlds of a member and a spare; the one that was left goes, unless it stands by from then on."""
+        """Swap the worlds of a member and a spare, then drop the spare unless the user named it."""
         self._leave(member)
         lost = member.link is LinkState.OFFLINE
         member.handle_link(LinkEvent.MOVE if spare.ready else LinkEvent.MOVE_AHEAD)
         self.members.swap_worlds(member, spare)
         member.deadline = spare.deadline
         member.reseeds = True
-        # What the policy gave is left for good. A spare that the user named and the slots swap places: the lost remote
-        # stands by once it is back, as `spares=` says.
+        # A spare of the policy is dropped. A spare that the user named swaps places with the slots: the lost remote
+        # becomes the spare once it is back, as `spares=` documents.
         if not spare.is_named:
             self.members.drop(spare)
             return
         member.home, spare.home = spare.home, member.home
         member.record, spare.record = spare.record, member.record
-        # One that drains still has its connection: `Disconnect` follows, and ends it.
+        # A draining one keeps its connection until the `Disconnect` that follows.
         if lost:
             spare.handle_link(LinkEvent.LOST)
 
@@ -268,7 +268,7 @@ class VectorPool(Pool):
         self.lose(member, member.remote.give_up(member.remote.late(f"to {purpose}", waited)))
 
     def begin(self, member: Member, settings: Mapping[str, pb.Tensor] | None, *, reset: bool = True) -> None:
-        """Ask for a member's next episode, or for those of the lanes of a mask; on another server if its own drains."""
+        """Ask for a member's next episode, or for those of lanes in a mask. The member may move to another server."""
         now, remote = time.monotonic(), member.remote
         if settings is not None and "reset_mask" in settings:
             if member.episode in _IN_EPISODES:
@@ -276,13 +276,13 @@ class VectorPool(Pool):
                 member.handle(EpisodeEvent.RENEW)
                 remote.begin(settings)
                 return
-            # It is new, or the episodes of all its lanes were cut: there is none that goes on, whatever a mask says.
+            # No lane has a running episode, because the world is new or all episodes were cut: ignore the mask.
             if member.ready:
                 settings = {key: value for key, value in settings.items() if key != "reset_mask"}
         member.settings = settings
         if self.policy.moves or member.may_leave:
             self.execute(self.policy.before_episode(member, now))
-            # It has moved. The episode has begun there, or begins once that world is joined.
+            # If the member has moved, the episode begins in the new world, perhaps once it is joined.
             if member.remote is not remote:
                 return
         member.deadline = now + self.timeout
@@ -290,7 +290,7 @@ class VectorPool(Pool):
         if settings is not None and "seed" in settings:
             member.reseeds = False
         elif member.reseeds:
-            # Its world is not the one that got the user's seed: what it draws would be another with each run.
+            # This world did not get the user's seed, so without one of its own its episodes would differ in each run.
             seeds = further_seeds(member.seeds, member.start, member.episodes)
             if seeds is not None and remote.realtime is None:
                 seed = seeds[0] if member.single and seeds[0] is not None else seeds
@@ -299,22 +299,22 @@ class VectorPool(Pool):
         remote.begin(settings, reset=reset)
 
     def renew_in_step(self, member: Member, chosen: Array, lanes: list[int]) -> bool:
-        """Take how the lanes that ended began their next episodes, where the server told it with their ends.
+        """Begin the next episodes of lanes from the answer that ended their last ones, if it contains both.
 
         Args:
-            member: Whose last answer was handed out.
-            chosen: Its lanes whose episodes ended, bools.
-            lanes: Their numbers.
+            member: The member, whose last answer was handed out.
+            chosen: The lanes whose episodes ended, bools.
+            lanes: The numbers of these lanes.
 
         Returns:
-            Whether it did; else they are to be reset.
+            False if the lanes have to be reset by a request.
         """
         if member.last is None:
             return False
         event = member.remote.begun_in_step(member.last.message, lanes)
         if event is None:
             return False
-        # From here on all is as if they had been reset by a request of their own.
+        # From here on, continue as if the lanes had been reset by a request.
         together = len(lanes) == len(chosen)
         if together:
             member.episodes += 1
@@ -329,33 +329,34 @@ class VectorPool(Pool):
     # Answers
 
     def _handle_all(self, items: deque[Delivery]) -> None:
-        """Handle all deliveries that are here."""
+        """Handle all deliveries in the queue."""
         member_of, remote = self.members.of, None
         try:
             while items:
-                remote = items[0][0]  # before it is taken, for an interrupt right after that
+                remote = items[0][0]  # before `popleft`, in case an interrupt follows it
                 _, number, what, arrived = items.popleft()
                 member = member_of.get(remote)
                 event = remote.receive(number, what, arrived)
                 if event is None or member is None:
-                    continue  # it means nothing, or its remote was moved away from
-                if type(event) is StepAnswered and member.episode is EpisodeState.STEPPING:  # as nearly always
+                    continue  # no event, or the remote no longer belongs to a member
+                if type(event) is StepAnswered and member.episode is EpisodeState.STEPPING:  # the usual case
                     member.take(event)
                 else:
                     self.handle(event, member)
-        # KeyboardInterrupt: an answer that was taken and not handled would be waited for until the timeout.
+        # After KeyboardInterrupt an answer may be lost between `popleft` and its handling. Calls would wait for it
+        # until the timeout.
         except BaseException:
             if remote in member_of:
                 self.lose_interrupted(member_of[remote], "its answer was read")
             raise
 
     def lose_interrupted(self, member: Member, what: str) -> None:
-        """Give up a connection of which nobody knows whether a request was sent, or an answer was taken."""
+        """Give up a connection after an interrupt: a request may not be sent, or an answer may be lost."""
         error = ConnectionLostError(member.remote.url, f"a call was interrupted while {what}")
         self.lose(member, member.remote.give_up(error))
 
     def handle(self, event: Event, member: Member) -> None:
-        """Change a member by an event of its remote."""
+        """Update a member after an event of its remote."""
         now = time.monotonic()
         if isinstance(event, StepAnswered):
             member.take(event)
@@ -367,23 +368,23 @@ class VectorPool(Pool):
             self.has_errors = True
             member.error = member.refusal = event.error
             member.handle(EpisodeEvent.FAILED)
-            # At the server the episode goes on after a refused Step (D-2). Here it ends: the user is told that it was
-            # truncated, so what else was asked of it is dropped.
+            # At the server the episode goes on after a refused Step (D-2). For the user it is truncated, so drop the
+            # answers to other requests for it.
             member.remote.abandon_episode()
             self.policy.refused(member, event.error, now)
         elif isinstance(event, Replied):
-            # Between calls too: it may be the answer to `call_async`.
+            # This may happen between calls: the answer to `call_async`.
             if self.question is not None:
                 self.question.take(member, event)
         elif isinstance(event, Lost):
             self.lose(member, event)
 
     def note(self, what: str, start: int, lanes: int = 1) -> None:
-        """Have `tell_notes` log something of slots."""
+        """Add a note about slots, for `tell_notes` to log."""
         self.notes.setdefault(what, []).extend(range(start, start + lanes))
 
     def tell_notes(self) -> None:
-        """Log what was noted, a line for all slots of which the same is to be told."""
+        """Log the notes, with one line for all slots with the same note."""
         notes, self.notes = self.notes, {}
         for what, found in notes.items():
             slots, at = sorted(set(found)), 0
@@ -398,9 +399,9 @@ class VectorPool(Pool):
             self._log.warning("%s %s%s: %s%s", "slot" if len(slots) == 1 else "slots", ", ".join(said), more, of, what)
 
     def _begun(self, member: Member, now: float) -> None:
-        """Clear what failed before the first observation of an episode, and log that a lost slot is back."""
+        """After the first observation of an episode, clear earlier failures and note that a lost slot is back."""
         member.failures, member.settings, member.refusal = 0, None, None
-        # Lanes begin their further episodes by themselves, without a Reset that could hold a seed.
+        # Lanes begin later episodes by themselves, without a Reset that could carry a seed.
         member.reseeds = member.reseeds and member.single
         self.policy.endpoint_event(member, EndpointEvent.OBSERVED, now)
         away = member.back(now)
@@ -408,12 +409,12 @@ class VectorPool(Pool):
             self.note(f"back after {away:.0f} s", member.start, member.lanes)
 
     def _joined(self, member: Member, now: float) -> None:
-        """Mark a world as joined: a spare stands ready, a slot asks for its next episode."""
+        """Mark a world as joined: a spare is ready, a slot asks for its next episode."""
         self.policy.endpoint_event(member, EndpointEvent.JOINED, now)
         member.handle_link(LinkEvent.JOINED)
         member.single, member.refusal = member.remote.single, None
         if member.stands_by is not None:
-            # What the user named says itself how many slots it can fill. Any other one was made for certain slots.
+            # Only now we know how many slots a spare of the user can fill. Other spares were made for certain slots.
             if member.is_named:
                 member.place(member.start, member.remote.slots)
             if self._fits(member, "it is no spare"):
@@ -423,54 +424,54 @@ class VectorPool(Pool):
             return  # the first reset asks for the episodes
         elif self._fits(member, "it came back as another environment"):
             member.reseeds = True
-            # One whose cut was not told yet waits: its next episode begins after the step that tells it.
+            # After a cut, the next episode begins only after the step that reports the cut.
             if member.ready:
                 self.begin(member, member.settings)
 
     def _fits(self, member: Member, complaint: str) -> bool:
-        """Tell whether what was joined has the spaces of the others, and its own slots; where not, it is lost."""
+        """Return True if a joined world has the spaces of the others and its expected slots; otherwise lose it."""
         try:
             self.members.check_spaces(member)
-            # Another program may have got the port of a server that was killed.
+            # Another server may have taken the port of a killed one.
             if self.members.at and member.remote.slots != member.lanes:
                 raise SettingError(f"expected {member.lanes} environments in its world, got {member.remote.slots}")
         except SettingError as error:
             text = f"{complaint}: {error}"
-            # Of a directory the change of the endpoint's state is told.
+            # With a directory the change of the endpoint's state is logged instead.
             if member.home is not None and text != member.complaint:
                 member.complaint = text
                 _log.warning("%s: %s", member.title, text)
-            # No loss: it counts as an attempt that failed, and does not open the circuit breaker.
+            # This counts as a failed attempt, not as a loss, so it does not open the circuit breaker.
             lost = member.remote.give_up(PeerError(member.remote.url, text))
             self.lose(member, Lost(lost.error, established=False))
             return False
         return True
 
     def lose(self, member: Member, event: Lost) -> None:
-        """Mark a member as lost; `check_deadlines` connects it again after a pause."""
+        """Mark a member as lost. `check_deadlines` reconnects it after a pause."""
         self.has_errors = True
         if self.question is not None:
             self.question.take(member, event)
         now = time.monotonic()
         member.refusal = None
-        # Else an episode's end is still to be told, with what that was lost by.
+        # The error of a cut episode is kept until its end was reported.
         if member.episode is not EpisodeState.CUT:
             member.error = event.error
         member.handle_link(LinkEvent.LOST)
-        # A slot that moves is not away: it has left one server by itself, and the next did not answer.
+        # A moving slot that gets no answer at its next server does not count as away.
         if member.stands_by is None and event.established and member.lost_at is None and member.last is not None:
             member.lost_at = now
         self.policy.lost(member, event.error, now, established=event.established)
 
     def abandon_question(self) -> None:
-        """Drop the answers to the question that are still to come: they must not be taken for those to the next one."""
+        """Drop later answers to the current question: they must not be taken for answers to the next one."""
         question, self.question = self.question, None
         for member in () if question is None else question.missing:
             member.remote.abandon_questions()
 
     def _extend_deadlines(self, now: float) -> float:
-        """If we did not poll for a while, extend the deadlines by the gap; return it."""
-        # A process that stood still finds all deadlines over, though the answers may be here already.
+        """If we did not poll for a while, extend the deadlines by the gap; return the gap."""
+        # After a suspension of the process all deadlines have passed, although the answers may be here already.
         missed, self.polled_at = max(0.0, now - self.polled_at - _POLL_GAP), now
         if missed:
             for member in self.everybody():
@@ -478,7 +479,7 @@ class VectorPool(Pool):
         return missed
 
     def drain(self, wait: float = 0.0) -> None:
-        """Handle what has come; where nothing has, wait at most so many seconds for it."""
+        """Handle messages that have arrived; if there are none, wait for up to `wait` seconds."""
         items = self.poller.ready(wait)
         self._extend_deadlines(time.monotonic())
         while items:
@@ -486,16 +487,16 @@ class VectorPool(Pool):
             items = self.poller.ready(0.0)
 
     def _work_between_calls(self) -> None:
-        """Take what has come, and connect what was lost."""
+        """Handle messages that have arrived, and reconnect lost members."""
         self.drain()
-        # Nobody has asked for episodes before the first reset, which connects what was lost until then.
+        # Before the first reset no episode was asked for; that reset reconnects members that were lost until then.
         if self.started:
             self.check_deadlines(time.monotonic())
-        if self.closed:  # meanwhile, by the garbage collector
+        if self.closed:  # by the garbage collector, during this method
             self.close_all(0.0)
 
     def poll_nowait(self) -> float:
-        """Do what is due between calls, as `Pool` does; look again soon while worlds are away."""
+        """Do the work between calls like `Pool`; return a short pause while worlds are away."""
         wait = super().poll_nowait()
         away = any(member.link is not LinkState.JOINED for member in self.everybody())
         return min(_AWAY_PERIOD, wait) if away else wait
@@ -503,14 +504,14 @@ class VectorPool(Pool):
     # Gathering
 
     def gather(self, enough: Callable[[], bool], deadline: float) -> bool:
-        """Handle deliveries until `enough`, or until the deadline; return whether it is enough."""
+        """Handle deliveries until `enough()` or the deadline; return the last result of `enough()`."""
         now = time.monotonic()
         done = enough()
-        # Nobody waits then, but what has come is handled: it may be a loss, or the first observation of another slot.
+        # Even without a wait, handle messages that have arrived: losses, or first observations of other slots.
         if done or now >= deadline:
             self.drain()
             done = enough()
-        # The check goes through all slots: after each answer, a step of n slots would make n checks of n slots.
+        # `check_deadlines` looks at all slots, so limit its rate: after each answer it would take n² time.
         check_at = now + 0.02
         while not done:
             now = time.monotonic()
@@ -521,24 +522,24 @@ class VectorPool(Pool):
                 self.check_deadlines(now)
                 check_at = now + 0.02
             if now >= deadline:
-                # The deadlines of slots are those of whoever gathers, so a hung server has just been given up above:
-                # its slots have an end to tell, and nothing is missing any more.
+                # Slots have the same deadline, so `check_deadlines` has just given up a hung server. Its slots are now
+                # cut, and so settled.
                 return enough()
-            # Wakes for what is due in between: a retry, or an answer that is late.
+            # Wake up regularly for retries and late answers.
             self._handle_all(self.poller.ready(min(deadline - now, 0.1)))
             done = enough()
         return True
 
     def raise_permanent_error(self) -> None:
-        """Raise what no waiting mends."""
+        """Raise an error that waiting cannot fix, if there is one."""
         error = self.policy.permanent_error()
         if error is not None:
             raise error
         self.has_errors = any(member.error is not None for member in self.members.filling)
 
     def close_all(self, timeout: float) -> None:
-        """Leave all worlds and disconnect, within `timeout` seconds in all."""
-        # First, so that the keepalive thread connects nothing again.
+        """Leave all worlds and disconnect, within `timeout` seconds in total."""
+        # Set this first, so that the keepalive thread does not reconnect.
         self.closed = True
         keepalive.remove(self)
         self.close([member.remote for member in self.everybody()], timeout)
