@@ -1,7 +1,7 @@
-"""The composition root: what a call of a user assembles of the core and the features.
+"""The composition root: it assembles the core and the features for a user's call.
 
-`serve` and `serve_parallel` put a server together, of its worlds, observers, recording and page; they import a feature
-where it is used.
+`serve` and `serve_parallel` assemble a server from worlds, observers, a recording and a page. They import a feature
+only if it is used.
 
 May be imported by `cli`, and by `bridge` itself.
 """

@@ -1,4 +1,4 @@
-"""`serve`: publish an environment until Ctrl-C, as the whole work of a program."""
+"""`serve`: publish an environment until Ctrl-C, for programs that do nothing else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _P = ParamSpec("_P")
 
 
 def _with_keywords_of(function: Callable[_P, Server]) -> Callable[[Callable[..., None]], Callable[_P, None]]:
-    """Give a function the signature of another one but for `start`, which a server that is waited for has not."""
+    """Give a function the signature of another one, without `start`."""
 
     def decorate(decorated: Callable[..., None]) -> Callable[_P, None]:
         signature = inspect.signature(function)
@@ -33,21 +33,21 @@ def _with_keywords_of(function: Callable[_P, Server]) -> Callable[[Callable[...,
 
 @_with_keywords_of(serve_gym)
 def serve(env: EnvLike, **keywords: Any) -> None:
-    """Publish an environment until Ctrl-C or SIGTERM, and print where: `serve_gym` for programs that do only this.
+    """Publish an environment until Ctrl-C or SIGTERM, and print its URL: `serve_gym` for programs that do only this.
 
-    Environments are made and called by the thread that calls this, so that in a program's main thread those that draw
-    with a GUI toolkit work, too. SIGTERM lets clients leave first, as `Server.run` does.
+    The calling thread makes and calls the environments. So environments that draw with a GUI toolkit work if this is
+    called in the main thread. SIGTERM lets clients leave first, as in `Server.run`.
 
     Args:
-        env: As for `serve_gym`.
-        keywords: Those of `serve_gym`, without `start`.
+        env: See `serve_gym`.
+        keywords: The keywords of `serve_gym`, without `start`.
 
     Raises:
         SettingError, StartError: As `serve_gym` and `Server.run`.
         TypeError: There is no such keyword.
     """
     server = serve_gym(env, **keywords, start=False)
-    # The process does nothing else: its threads may hand over to each other less often.
+    # The process does nothing else, so its threads may switch less often.
     sys.setswitchinterval(SWITCH_INTERVAL)
 
     def say() -> None:

@@ -1,4 +1,4 @@
-"""What features of this package add to the environments that clients get."""
+"""The methods that features of this package add to remote environments."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ __all__ = ["CLIENT_METHODS"]
 
 _OF_STATES = ("save_state", "restore_state", "release_states")
 CLIENT_METHODS = {name: f"bridge.states.client:{name}" for name in _OF_STATES}
-"""`MODULE:FUNCTION` of each method, by its name."""
+"""`MODULE:FUNCTION` of each method, by the method's name."""

@@ -1,8 +1,8 @@
 """An agent learns CartPole in environments that run in other processes: `gymnasium-bridge demo`.
 
 The servers are started as separate processes, each a world of many lanes; the agent sees them as one vector
-environment. It is a linear policy, trained by the cross-entropy method: of a population of policies the best few
-become the next population's mean and spread. NumPy is all that it needs.
+environment. It is a linear policy, trained by the cross-entropy method: the mean and the spread of the best policies
+in a population define the next population. It only needs NumPy.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ class Demo:
     servers: int = 2
     """Server processes."""
     lanes: int = 32
-    """Environments in each of them; together they are the population."""
+    """Environments in each process; all of them together play the population."""
     generations: int = 12
     """Rounds of training."""
     episodes: int = 2
     """Episodes that each policy plays in each round, and in the evaluation."""
     seed: int = 0
-    """Of the environments and of the training."""
+    """The seed of the environments and of the training."""
     picture: Path = Path("learning_curve.png")
-    """Where the learning curve goes."""
+    """The file for the learning curve."""
 
     def __post_init__(self) -> None:
         for name, least in (("servers", 1), ("lanes", 2), ("generations", 1), ("episodes", 1), ("seed", 0)):
@@ -63,7 +63,7 @@ class Demo:
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """How one round went."""
+    """The results of one round of training."""
 
     number: int
     """Counted from 1."""
@@ -82,15 +82,15 @@ class Outcome:
     history: Sequence[Generation]
     """The rounds of training."""
     returns: Floats
-    """The returns of the evaluation, one an episode."""
+    """The returns of the evaluation, one for each episode."""
     seconds: float
     """From the first step of training to the last one of the evaluation."""
     picture: Path | None
-    """The learning curve; None where matplotlib is not installed."""
+    """The file of the learning curve; None: matplotlib is not installed."""
 
     @property
     def solved(self) -> bool:
-        """True if the trained policy's mean return is that of a solved CartPole."""
+        """True if the trained policy's mean return is at least `SOLVED`."""
         return bool(self.returns.mean() >= SOLVED)
 
 
@@ -99,8 +99,8 @@ class CrossEntropy:
 
     Args:
         size: The number of parameters.
-        seed: Of the samples.
-        elite: The fraction of the samples that it follows.
+        seed: The seed of the samples.
+        elite: The fraction of the samples that counts as the best.
     """
 
     def __init__(self, size: int, seed: int, elite: float = 0.2) -> None:
@@ -115,7 +115,7 @@ class CrossEntropy:
         return self.mean + self._spread * self._random.standard_normal((count, self.mean.size))
 
     def follow(self, tried: Floats, returns: Floats) -> None:
-        """Move to the best of what was tried."""
+        """Move to the best of the samples."""
         best = tried[np.argsort(returns)[-max(1, round(len(tried) * self._elite)) :]]
         self.mean = best.mean(axis=0)
         # Spread that shrinks slowly keeps the search from settling on the luck of the first rounds.
@@ -140,10 +140,10 @@ def play(
 
     Args:
         envs: A vector environment whose finished slots reset in the next step.
-        parameters: A policy a slot, `(num_envs, 5)`.
-        episodes: How many to play in each slot.
-        seed: Of the environments' first episodes.
-        on_step: Told after each step how many environment steps were made, and how many episodes ended.
+        parameters: A policy for each slot, `(num_envs, 5)`.
+        episodes: The number of episodes in each slot.
+        seed: The seed of the environments' first episodes.
+        on_step: Called after each step with the numbers of environment steps and of finished episodes.
 
     Returns:
         The returns, `(num_envs, episodes)`, and the number of environment steps.
@@ -164,11 +164,11 @@ def play(
 
 
 def run_demo(demo: Demo, out: TextIO | None = None) -> Outcome:
-    """Start servers, train, evaluate, draw; say so on `out`.
+    """Start servers, train, evaluate and draw the learning curve; report progress on `out`.
 
     Raises:
         ConnectError: A server could not be started.
-        OSError, ValueError: The picture cannot be written, or its name ends in no format of pictures.
+        OSError, ValueError: The picture cannot be written, or its file name has no picture format.
     """
     screen = Screen(out or sys.stdout)
     from bridge.wrappers import BlockingReset
@@ -190,11 +190,11 @@ def run_demo(demo: Demo, out: TextIO | None = None) -> Outcome:
         search = CrossEntropy(envs.single_observation_space.shape[0] + 1, demo.seed)
         history = _train(envs, search, demo, screen)
         policies = np.tile(search.mean, (envs.num_envs, 1))
-        # Seeds that no generation had: a policy is not measured on episodes that it was chosen by.
+        # Use new seeds, so that the policy is not measured on the episodes that it was chosen by.
         returns, _ = play(envs, policies, demo.episodes, demo.seed + demo.generations * envs.num_envs)
         seconds = time.perf_counter() - start
     outcome = Outcome(history, returns.ravel(), seconds, None)
-    # Before the picture, whose file may not be writable.
+    # Report before drawing: the picture's file may not be writable.
     conclude(outcome, screen)
     picture = draw_curve(history, returns.ravel(), demo.picture)
     tell_picture(picture, screen)
@@ -258,7 +258,7 @@ def tell_picture(picture: Path | None, screen: Screen) -> None:
 
 
 def draw_curve(history: Sequence[Generation], evaluation: Floats, path: Path) -> Path | None:
-    """Write the learning curve as a picture; None where matplotlib is not installed."""
+    """Write the learning curve as a picture; return None if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -272,7 +272,7 @@ def draw_curve(history: Sequence[Generation], evaluation: Floats, path: Path) ->
     axes.set_ylabel("return (steps until the pole falls)")
     axes.legend(loc="lower right")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format=path.suffix[1:] or "png")  # else it would append one to the name
+    figure.savefig(path, format=path.suffix[1:] or "png")  # without a format it would append a suffix
     return path
 
 
@@ -299,7 +299,7 @@ def plot_curve(axes: Axes, history: Sequence[Generation], evaluation: Floats) ->
 
 
 class Screen:
-    """Lines that stay and, in a terminal, one that is overwritten; a plain log gets the lines that stay alone."""
+    """Prints permanent lines and, in a terminal only, one progress line that is overwritten."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

@@ -1,4 +1,4 @@
-"""What features tell of environments, in properties below `world`."""
+"""The properties of environments that features add, below `world`."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ _BY_FEATURE = {
     "states": EnvironmentProperty("states", "how its state would be saved, or none and why, by a look at it", _way),
 }
 ENVIRONMENT_PROPERTIES = tuple(item for name, item in _BY_FEATURE.items() if has_feature(name))
-"""Each imports its feature once it is read."""
+"""Reading a property imports its feature."""

@@ -1,4 +1,4 @@
-"""What a gateway shows beside servers of dm_env_rpc, of the features of this package."""
+"""The URL schemes of features that a gateway supports in addition to servers of dm_env_rpc."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ GATEWAY_SCHEMES = (
     GatewayScheme("perlert", _open_lobby, _OF_LOBBIES if has_feature("perlert") else {}),
     GatewayScheme("ray", _open_fleet),
 )
-"""Each imports its feature for the first URL of it."""
+"""The first URL of a scheme imports its feature."""

@@ -1,4 +1,4 @@
-"""A vector of environments of another protocol: a server in this process has them, and the slots are its clients."""
+"""A vector of environments of another protocol: a server in this process hosts them, and the slots are its clients."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ from bridge.facade.server import Limits
 __all__ = ["HostedVectorEnv"]
 
 _MOST = 4096
-"""Slots, each of which has a world and a connection."""
+"""The most slots: each has a world and a connection."""
 
 
 class HostedVectorEnv(OwningVectorEnv):
-    """Environments of another protocol as slots, as `RemoteVectorEnv` gives them.
+    """Environments of another protocol as slots of a `RemoteVectorEnv`.
 
-    A server in this process speaks that protocol on one side and dm_env_rpc on the other; each slot has an environment
-    of its own.
+    A server in this process translates between that protocol and dm_env_rpc. Each slot has its own environment.
 
     Args:
         make_env: Makes an environment, given its URL.
         urls: A URL for each slot, or one for all.
         of_env: Further keywords of `make_env`.
-        timeout: Seconds that an environment waits for any answer. Slots wait twice as long, so that its error is told.
-        wait_for_server: Seconds to wait for servers that are not up yet, all of them.
-        keywords: Those of `make_vec_remote` that are of slots, such as `num_envs`.
+        timeout: Seconds that an environment waits for any answer. Slots wait twice as long, so that they get its error.
+        wait_for_server: Seconds to wait for all servers that are not up yet.
+        keywords: The keywords of `make_vec_remote` that concern slots, such as `num_envs`.
 
     Raises:
-        SettingError: URLs differ in their tokens alone.
+        SettingError: Two URLs differ only in their tokens.
     """
 
     def __init__(
@@ -51,9 +50,9 @@ class HostedVectorEnv(OwningVectorEnv):
         wait_for_server: float = 0.0,
         **keywords: Any,
     ) -> None:
-        # Before the server starts, which nobody would stop where one is no URL.
+        # Check the URLs before the server starts: after an error nobody would stop it.
         quoted = [quote(shown_url(url), safe="") for url in urls]
-        # Errors of the server in between tell the URLs that it gets: these have no tokens.
+        # The server in between gets URLs without tokens, because its errors contain them.
         whole = {shown_url(url): url for url in urls}
         if len(whole) < len(set(urls)):
             raise SettingError(f"expected URLs that differ in more than their tokens, got {urls!r:.200}; use one token")
@@ -61,8 +60,8 @@ class HostedVectorEnv(OwningVectorEnv):
         def make(url: str) -> gymnasium.Env[Any, Any]:
             return make_env(whole[url], **of_env)
 
-        # Here, and not in the server between, whose answers have a deadline. Each slot keeps its URL, so each has to be
-        # up.
+        # Wait here and not in the server in between, whose answers have a deadline. Each slot keeps its URL, so each
+        # server must be up.
         wait = ServerWait(checked_wait(wait_for_server))
         for url in whole if wait.lasts else ():
             until_up(lambda url=url: make(url).close(), wait)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""`make_remote` and `make_vec_remote`: what a URL's scheme makes of it, and all keywords that users give."""
+"""`make_remote` and `make_vec_remote`: they find the scheme of a URL, and check all keywords."""
 
 from __future__ import annotations
 
@@ -57,34 +57,34 @@ SERVERS = Scheme(
     make_vector_env=RemoteVectorEnv,
     lanes=True,
 )
-"""A world at a server, or many."""
+"""The scheme of servers of dm_env_rpc."""
 _FILE = Scheme(names=("file",), description="a file with a URL a line", make_directory=open_file, lanes=True)
 _DNS = Scheme(names=DNS_SCHEMES, description="every address of a host name", make_directory=open_dns, lanes=True)
 CORE_SCHEMES = {name: scheme for scheme in (SERVERS, _FILE, _DNS) for name in scheme.names}
 """The schemes of the core, by name."""
 GROUP = "gymnasium_bridge.schemes"
-"""The group of entry points of other packages."""
+"""The group of entry points for schemes of other packages."""
 _OF_BOTH = {"perlert": "perlert", "openenv": "openenv", "openenvs": "openenv"}
 _OF_VECTORS = {"listen": "dial"}
 FEATURES: Mapping[str, str] = {**_OF_BOTH, **_OF_VECTORS}
-"""The schemes of features, by name: the folder of `bridge` whose module `scheme` has it as `SCHEME`."""
+"""The schemes of features by name, with the folder of `bridge` whose module `scheme` defines `SCHEME`."""
 
 
 def find_scheme(urls: Sequence[str]) -> tuple[str, Scheme]:
-    """Return the scheme of URLs that a user's call names, and what stands before `://` in the first of them.
+    """Return the name before `://` of the first URL, and the scheme of all URLs.
 
-    A feature, or another package, is imported here.
+    This imports the feature or package of the scheme.
 
     Raises:
         AddressError: There is no such scheme.
-        SettingError: The URLs are of several, the installation lacks the feature, or the package cannot be used.
+        SettingError: The URLs have several schemes, the feature is not installed, or the package cannot be used.
     """
     names = {scheme_of(url): url for url in reversed(urls)}
     for name, url in names.items():
         if name not in CORE_SCHEMES and name not in FEATURES and name not in _of_packages():
-            parse_address(url)  # which says what there is
+            parse_address(url)  # raises a more specific error if it can
             raise AddressError(url, f"there is no scheme {name!r}{other_schemes()}")
-    # Before anything is imported. What stands for one feature has one scheme, such as `openenv` and `openenvs`.
+    # Check this before importing anything. Several names of one feature count as one, such as `openenv` and `openenvs`.
     kinds = {id(CORE_SCHEMES[name]) if name in CORE_SCHEMES else FEATURES.get(name, f"{name}://") for name in names}
     first = scheme_of(urls[0])
     if len(kinds) > 1:
@@ -100,8 +100,8 @@ def find_scheme(urls: Sequence[str]) -> tuple[str, Scheme]:
 
 
 def _of_packages() -> dict[str, str]:
-    """Return the schemes of other packages, by name, with the packages that have them; imports nothing of them."""
-    from bridge.core.plugins import found, package_of  # it imports `importlib.metadata`, which few calls need
+    """Return the schemes of other packages by name, with the names of these packages, without importing them."""
+    from bridge.core.plugins import found, package_of  # imports `importlib.metadata`, which few calls need
 
     return {name: package_of(entries) for name, entries in found(GROUP).items()}
 
@@ -120,7 +120,7 @@ def _of_package(name: str) -> Scheme:
 
 
 def other_schemes() -> str:
-    """Return for an error, in brackets, what there is beside the schemes of servers; imports nothing of it."""
+    """Return a text in brackets for an error that lists the other available schemes, without importing them."""
     both = [name for name, folder in _OF_BOTH.items() if has_feature(folder)]
     vector = [name for name, scheme in CORE_SCHEMES.items() if scheme.make_directory is not None]
     vector += [name for name, folder in _OF_VECTORS.items() if has_feature(folder)]
@@ -133,12 +133,12 @@ def other_schemes() -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return names as a sentence has them."""
+    """Join names with commas and "and"."""
     return " and ".join([", ".join(names[:-1]), *names[-1:]]) if len(names) > 1 else "".join(names)
 
 
 class FeatureKeywords(TypedDict, total=False):
-    """The keywords that only schemes of features have; the `SCHEME` of each says what they mean."""
+    """The keywords of features' schemes; each `SCHEME` documents its own."""
 
     tag: str | None
     key: bytes | str | None
@@ -162,7 +162,7 @@ class EnvKeywords(_WorldKeywords, total=False):
 
 
 class VectorKeywords(_WorldKeywords, total=False):
-    """The keywords of `make_vec_remote` beside `blocking`, for type checkers."""
+    """The keywords of `make_vec_remote` without `blocking`, for type checkers."""
 
     agent: str | Sequence[str] | None
     num_envs: int | None
@@ -172,7 +172,7 @@ class VectorKeywords(_WorldKeywords, total=False):
 
 
 class BlockingKeywords(VectorKeywords, total=False):
-    """Those of `make_vec_remote(…, blocking=True)`: also the keywords of `BlockingReset`."""
+    """The keywords of `make_vec_remote(…, blocking=True)`, which include those of `BlockingReset`."""
 
     blocking_timeout: float | None
     autoreset_mode: AutoresetMode | Literal["NextStep", "SameStep", "Disabled"]
@@ -182,7 +182,7 @@ class BlockingKeywords(VectorKeywords, total=False):
 
 
 _WAITING = ("timeout", "wait_for_server")
-# Those of `BlockingReset`, by the names that they have here.
+# The keywords of `BlockingReset`, by their names here.
 _OF_BLOCKING = BlockingKeywords.__annotations__.keys() - VectorKeywords.__annotations__.keys()
 
 
@@ -194,24 +194,24 @@ def make_remote(
     scheme_options: Mapping[str, Any] | None = None,
     **keywords: Unpack[EnvKeywords],
 ) -> RemoteEnv:
-    """Connect to one remote environment, as the example of `RemoteEnv` shows.
+    """Connect to one remote environment; `RemoteEnv` has an example.
 
-    With a URL of `perlert://` it also takes the keywords of `bridge.perlert.make_perlert_env`, with one of `openenv://`
-    `action_space` and `observation_space`.
+    With a `perlert://` URL it also takes the keywords of `bridge.perlert.make_perlert_env`, with an `openenv://` URL
+    also `action_space` and `observation_space`.
 
     Args:
-        url: `grpc://HOST:PORT`; its path may name the environment, its query further CreateWorld settings. With
+        url: `grpc://HOST:PORT`. The path may name the environment; the query may contain CreateWorld settings. With
             `perlert://HOST:PORT/NAME:NUMBER` the result is a `bridge.perlert.PerlertEnv`, with `openenv://HOST:PORT` a
-            `bridge.openenv.env.OpenEnvEnv`. Other packages may have further schemes (docs/plugins.md).
-        states: True: `save_state` is going to be called, so the server keeps the actions of an environment that it
-            cannot copy, to replay them (docs/states.md).
+            `bridge.openenv.env.OpenEnvEnv`. Other packages may add schemes (docs/plugins.md).
+        states: True if `save_state` will be called: the server then keeps the actions of environments that it cannot
+            copy, to replay them (docs/states.md).
         scheme_options: The keywords of another package's scheme, by name.
         keywords: The fields of `bridge.core.client.options.EnvOptions`.
 
     Raises:
-        AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteEnv`.
-        SettingError: The package of the URL's scheme cannot be used, or the scheme is for `make_vec_remote` alone.
-        TypeError: There is no such keyword, or not with this scheme.
+        AddressError, ConnectError, RefusedError, RemoteTimeoutError: See `RemoteEnv`.
+        SettingError: The package of the URL's scheme cannot be used, or the scheme is only for `make_vec_remote`.
+        TypeError: There is no such keyword, or this scheme does not take it.
     """
     announce(keywords, states)
     name, scheme = find_scheme([url])
@@ -225,7 +225,7 @@ def make_remote(
     own = _check_own("make_remote", name, scheme, keywords, scheme_options)
     given = {**given_options(EnvOptions, keywords), **own}
     _check_taken("make_remote", name, scheme.make_env, given)
-    # The declared type is that of a server's URL; the scheme's documentation declares this one's.
+    # The declared return type is for URLs of servers; other schemes document theirs.
     env: Any = scheme.make_env(_plain(url), **given)
     if not isinstance(env, gymnasium.Env):
         raise SettingError(f"expected make_env of the scheme {name}:// to return a gymnasium.Env, got {env!r:.80}")
@@ -263,43 +263,43 @@ def make_vec_remote(
     scheme_options: Mapping[str, Any] | None = None,
     **keywords: Any,
 ) -> VectorEnv[Any, Any, Array]:
-    """Connect to many remote environments as one vector environment, as the example of `RemoteVectorEnv` shows.
+    """Connect to many remote environments as one vector environment; `RemoteVectorEnv` has an example.
 
-    With `blocking=True` it also takes the keywords of `bridge.wrappers.BlockingReset`, whose `timeout` is named
-    `blocking_timeout` here; with `perlert://` URLs those of `bridge.perlert.PerlertVectorEnv`.
+    With `blocking=True` it also takes the keywords of `bridge.wrappers.BlockingReset`; its `timeout` is called
+    `blocking_timeout` here. With `perlert://` URLs it also takes the keywords of `bridge.perlert.PerlertVectorEnv`.
 
     Args:
-        urls: A server's URL for each world; or one URL, of which `num_envs` slots are made. A world of N lanes fills N
-            slots. Or a directory of servers that come and go, over which the worlds are spread: `file:///PATH`, a file
-            with a URL a line; `grpc+dns://HOST:PORT` and `grpcs+dns://HOST:PORT`, every address of a name;
+        urls: A server's URL for each world; or one URL for all `num_envs` slots. A world of N lanes fills N slots. Or a
+            directory of servers that come and go, over which the worlds are spread: `file:///PATH`, a file with one URL
+            in each line; `grpc+dns://HOST:PORT` and `grpcs+dns://HOST:PORT`, every address of a host name;
             `listen://HOST:PORT`, where servers dial in, with the token and the `TLS(certificate=…, key=…)` of this
-            end; or an object with a method `endpoints`, as `bridge.Directory`. `perlert://` URLs give a
-            `bridge.perlert.PerlertVectorEnv`, of `openenv://` each slot has a `bridge.openenv.env.OpenEnvEnv`. Other
-            packages may have further schemes (docs/plugins.md). The URLs of a list are of one kind.
+            end; or an object with a method `endpoints`, such as a `bridge.Directory`. `perlert://` URLs give a
+            `bridge.perlert.PerlertVectorEnv`; with `openenv://` URLs each slot has a `bridge.openenv.env.OpenEnvEnv`.
+            Other packages may add schemes (docs/plugins.md). All URLs of a list must have the same scheme.
         blocking: True: `reset` and `step` wait until every slot has an observation, and return batched arrays, as
-            trainers and Gymnasium's vector wrappers expect: what is returned is a `bridge.wrappers.BlockingReset`.
-            Since the slots wait for each other, one world of `num_envs` lanes may fill them, as `lanes` says. Then a
-            slow environment delays the others within each step, and a crash of the world ends all episodes; one that
-            raises ends its own.
-        states: As of `make_remote`.
+            trainers and Gymnasium's vector wrappers expect. The result is a `bridge.wrappers.BlockingReset`. Because
+            the slots wait for each other, one world of `num_envs` lanes may fill them; see `lanes`. Then a slow
+            environment delays the others within each step, and a crash of the world ends all episodes; an environment
+            that raises ends only its own episode.
+        states: See `make_remote`.
         scheme_options: The keywords of another package's scheme, by name.
         keywords: The fields of `bridge.core.client.options.VectorOptions`.
 
     Raises:
-        AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: As `RemoteVectorEnv`.
-        SettingError: The package of the URLs' scheme cannot be used, or the scheme is for `make_remote` alone.
-        TypeError: There is no such keyword, or not with this scheme.
+        AddressError, ConnectError, RefusedError, RemoteTimeoutError, SettingError: See `RemoteVectorEnv`.
+        SettingError: The package of the URLs' scheme cannot be used, or the scheme is only for `make_remote`.
+        TypeError: There is no such keyword, or this scheme does not take it.
     """
     announce(keywords, states)
     of_blocking = {name: keywords.pop(name) for name in _OF_BLOCKING & keywords.keys()}
     if of_blocking and not blocking:
         raise TypeError(f"make_vec_remote() takes {', '.join(sorted(of_blocking))} only with blocking=True")
-    # With `continue` a lost slot is not waited for, and with a `step_timeout` neither is a slow one.
+    # With `continue` a step does not wait for lost slots.
     waits_for_all = blocking and of_blocking.get("on_lost") != "continue"
     make = _vector_maker(urls, blocking, waits_for_all, scheme_options, keywords)
     if not blocking:
         return make()  # type: ignore[no-any-return]
-    # Here: training loops without a wrapper do without it.
+    # Imported here, because training loops without a wrapper do not need it.
     from bridge.wrappers.blocking_reset import block
 
     blocked: VectorEnv[Any, Any, Array] = block(make, **of_blocking)
@@ -307,7 +307,7 @@ def make_vec_remote(
 
 
 def announce(keywords: Any, states: bool) -> None:
-    """Add the message of states to those that a client is going to send."""
+    """If `states`, add the message of states to the messages that the client announces."""
     if states:
         given = keywords.get("messages", ())
         keywords["messages"] = (*((given,) if isinstance(given, str) else given), "states")
@@ -320,7 +320,7 @@ def _vector_maker(
     scheme_options: Mapping[str, Any] | None,
     keywords: dict[str, Any],
 ) -> Callable[[], Any]:
-    """Return what makes the vector environment, once everything that the scheme says is checked."""
+    """Return a function that makes the vector environment, after all checks that need only the scheme."""
     title = "make_vec_remote"
     if not isinstance(urls, str) and isinstance(urls, Directory):
         _check_own(title, SERVERS.names[0], SERVERS, keywords, scheme_options)
@@ -354,7 +354,7 @@ def _vector_maker(
 
 
 def _checked_vector(name: str, make: Callable[[], Any]) -> VectorEnv[Any, Any, Any]:
-    """Make the vector environment of a scheme, which may be another package's."""
+    """Make the vector environment of a scheme, and check its type."""
     envs = make()
     if not isinstance(envs, VectorEnv):
         text = f"expected make_vector_env of the scheme {name}:// to return a gymnasium.vector.VectorEnv"
@@ -365,14 +365,14 @@ def _checked_vector(name: str, make: Callable[[], Any]) -> VectorEnv[Any, Any, A
 def _hosted(
     name: str, scheme: Scheme, urls: list[str], keywords: dict[str, Any], own: Mapping[str, Any]
 ) -> Callable[[], RemoteVectorEnv]:
-    """Return what makes slots of a scheme that makes one environment, behind a server in this process."""
-    assert scheme.make_env is not None, "it makes something, as `Scheme` has checked"
-    # It imports what serves, which clients of other servers do without.
+    """Return a function that makes slots of a scheme with single environments only, behind a server in this process."""
+    assert scheme.make_env is not None, "`Scheme` requires at least one maker"
+    # This imports the server, which other clients do not need.
     from bridge.facade.hosted import HostedVectorEnv
 
     of_remote = {field.name for field in dataclasses.fields(EnvOptions)} | FeatureKeywords.__annotations__.keys()
     of_env = {key: value for key, value in keywords.items() if key in of_remote} | dict(own)
-    # Waiting is of both: the environments wait for their server, and the slots for the environments.
+    # The keywords for waiting concern both: environments wait for their server, and slots for their environments.
     of_slots = {key: value for key, value in keywords.items() if key not in of_remote or key in _WAITING}
     of_env.pop("wait_for_server", None)
     if not _takes(scheme.make_env, "timeout"):
@@ -382,7 +382,7 @@ def _hosted(
 
 
 def _watching(open_directory: Callable[[], Directory], **keywords: Any) -> RemoteVectorEnv:
-    """Return slots on the servers of a directory that a scheme opens, and that ends with them."""
+    """Return slots on the servers of a scheme's directory, which is closed with the slots."""
     directory = open_directory()
     if not isinstance(directory, Directory):
         raise SettingError(
@@ -395,7 +395,7 @@ def _watching(open_directory: Callable[[], Directory], **keywords: Any) -> Remot
 
 
 def _plain(url: str) -> str:
-    """Return a URL as schemes get it: without spaces around, with its scheme in lower case; no token prints."""
+    """Return a URL stripped of spaces, with its scheme in lower case, and with a `repr` that hides the token."""
     text = url.strip()
     return secret_url(f"{scheme_of(text)}://{text.partition('://')[2]}")
 
@@ -407,14 +407,14 @@ def _check_own(
     keywords: Mapping[str, Any],
     scheme_options: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return what `scheme_options` gives, or raise TypeError where the scheme has no such keyword.
+    """Return a copy of `scheme_options`; raise TypeError if the scheme does not take a keyword.
 
     Args:
         function: The user's call, for errors.
-        name: What stands before `://`.
-        scheme: Its scheme.
-        keywords: What else was given, those of features among them.
-        scheme_options: As of `make_remote`.
+        name: The name before `://`.
+        scheme: The scheme.
+        keywords: The other given keywords, including those of features.
+        scheme_options: See `make_remote`.
     """
     if scheme_options is not None and not isinstance(scheme_options, Mapping):
         raise TypeError(f"expected scheme_options to be a mapping or None, got {scheme_options!r:.80}")
@@ -434,7 +434,7 @@ def _check_own(
 
 
 def _check_taken(function: str, name: str, make: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Raise TypeError where a scheme's function does not take what the user gave."""
+    """Raise TypeError if a scheme's function does not take a given keyword."""
     for keyword in given:
         if not _takes(make, keyword):
             raise TypeError(f"{function}() takes no {keyword}= with {name}:// URLs")

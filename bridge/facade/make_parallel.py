@@ -18,12 +18,12 @@ __all__ = ["make_parallel_remote"]
 
 @grouped(RemoteOptions, tls=TLS)
 def make_parallel_remote(url: str, *, states: bool = False, **keywords: Unpack[RemoteKeywords]) -> RemoteParallelEnv:
-    """Connect to a remote world of several agents as all of them.
+    """Connect to a remote world of several agents, and play all of them.
 
     Args:
-        url: `grpc://HOST:PORT`, or with `?world=NAME` for a world that exists.
-        states: As of `make_remote`.
-        keywords: Those of `bridge.core.client.options.RemoteOptions`, which the signature lists.
+        url: `grpc://HOST:PORT`, with `?world=NAME` for an existing world.
+        states: See `make_remote`.
+        keywords: The fields of `bridge.core.client.options.RemoteOptions`, which the signature lists.
 
     Raises:
         AddressError, ConnectError, RefusedError, RemoteTimeoutError: As `RemoteParallelEnv`.

@@ -37,16 +37,16 @@ GROUPS: dict[str, type | str] = {
     "web": "bridge.web.site:Web",
     "states": "bridge.states.bounds:States",
 }
-"""The dataclasses that keywords take, by keyword; the command line has an option for each field of theirs.
+"""The dataclasses that keywords take, by keyword. The command line has an option for each of their fields.
 
-One that few servers need, or that is of a feature, is named as `MODULE:CLASS`, and imported where its fields are asked
-for."""
+A class of a feature, or one that few servers need, is given as `MODULE:CLASS`, and imported only if its fields are
+needed."""
 
 
 _OF_SERVER = {"records": False, "match": False}
-"""What the overview of a server has of features that a server does without: the page reads it of each."""
+"""The entries in a server's overview for features that it does not have: the page reads them for each server."""
 _OF_WORLD = dict.fromkeys(("recording", "replay", "match"))
-"""Likewise of a world."""
+"""The same entries for each world."""
 
 
 class ServerKeywords(ServingKeywords, total=False):
@@ -71,37 +71,38 @@ class ServerKeywords(ServingKeywords, total=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerOptions(ServingOptions):
-    """Where and how worlds are served, whatever they are of.
+    """Where and how worlds are served. These keywords are the same for all kinds of worlds.
 
     Args:
-        env_kwargs: Keyword arguments for the environment's constructor; those that a client sends override them.
+        env_kwargs: Keyword arguments for the environment's constructor. Arguments that a client sends override them.
         unix_path: Also listen on a Unix socket at this path, for clients on this machine: a little faster than TCP, and
             open to this user only. Its URL is `unix://` followed by the path.
-        fps: Frames a second of a real-time world, which runs whether or not `step` is called; None: lock-step, where
+        fps: Frames per second of a real-time world, which runs whether or not `step` is called; None: lock-step, where
             each step waits for an action.
-        realtime: With `fps`, how frames and late actions are handled; None: as `RealTime` has it.
-        isolation: `process` runs each world in a process of its own, so that a crash, an endless loop or a memory leak
-            ends that world only; None: all worlds run in the server's process.
-        thread_safe: Run each world in a thread of its own (in real time, each lane), so that a slow environment delays
-            no other. False: one thread creates and calls all environments of the server, and only one environment of
-            the process runs at a time.
-        limits: Bounds of connections, worlds, bytes and times; None: the defaults of `Limits`.
+        realtime: With `fps`, how frames and late actions are handled; None: the defaults of `RealTime`.
+        isolation: `process` runs each world in its own process, so that a crash, an endless loop or a memory leak
+            ends only that world; None: all worlds run in the server's process.
+        thread_safe: Run each world (in real time, each lane) in its own thread, so that a slow environment does not
+            delay others. False: one thread creates and calls all environments of the server, and only one environment
+            of the process runs at a time.
+        limits: Limits for connections, worlds, bytes and times; None: the defaults of `Limits`.
         transport: The gRPC implementation: `http2`, this package's own, or `grpcio`, the library, for untrusted
             networks and unusual proxies; it is three to five times slower and needs two threads for each connection.
         record: A folder in which every episode is recorded, or `Recording(folder, …)`; None: nothing is recorded.
-        web: Also speak WebSocket at the port, for browsers and for clients behind proxies that pass nothing else. The
-            environment is made with `render_mode="rgb_array"`, where it has that and `env_kwargs` name no other.
-        protocols: What else is spoken at the port: names of protocols that other packages have (docs/plugins.md),
+        web: Also serve a web page and WebSocket at the port, for browsers and for clients behind proxies that pass
+            nothing else. The environment is made with `render_mode="rgb_array"` if it supports that and `env_kwargs`
+            gives no other mode.
+        protocols: Further protocols at the port: names of protocols from other packages (docs/plugins.md),
             `websocket` for `ws://` clients without a page, or `bridge.PortProtocol` objects.
-        observers: Objects of subclasses of `bridge.Observer`, which are told of the worlds and of what environments
-            do, or names of observers that other packages have. With `processes` each process has copies of them.
-        messages: The names of messages of installed packages that sessions answer (docs/plugins.md), or objects of
-            `bridge.SessionMessage`. Their code runs in this server, and beside the environments.
-        message_options: The keywords that these messages are made with, a dict for each name.
-        states: Bounds of the states that clients save; None: the defaults of `States`; False: clients save none.
+        observers: Instances of subclasses of `bridge.Observer`, which are told what worlds and environments do, or
+            names of observers from other packages. With `processes` each process has copies of them.
+        messages: Messages that sessions answer: names from installed packages (docs/plugins.md), or
+            `bridge.SessionMessage` objects. Their code runs in this server and in the processes of environments.
+        message_options: The keyword arguments of these messages, a dict for each name.
+        states: Limits for the states that clients save; None: the defaults of `States`; False: clients cannot save.
 
     Raises:
-        SettingError: A group is something else than its class, or out of its range.
+        SettingError: A group has the wrong class, or a value is out of its range.
     """
 
     env_kwargs: Mapping[str, Any] | None = None
@@ -120,7 +121,7 @@ class ServerOptions(ServingOptions):
     message_options: Mapping[str, Mapping[str, Any]] | None = None
     states: States | Literal[False] | None = None
     bounds: Limits = dataclasses.field(init=False)
-    """`limits`, or their defaults."""
+    """`limits`, or the defaults."""
     page: Web | None = dataclasses.field(init=False)
     """The page's options; None: there is no page."""
 
@@ -129,11 +130,11 @@ class ServerOptions(ServingOptions):
         object.__setattr__(self, "page", _page_of(self.web))
 
     def kwargs_for(self, env: object, *, made: bool = False) -> Mapping[str, Any] | None:
-        """Return the keyword arguments of the environment's constructor, with which it draws for a page.
+        """Return the keyword arguments of the environment's constructor; with a page, including its render mode.
 
         Args:
-            env: What is served.
-            made: Whether it is an environment that was made already.
+            env: The served environment, as given by the user.
+            made: True if it is an environment object.
         """
         if self.page is None or made:
             return self.env_kwargs
@@ -142,17 +143,17 @@ class ServerOptions(ServingOptions):
         return drawing_kwargs(env, self.env_kwargs)
 
     def isolated(self, *, always: bool = False) -> Isolation | None:
-        """Return the limits of worlds' processes; None: worlds live in the server's. `always`: as for `Isolation`."""
+        """Return the limits of worlds' processes; None: worlds run in the server's process. See `Isolation.of`."""
         if self.isolation is not None:
-            start_method()  # it raises where a world's process imports a main module without a guard
+            start_method()  # raises if a world's process would import a main module without a guard
         return Isolation.of(self.isolation, self.bounds.call_timeout, self.bounds.max_world_bytes, always=always)
 
     def play_fps(self) -> float | None:
-        """Return the steps a second at which people play; raises SettingError in real time, or for no number."""
+        """Return the steps per second at which people play; raises SettingError in real time or for a wrong value."""
         return _checked_play_fps(None if self.page is None else self.page.play_fps, self.fps)
 
     def action_names(self) -> ActionNames | None:
-        """Return what people are told that actions are called; raises SettingError where these are no names."""
+        """Return the names of actions for people; raises SettingError for malformed names."""
         if self.page is None or self.page.action_names is None:
             return None
         from bridge.core.adapters.named import ActionNames
@@ -167,13 +168,13 @@ class ServerOptions(ServingOptions):
         bounds: Limits | None = None,
         protocols: Sequence[PortProtocol] = (),
     ) -> Server:
-        """Return a server that was not started.
+        """Return a server that is not started.
 
         Args:
-            source: Makes its worlds.
-            security: As `security` returned it.
-            bounds: In the place of `limits`; None: these.
-            protocols: What it speaks at its port beside those that the options name.
+            source: Makes the server's worlds.
+            security: The result of `security`.
+            bounds: The limits to use instead of `limits`; None: use `limits`.
+            protocols: Protocols in addition to those of the options.
         """
         page, bounds = self.page, bounds or self.bounds
         if page is not None and self.transport == "grpcio":
@@ -216,7 +217,7 @@ class ServerOptions(ServingOptions):
         )
 
     def _others(self) -> Sequence[SessionMessage]:
-        """Return the messages of other packages that are named."""
+        """Return the messages of other packages that the options name."""
         if not self.messages and not self.message_options:
             return ()
         from bridge.core.worlds.message_loading import load_messages
@@ -224,7 +225,7 @@ class ServerOptions(ServingOptions):
         return load_messages(self.messages, self.message_options or {})
 
     def _states(self) -> Sequence[SessionMessage]:
-        """Return the message by which clients save states, where this installation has it."""
+        """Return the message for saving states, if this installation has it."""
         if self.states is False or (self.states is None and not has_feature("states")):
             return ()
         with feature("states", "states="):
@@ -236,7 +237,7 @@ class ServerOptions(ServingOptions):
         return (states_message(self.states or States()),)
 
     def _recorded(self, source: WorldSource) -> WorldSource:
-        """Return a source whose worlds are recorded where `record` is given, else the source as it is."""
+        """Return the source, with recorded worlds if `record` is given."""
         if self.record is None:
             return source
         with feature("recording", "record="):
@@ -246,7 +247,7 @@ class ServerOptions(ServingOptions):
 
 
 def _named(protocols: object, observers: object) -> tuple[Sequence[PortProtocol], Sequence[Observer]]:
-    """Return the protocols and the observers that keywords list, by names too; raises SettingError."""
+    """Return the protocols and observers that the keywords list, as objects; raises SettingError."""
     if protocols == () == observers:
         return (), ()
     from bridge.facade.ports import find_observers, find_protocols  # few servers have any
@@ -255,10 +256,10 @@ def _named(protocols: object, observers: object) -> tuple[Sequence[PortProtocol]
 
 
 def _page_of(web: object) -> Web | None:
-    """Return what the keyword `web` stands for; None: there is no page.
+    """Return the page's options from the keyword `web`; None: there is no page.
 
     Raises:
-        SettingError: It is something else, or this installation has no page.
+        SettingError: The value is wrong, or this installation has no page.
     """
     if web is False:
         return None
@@ -270,16 +271,16 @@ def _page_of(web: object) -> Web | None:
 
 
 def _checked_play_fps(play_fps: float | None, fps: float | None) -> float | None:
-    """Return the keyword `play_fps`, or raise SettingError where it is none.
+    """Return the keyword `play_fps`, or raise SettingError if it is wrong.
 
     Args:
         play_fps: The keyword.
-        fps: That of a real-time world, which keeps to its clock, whoever acts; None: lock-step.
+        fps: The frame rate of a real-time world; None: lock-step.
     """
     if play_fps is None:
         return None
     if fps is not None:
-        raise SettingError("play_fps is of lock-step worlds: with fps= a world runs at that rate, whoever acts")
+        raise SettingError("play_fps is for lock-step worlds: with fps= a world always runs at that rate; leave it out")
     fits = isinstance(play_fps, (int, float)) and not isinstance(play_fps, bool)
     if not fits or not 1 <= play_fps < float("inf"):
         raise SettingError(f"expected play_fps to be a number of steps a second, 1 or more, got {play_fps!r}")

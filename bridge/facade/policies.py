@@ -1,4 +1,4 @@
-"""Policies that a server is given for agents that no client plays."""
+"""Policies that play agents of a server's worlds without a client."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ __all__ = ["RANDOM", "GivenPolicies", "as_policy", "policy_name"]
 _TIMEOUT = 2.0
 
 RANDOM = "random"
-"""Stands for a policy that takes any action that is allowed."""
+"""The name of a policy that takes random allowed actions."""
 
 
 class GivenPolicies:
-    """The policies of a keyword, as `bridge.core.worlds.stand_ins.StandIns` of a server's worlds.
+    """The policies given by a keyword; implements `bridge.core.worlds.stand_ins.StandIns`.
 
     Args:
-        what: The keyword that they are given by, for messages.
-        given: A policy, the URL of one or `"random"`, for all agents, or a mapping of these by agent.
+        what: The name of the keyword, for messages.
+        given: A policy, the URL of a policy, or `"random"` for all agents; or a mapping of these by agent.
 
     Raises:
-        SettingError: It is none of these.
+        SettingError: `given` is something else.
     """
 
     def __init__(self, what: str, given: object) -> None:
@@ -41,11 +41,11 @@ class GivenPolicies:
             _check(what, policy)
 
     def check(self, agents: Sequence[str]) -> None:
-        """Raise SettingError where a policy is for an agent that does not exist."""
+        """Raise SettingError if a policy is for an agent that does not exist."""
         by_name(self._what, self._given, agents, "agents")
 
     def find(self, spaces: Mapping[str, spaces.Space[Any]]) -> Mapping[str, StandIn]:
-        """Return who plays in a world, by agent; raises as `as_policy`."""
+        """Return the policies of a world by agent; raises like `as_policy`."""
         given = by_name(self._what, self._given, list(spaces), "agents")
         return {
             name: StandIn(policy_name(policy), as_policy(self._what, policy, spaces[name]))
@@ -54,15 +54,15 @@ class GivenPolicies:
 
 
 def as_policy(what: str, given: object, space: spaces.Space[Any]) -> Policy:
-    """Return the policy that is given, the one that a URL names, or a random one for `"random"`.
+    """Return the given policy, the policy at a URL, or a random policy for `"random"`.
 
     Args:
-        what: The keyword that it is given by, for the message.
-        given: A policy, the URL of one, or `"random"`.
+        what: The name of the keyword, for messages.
+        given: A policy, the URL of a policy, or `"random"`.
         space: The action space.
 
     Raises:
-        SettingError: It is none of these, or the CA's certificate that the URL names cannot be read.
+        SettingError: `given` is something else, or the CA certificate that the URL names cannot be read.
         AddressError: The URL cannot be read.
     """
     _check(what, given)
@@ -70,9 +70,9 @@ def as_policy(what: str, given: object, space: spaces.Space[Any]) -> Policy:
         with feature("policies", "the URL of a policy"):
             from bridge.policies.remote_policy import RemotePolicy
 
-        # Nobody tells a policy where episodes begin, so no rest of a chunk may be kept; and a world that other agents
-        # play in does not wait for a server to come back. Each frame waits for the answer: the timeout is short, but
-        # for what the URL says.
+        # The policy is not told where episodes begin, so it must not keep the rest of an action chunk. A world with
+        # other agents does not wait for a policy server to come back. Each frame waits for the answer, so the timeout
+        # is short unless the URL sets another.
         return RemotePolicy(given, execution_horizon=1, timeout=_TIMEOUT, reconnect=0.0)
     return given if callable(given) else partial(_random_action, space)
 
@@ -90,7 +90,7 @@ def _random_action(space: spaces.Space[Any], observation: object) -> object:
 
 
 def policy_name(given: object) -> str:
-    """Return what to call a policy to a person."""
+    """Return the name of a policy, for people."""
     if isinstance(given, str):
         return RANDOM if given == RANDOM else "policy"
     return name_of_function(given)

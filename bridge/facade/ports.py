@@ -1,4 +1,4 @@
-"""Protocols and observers that users name: those of other packages, and WebSocket without a page."""
+"""Protocols and observers by name: those of other packages, and WebSocket without a page."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["OBSERVERS", "PROTOCOLS", "find_observers", "find_protocols"]
 T = TypeVar("T")
 
 PROTOCOLS = "gymnasium_bridge.protocols"
-"""The group of entry points of protocols: each names a `PortProtocol`."""
+"""The group of entry points for protocols; each is a `PortProtocol`."""
 OBSERVERS = "gymnasium_bridge.observers"
-"""The group of entry points of observers: each names what returns an `Observer`, such as its class."""
+"""The group of entry points for observers; each is a callable that returns an `Observer`, such as its class."""
 
 
 def find_protocols(wanted: object) -> list[PortProtocol]:
-    """Return the protocols that `protocols=` lists, each an object or a name: of a package's, or `websocket`.
+    """Return the protocols of `protocols=`: each is an object, the name of a package's protocol, or `websocket`.
 
     Raises:
-        SettingError: It is no list of these, no package has a name, or what has it cannot be imported.
+        SettingError: `wanted` is malformed, no package has a name, or a package cannot be imported.
     """
     return [_find_protocol(each) for each in _listed("protocols", wanted, "bridge.PortProtocol objects")]
 
@@ -43,17 +43,17 @@ def _find_protocol(wanted: object) -> PortProtocol:
 
 
 def find_observers(wanted: object) -> list[Observer]:
-    """Return the observers that `observers=` lists, each an object, or the name of a package's.
+    """Return the observers of `observers=`: each is an object, or the name of a package's observer.
 
     Raises:
-        SettingError: It is no list of these, no package has a name, or what has it fails.
+        SettingError: `wanted` is malformed, no package has a name, or making an observer fails.
     """
     return [_find_observer(each) for each in _listed("observers", wanted, "bridge.Observer objects")]
 
 
 def _find_observer(wanted: Any) -> Observer:
     if not isinstance(wanted, str):
-        return wanted  # type: ignore[no-any-return] # whatever has the methods of an Observer
+        return wanted  # type: ignore[no-any-return] # any object with the methods of an Observer
     make = load(OBSERVERS, wanted, "observer")
     with loading(f"the observer {wanted}", package_of(found(OBSERVERS)[wanted])):
         return _checked(make(), Observer)
@@ -66,7 +66,7 @@ def _checked(given: object, kind: type[T]) -> T:
 
 
 def _listed(keyword: str, wanted: object, of: str) -> list[Any]:
-    # A text is a sequence too, of letters.
+    # A string is iterable too.
     if isinstance(wanted, (str, bytes)) or not isinstance(wanted, Iterable):
         raise SettingError(f"expected {keyword} to be a list of names and {of}, got {wanted!r:.80}")
     return list(wanted)

@@ -1,4 +1,4 @@
-"""The life of one server process of a group: it serves what its parent says, until the parent ends it."""
+"""The main function of a server process of a group: it serves what its parent sends, until the parent ends it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["run_child"]
 
 
 def run_child() -> None:
-    """Serve what standard input says until it ends: the whole life of a server process."""
+    """Serve what standard input describes, until standard input ends."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what an environment prints must not stand between our lines
-    # Ctrl-C is the parent's, which stops its servers in order. Windows has no sessions that would keep it away.
+    os.dup2(2, 1)  # an environment's output must not mix with our lines
+    # The parent handles Ctrl-C and stops its servers in order. Windows has no sessions that would shield this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     stdin = sys.stdin.buffer
     size = int.from_bytes(stdin.read(8), "big")
     payload = stdin.read(size)
     if len(payload) < size or not size:
-        return  # the parent is gone
+        return  # the parent has ended
 
     def say(**what: Any) -> None:
         with contextlib.suppress(OSError):
@@ -62,7 +62,7 @@ def run_child() -> None:
             else:
                 orders.put(command[0])
         server.stop()
-        _end_process()  # also where an environment does not return from its call
+        _end_process()  # even if a call of an environment does not return
 
     threading.Thread(target=listen, name="bridge-parent", daemon=True).start()
     say(urls=server.urls, env_ids=server.env_ids, metrics_port=server.metrics_port, web_url=server.web_url)
@@ -78,6 +78,6 @@ def run_child() -> None:
 
 
 def _end_process() -> NoReturn:
-    """End this process; the thread that listens may sit in a read that only the parent's end would end."""
+    """End this process without waiting for the listening thread, which may block in a read."""
     sys.stderr.flush()
     os._exit(0)

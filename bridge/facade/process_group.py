@@ -1,7 +1,7 @@
-"""Several full servers, each in a process of its own, that start and stop together.
+"""Several complete servers, each in its own process, which start and stop together.
 
-A child is a fresh interpreter, so nothing of this process's threads or locks is in it, and no main module is imported
-again. What to serve comes through its standard input; it ends when that ends, and so never outlives this process.
+A child is a fresh interpreter: it inherits no threads or locks, and does not import the main module again. It reads
+from its standard input what to serve, and ends when its standard input ends. So it never outlives this process.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ __all__ = ["ServerGroup"]
 
 _log = SafeLog(__name__)
 START_TIMEOUT = 120.0
-"""Seconds that all servers together have to start."""
+"""The timeout for starting all servers, in seconds."""
 _ASK_TIMEOUT = 10.0
-# Seconds that a process has to end once it was told to.
+# Seconds that a process has to end after it was told to stop.
 _END_TIMEOUT = 15.0
 _CHILD = "import sys; sys.path[:] = {path!r}; from bridge.facade.process_child import run_child; run_child()"
 
 
 class ServerGroup(Server):
-    """Servers in processes of their own; `urls` lists them all, `stop` ends them all.
+    """Servers in separate processes. `urls` lists them all, and `stop` ends them all.
 
     Args:
-        env: As for `serve_gym`; a callable travels by value, through a pipe of this machine.
-        processes: How many.
-        arguments: The other keyword arguments of `serve_gym`. Process i gets `port + i` where that is not 0, likewise
-            the other ports, and `unix_path` with `.i` after it.
-        start: Whether they serve at once; False: once `start`, `run` or `wait` is called.
+        env: See `serve_gym`. A callable is pickled by value, and sent through a pipe.
+        processes: The number of processes.
+        arguments: The other keyword arguments of `serve_gym`. Process i gets `port + i` if `port` is not 0, and the
+            same for other ports; `.i` is appended to `unix_path`.
+        start: True: serve at once. False: serve once `start`, `run` or `wait` is called.
 
     Raises:
-        SettingError: One of them cannot start; its message is the server's own.
+        SettingError: A server cannot start; the message is that server's own.
     """
 
     def __init__(self, env: EnvLike, processes: int, arguments: Mapping[str, Any], *, start: bool = True) -> None:
@@ -66,7 +66,7 @@ class ServerGroup(Server):
         self._asked = 0
         self._draining = False
         self._waits_since: float | None = None
-        """When they began to wait for clients, in monotonic seconds; None: they wait for none."""
+        """When they began to wait for clients to leave, in monotonic seconds; None: they do not wait."""
         self._drain_timeout = (arguments.get("limits") or Limits()).drain_timeout
         self._title = getattr(env, "__name__", str(env))
         self._children: list[_ServerProcess] = []
@@ -75,7 +75,7 @@ class ServerGroup(Server):
         try:
             of_each = [_shifted(arguments, index) for index in range(processes)]
             for own in of_each:
-                # All are started before any is waited for: they start side by side.
+                # Start all processes before waiting for the first one.
                 self._children.append(_ServerProcess(_payload(env, own)))
             for child in self._children:
                 said = child.read(deadline)
@@ -98,7 +98,7 @@ class ServerGroup(Server):
             self.start()
 
     def after_fork(self) -> None:
-        """In a forked process: leave the servers to the parent process."""
+        """Detach in a forked process: the servers belong to the parent process."""
         atexit.unregister(self._end_with_program)
         self._stopping = threading.Lock()
         self._asking = threading.Lock()
@@ -114,17 +114,17 @@ class ServerGroup(Server):
 
     @property
     def urls(self) -> list[str]:
-        """The gRPC URL of each server, a world of each being what `make_vec_remote` joins."""
+        """The gRPC URL of each server, for `make_vec_remote`."""
         return [child.urls[0] for child in self._children]
 
     @property
     def all_urls(self) -> list[list[str]]:
-        """All URLs of each server: what its own `urls` says."""
+        """All URLs of each server."""
         return [list(child.urls) for child in self._children]
 
     @property
     def web_url(self) -> str | None:
-        """The page of the first server; None: there is none. The others have pages at their own ports."""
+        """The URL of the first server's page; None: there is no page. Other servers have pages at their own ports."""
         return self._children[0].web_url
 
     @property
@@ -134,34 +134,35 @@ class ServerGroup(Server):
 
     @property
     def metrics_port(self) -> int | None:
-        """The port of the first server's metrics; None: there are none."""
+        """The port of the first server's metrics; None: there are no metrics."""
         return self._children[0].metrics_port
 
     @property
     def metrics_ports(self) -> list[int]:
-        """The port of each server's metrics; empty if there are none."""
+        """The port of each server's metrics; empty if there are no metrics."""
         return [child.metrics_port for child in self._children if child.metrics_port is not None]
 
     def start(self) -> None:
-        """Serve: each process makes and calls its environments in its main thread.
+        """Begin to serve. Each process makes and calls its environments in its main thread.
 
         Raises:
-            SettingError: They are started already, or stopped.
+            SettingError: The servers were started already, or stopped.
         """
         self._begin("start()")
         for child in self._children:
             child.write("serve")
 
     def run(self, grace: float | None = None, *, started: Callable[[], None] | None = None) -> None:
-        """Serve, and block until Ctrl-C, SIGTERM, `drain` or `stop` from another thread: `start` and `wait`.
+        """Serve and block until Ctrl-C, SIGTERM, or `drain` or `stop` from another thread: `start` and `wait`.
 
         Args:
-            grace: Seconds that open connections get to end by themselves after SIGTERM.
-            started: Called once the first process has made the environment of its first world. That of the other
-                processes, and without `started` of all, is made when a client asks for it.
+            grace: Seconds that clients have to disconnect after SIGTERM.
+            started: Called once the first process has made its first environment. The other processes, and without
+                `started` all processes, make environments when a client asks for them.
 
         Raises:
-            SettingError: They are started already, or stopped; with `started`, the environment cannot be served.
+            SettingError: The servers were started already, or stopped; with `started`, the environment cannot be
+                served.
             StartError: With `started`, the environment failed while it was made.
         """
         if started is None:
@@ -171,13 +172,13 @@ class ServerGroup(Server):
         self.wait(grace)
 
     def _make_first(self) -> bool:
-        """Have the first process make its first environment, and then all of them serve; False: they were stopped.
+        """Make the first process's first environment, then let all processes serve; return False if stopped meanwhile.
 
-        There is no deadline, as in one process: it takes the time that the environment takes.
+        There is no deadline: making the environment may take any time.
         """
         self._begin("run()")
         first, *others = self._children
-        # Who reads meanwhile for `status` would drop this answer, which is to another question.
+        # Hold the lock: a concurrent `status` would read and drop this answer.
         with self._asking:
             first.write("prepare")
             said = first.read(None)
@@ -195,15 +196,15 @@ class ServerGroup(Server):
         return True
 
     def wait(self, grace: float | None = None) -> None:
-        """Block until Ctrl-C or SIGTERM, or `drain` or `stop` from another thread, have ended all servers.
+        """Block until Ctrl-C, SIGTERM, or `drain` or `stop` from another thread has ended all servers.
 
-        SIGTERM and SIGHUP drain them; Ctrl-C, and any second signal, stops them.
+        SIGTERM and SIGHUP drain the servers. Ctrl-C and any second signal stop them.
 
         Args:
-            grace: Seconds that clients have to leave after SIGTERM; None: `drain_timeout`.
+            grace: Seconds that clients have to disconnect after SIGTERM; None: `drain_timeout`.
 
         Raises:
-            StartError: All of them have failed.
+            StartError: All processes have failed.
         """
         self._waited = True
         if not self._running and not self._stopped.is_set():
@@ -211,12 +212,12 @@ class ServerGroup(Server):
         signals: list[int] = []
 
         def on_signal(number: int, frame: FrameType | None) -> None:
-            signals.append(number)  # an Event's lock may be held by the very thread that this interrupts
+            signals.append(number)  # not an Event: the interrupted thread may hold its lock
 
         handled = handled_signals() if threading.current_thread() is threading.main_thread() else ()
         before = {number: signal.signal(number, on_signal) for number in handled}
         try:
-            # A wait without a timeout would keep Python from running signal handlers on some platforms.
+            # On some platforms Python runs no signal handlers during a wait without a timeout.
             while not self._stopped.wait(0.2) and self._look():
                 if signal.SIGINT in signals or len(signals) > 1:
                     break
@@ -233,7 +234,7 @@ class ServerGroup(Server):
             raise StartError("all server processes ended by themselves; what they said is above")
 
     def _look(self) -> bool:
-        """True if a process runs; tell of those that have failed, as one that the system has killed for its memory."""
+        """Return True if a process runs; log processes that have failed, such as those killed for their memory use."""
         for child in self._children:
             code = child.process.poll()
             if code and not child.failed and not self._ending:
@@ -245,15 +246,15 @@ class ServerGroup(Server):
 
     @property
     def draining(self) -> bool:
-        """True if they take no further worlds, and end once their clients have left."""
+        """True if the servers take no further worlds, and end once their clients have left."""
         return self._draining
 
     def dial(self, url: str, **keywords: Any) -> None:
-        """Refuse: the processes dial by themselves, from their start on."""
+        """Raise SettingError: the processes dial by themselves, from their start on."""
         raise SettingError(f"with processes= each server dials by itself: give dial={url!r} to serve_gym")
 
     def drain(self, timeout: float | None = None) -> None:
-        """Have all servers drain, as `Server.drain`."""
+        """Drain all servers; see `Server.drain`."""
         seconds = self._drain_timeout if timeout is None else timeout
         check_drain_timeout(seconds, "timeout")
         clients = 0 if self._draining else self.connections
@@ -266,7 +267,7 @@ class ServerGroup(Server):
 
     @property
     def pids(self) -> list[int]:
-        """The number of each process."""
+        """The process ids."""
         return [child.process.pid for child in self._children]
 
     @property
@@ -285,14 +286,14 @@ class ServerGroup(Server):
         return list(self._children[0].env_ids)
 
     def status(self) -> dict[str, Any]:
-        """Return what all servers do and have done together; the longest `uptime`, and `draining` where one drains."""
+        """Return the sum of all servers' status, with the longest `uptime`; `draining` is True if any server drains."""
         found = [said["status"] for said in self._ask()]
         together: dict[str, Callable[..., Any]] = {"uptime": max, "draining": any}
         names = found[0] if found else ()
         return {name: together.get(name, sum)([status[name] for status in found]) for name in names}
 
     def _ask(self) -> list[dict[str, Any]]:
-        """Ask every server that is alive how it is; nothing once they are stopped, or belong to a parent process."""
+        """Ask every running server for its status. Empty once they are stopped, or belong to a parent process."""
         with self._asking:
             if self._stopped.is_set():
                 return []
@@ -305,7 +306,7 @@ class ServerGroup(Server):
         """Stop all servers, at the same time, and wait for their processes. May be called twice.
 
         Args:
-            grace: Seconds that clients have to leave.
+            grace: Seconds that clients have to disconnect.
         """
         check_drain_timeout(grace, "grace")
         with self._stopping:
@@ -313,13 +314,13 @@ class ServerGroup(Server):
                 return
             self._ending = True
             self._end_children(grace)
-            # As in `Server.stop`: where Ctrl-C ended the wait, the next call goes on with it.
+            # Set this last: if Ctrl-C interrupts the wait, the next call continues it, as in `Server.stop`.
             self._stopped.set()
             atexit.unregister(self._end_with_program)
 
     def _end_with_program(self) -> None:
-        """Stop where the program ends without `stop`; tell a script that was to wait for clients, and does not."""
-        told = self._waited or hasattr(sys, "last_value")  # an exception has ended the program, and says more
+        """Stop at the end of a program without `stop`; warn a script that ends before any client has played."""
+        told = self._waited or hasattr(sys, "last_value")  # after an exception no warning is needed
         if self._running and not told:
             found = self._ask()
             if found and not any(said["connections"] or said["status"]["steps"] for said in found):
@@ -328,7 +329,7 @@ class ServerGroup(Server):
 
     def _end_children(self, grace: float) -> None:
         for child in self._children:
-            # All are told before any is waited for.
+            # Tell all processes before waiting for the first one.
             child.write(f"drain {grace}")
         deadline = time.monotonic() + grace
         for child in self._children:
@@ -353,7 +354,7 @@ class _ServerProcess:
         self.env_ids: list[str] = []
         self.metrics_port: int | None = None
         self.failed = False
-        """True once it was seen that it ended by itself, and not well."""
+        """True once it was seen that the process failed by itself."""
         self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.process = subprocess.Popen(
             [sys.executable, "-c", _CHILD.format(path=sys.path)],
@@ -364,9 +365,9 @@ class _ServerProcess:
         )
         self._reader = threading.Thread(target=self._read, name="bridge-processes", daemon=True)
         self._reader.start()
-        with contextlib.suppress(OSError):  # it died at once, which `read` tells
+        with contextlib.suppress(OSError):  # if it died at once, `read` returns None
             if self.process.stdin is not None:
-                # With its length: orders follow in the same pipe.
+                # Send the length too, because orders follow in the same pipe.
                 self.process.stdin.write(len(payload).to_bytes(8, "big") + payload)
                 self.process.stdin.flush()
 
@@ -377,10 +378,10 @@ class _ServerProcess:
         self._lines.put(None)
 
     def after_fork(self) -> None:
-        """In a forked process: give up the pipes without closing the parent's."""
-        leak(self.process)  # the lock of its stdout is held by a thread that only the parent has
-        # The server ends when its standard input ends, so this copy must not hold it open after the parent's death.
-        # What is still in the file's buffer is the parent's to send: /dev/null takes it here.
+        """Detach in a forked process: replace the pipes without closing the parent's."""
+        leak(self.process)  # a thread that exists only in the parent holds the lock of its stdout
+        # The server ends when its standard input ends, so this copy must not keep the pipe open after the parent's
+        # death. Data in the file's buffer belongs to the parent: here it goes to /dev/null.
         null = os.open(os.devnull, os.O_RDWR)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None and not pipe.closed:
@@ -388,14 +389,14 @@ class _ServerProcess:
         os.close(null)
 
     def read(self, deadline: float | None, count: int = 0) -> dict[str, Any] | None:
-        """Return what it says next; None: it ended, or has said nothing by the deadline, where there is one.
+        """Return the next line of the process; None: it has ended, or there was no line by the deadline.
 
         Args:
-            deadline: In monotonic seconds.
-            count: The number of the `count` whose answer this is to be. Another's may come after that one's deadline.
+            deadline: The deadline in monotonic seconds; None: no deadline.
+            count: The number of the `count` order whose answer is expected. Late answers to earlier orders are skipped.
         """
         while True:
-            # A wait without a timeout would keep Python from running signal handlers on some platforms.
+            # On some platforms Python runs no signal handlers during a wait without a timeout.
             wait = 0.2 if deadline is None else max(0.0, deadline - time.monotonic())
             try:
                 line = self._lines.get(timeout=wait)
@@ -404,7 +405,7 @@ class _ServerProcess:
                     return None
                 continue
             if line is None:
-                # Put back: whoever reads next is told of the end, too.
+                # Put it back, so that the next reader sees the end too.
                 self._lines.put(None)
                 return None
             said: dict[str, Any] = json.loads(line)
@@ -412,7 +413,7 @@ class _ServerProcess:
                 return said
 
     def write(self, command: str) -> bool:
-        """Tell it something; False: it is gone."""
+        """Send an order; return False if the process has ended."""
         try:
             if self.process.stdin is not None:
                 self.process.stdin.write(f"{command}\n".encode())
@@ -422,7 +423,7 @@ class _ServerProcess:
         return True
 
     def wait(self, deadline: float) -> bool:
-        """Wait for its end; False: it has not ended by the deadline, in monotonic seconds."""
+        """Wait for the end of the process; return False if it still runs at the deadline, in monotonic seconds."""
         try:
             self.process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -430,13 +431,13 @@ class _ServerProcess:
         return True
 
     def tell_to_stop(self) -> None:
-        """End its standard input, which is the order to stop."""
+        """Close its standard input, which is the order to stop."""
         if self.process.stdin is not None:
             with contextlib.suppress(OSError):
                 self.process.stdin.close()
 
     def end(self, deadline: float) -> None:
-        """Wait for its end until a deadline, and end it by force where it has not stopped."""
+        """Wait for the end of the process until a deadline, then kill it."""
         if not self.wait(deadline):
             _log.warning(
                 "the server process %d did not stop within %g s, and is killed", self.process.pid, _END_TIMEOUT
@@ -449,7 +450,7 @@ class _ServerProcess:
 
 
 def _shifted(arguments: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """The arguments of process `index`."""
+    """Return the arguments of process `index`."""
     mine = dict(arguments)
     for name, value in arguments.items():
         if (name == "port" or name.endswith("_port")) and isinstance(value, int) and value:
@@ -463,7 +464,7 @@ def _shifted(arguments: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _payload(env: EnvLike, arguments: Mapping[str, Any]) -> bytes:
-    """Pickle what a child needs: the environment, and the specs that this process may have registered itself."""
+    """Pickle the environment, its arguments and the specs that this process has registered, for a child."""
     try:
         payload: bytes = cloudpickle.dumps((env, dict(arguments), registered_specs(env)))
     except Exception as error:

@@ -48,7 +48,7 @@ def serve_gym(
 ) -> Server:
     """Publish a Gymnasium environment as a world of dm_env_rpc.
 
-    Each client may create worlds of its own. Clients that create none join the default world, whose name is empty.
+    Each client may create its own worlds. Clients that do not create one join the default world, whose name is empty.
 
     Examples:
         >>> from bridge import serve_gym
@@ -60,39 +60,40 @@ def serve_gym(
         env: A Gymnasium id, an EnvSpec, a callable that returns an Env or VectorEnv, or a list of ids and patterns
             such as `"ALE/*"`, from which each client chooses one.
         num_envs: The number of lanes (environments) in each world; one message steps them all. 1: a single environment.
-        vectorization_mode: How Gymnasium steps the lanes: `sync`, `async` (a process each) or `vector_entry_point`.
-        time_action: Which part of an action says how many steps, or seconds, one Step advances the environment.
-        array: Which arrays the environment takes and gives: `numpy`, `torch` or `jax`. Results come to the host once a
-            step.
-        device: Where `torch` or `jax` puts actions, such as `cuda:0`; None: the library's default device.
+        vectorization_mode: How Gymnasium steps the lanes: `sync`, `async` (one process for each lane) or
+            `vector_entry_point`.
+        time_action: The part of an action that says how many steps, or seconds, one Step advances the environment.
+        array: The arrays that the environment takes and returns: `numpy`, `torch` or `jax`. Results are copied to the
+            host once in each step.
+        device: The device on which `torch` or `jax` puts actions, such as `cuda:0`; None: the library's default device.
         default_action: In real time, the action used until the agent sends one, such as 1, (0, 0.5) or [0.0]; None:
             zeros, or the first choice.
-        processes: How many server processes to run, so that environments step on as many cores, each at a URL.
+        processes: The number of server processes, each with its own URL, so that environments use as many cores.
             Process i listens on `port + i` if a port is given, and at `unix_path` followed by `.i`.
         allow_env_factories: Let clients send a function that makes the environment. This machine then executes their
-            code, in a process for each world. Unless only loopback is served, it needs TLS, and a token or client
-            certificates.
+            code, in a process for each world. Beyond loopback this requires TLS, and a token or client certificates.
         openenv: With `web`, also speak OpenEnv at the port, for its clients and the trainers of language models that
-            use it: `/ws`, `/schema`, `/reset`, `/step` and `/state`. `png`: pictures travel as PNGs.
-        dial: Also dial a trainer that waits for servers with `listen://`, where no port can be opened beside the
-            environment: its `grpc://HOST:PORT`, with TLS `grpcs://HOST:PORT`, or `wss://HOST:PORT` where nothing but
-            HTTPS gets out. The token that it expects is that of the URL's `?token=…`, or `token`, or that of
-            `BRIDGE_TOKEN`, which is not sent unencrypted to another machine.
+            use it: `/ws`, `/schema`, `/reset`, `/step` and `/state`. `png`: pictures are sent as PNGs.
+        dial: Also dial a trainer that waits for servers with `listen://`, if no port can be opened beside the
+            environment: its `grpc://HOST:PORT`, with TLS `grpcs://HOST:PORT`, or `wss://HOST:PORT` if only HTTPS
+            connections are permitted. The trainer's token comes from the URL's `?token=…`, from `token`, or from
+            `BRIDGE_TOKEN`, which is never sent unencrypted to another machine.
         dial_ca: The CA of the trainer's certificate, a PEM file; None: the system's.
-        dial_name: The name by which the trainer knows this server; None: of machine, process and port.
-        world: The pacer of the worlds: a class derived from `bridge.TurnPacer`, or the name of one that an installed
-            package has (docs/plugins.md); also a callable without arguments that returns one, or a callable that makes
-            a world of its name, its environment and its scheduler. None: lock-step with one agent, or with `fps` real
-            time.
-        keywords: Where and how it is served: those of `bridge.facade.options.ServerOptions`, which the signature lists.
+        dial_name: The name of this server at the trainer; None: made from machine, process and port.
+        world: The pacer of the worlds: a class derived from `bridge.TurnPacer`, or its name in an installed package
+            (docs/plugins.md); or a callable without arguments that returns a pacer; or a callable that makes a world
+            from its name, its environment and its scheduler. None: lock-step with one agent, or real time with `fps`.
+        keywords: Where and how to serve: the fields of `bridge.facade.options.ServerOptions`, which the signature
+            lists.
 
     Returns:
-        The server: `.url`, which carries the token if the server made it, `.wait()`, `.stop()`, or a `with` block.
+        The server, with `.url`, `.wait()` and `.stop()`; also a context manager. The URL contains the token if the
+        server generated it.
 
     Raises:
-        SettingError: The environment is not registered, a keyword is out of its range, the port is in use.
+        SettingError: The environment is not registered, a keyword is out of its range, or the port is in use.
     """
-    # Before all else: `locals()` has nothing but the arguments here.
+    # Must come first: here `locals()` contains only the arguments.
     arguments: dict[str, Any] = {**locals(), **keywords}
     if not isinstance(processes, int) or isinstance(processes, bool) or not 1 <= processes <= 1024:
         raise SettingError(f"expected processes from 1 to 1024, got {processes!r}")
@@ -132,11 +133,12 @@ def serve_gym(
     server = options.server(source, security, protocols=speaks)
     if dial is not None:
         try:
-            # Neither the environment's token, which `dial` reads with its own rules, nor one made for the port.
+            # Use only a given token: `dial` itself reads `BRIDGE_TOKEN`, and a token generated for the port is wrong
+            # here.
             token = security.token if options.token or options.token_file else None
             server.dial(dial, token=token, tls=None if dial_ca is None else TLS(ca=dial_ca), name=dial_name)
         except BaseException:
-            # The caller gets no server that they could stop.
+            # The caller gets no server object to stop.
             server.stop()
             raise
     if options.start:
@@ -147,12 +149,13 @@ def serve_gym(
 def _adapters(
     array: Any, device: str | None, names: ActionNames | None, time_action: TimeAction | None
 ) -> list[Adapter]:
-    """Return what stands around each environment: on the inside arrays, which are NumPy's for all else.
+    """Return the adapters around each environment, the innermost first.
 
-    Names are within the time, which makes a Dict of the Discrete space that they are of.
+    Arrays are innermost, so that the other adapters see NumPy arrays. Names come before the time action, which turns
+    the named Discrete space into a Dict.
     """
     wanted: list[Adapter] = []
-    # Each is imported where it is asked for: few servers need one.
+    # Import an adapter only if it is used: few servers need one.
     if (array, device) != ("numpy", None):
         from bridge.core.adapters.arrays import Arrays
 
@@ -170,7 +173,7 @@ def _adapters(
 
 
 def _openenv(openenv: object, name: str, *, web: bool, single: bool) -> list[PortProtocol]:
-    """Return OpenEnv as the keyword `openenv` says; nothing where it is not spoken."""
+    """Return the protocol of OpenEnv if the keyword `openenv` asks for it."""
     if openenv is False:
         return []
     with feature("openenv", "openenv="):
@@ -184,7 +187,7 @@ def _openenv(openenv: object, name: str, *, web: bool, single: bool) -> list[Por
 
 
 def _realtime(options: ServerOptions, default_action: Any) -> RealtimeOptions | None:
-    """Join the keywords of real time, or raise SettingError where they stand without `fps`."""
+    """Combine the keywords of real time; raise SettingError if they are given without `fps`."""
     if options.fps is None and options.realtime is None:
         if default_action is not None:
             raise SettingError("default_action is for real-time worlds: give fps= too")
@@ -192,7 +195,7 @@ def _realtime(options: ServerOptions, default_action: Any) -> RealtimeOptions | 
     from bridge.core.worlds.realtime_options import RealTime, RealtimeOptions
 
     if options.fps is None:
-        # By their names: on a command line each of them is an option.
+        # List them by name, because on a command line each of them is an option.
         given = [
             f"{name}=…" for name, value in vars(RealTime()).items() if getattr(options.realtime, name, value) != value
         ]

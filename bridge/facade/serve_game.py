@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["serve_game"]
 
 _UNTIL_KNOWN = 30.0
-"""Frames a second that clients are told before the program's are known."""
+"""Frames per second that clients are told until the program's rate is known."""
 _OF_ENVIRONMENTS = ("env_kwargs", "fps", "isolation", "thread_safe", "states", "start")
-"""Keywords of servers that make and call environments, as none does here."""
+"""Keywords for servers that make and call environments, which a game's server does not."""
 
 
 @grouped(ServerOptions, **GROUPS)
@@ -56,10 +56,10 @@ def serve_game(
     dial_name: str | None = None,
     **keywords: Unpack[ServerKeywords],
 ) -> Game:
-    """Let agents and people play a program that has a loop of its own, such as a game, a simulator or a robot's.
+    """Let agents and people play a program with a loop of its own, such as a game, a simulator or a robot controller.
 
-    The program calls `exchange` in its loop: it passes what is to be seen, and gets what to do. It is there once, so
-    the server has one world; each of its agents is played by one client, and any number of others watch.
+    The program calls `exchange` in its loop: it passes an observation, and gets an action. The server has one world.
+    One client plays each agent, and any number of others may watch.
 
     Examples:
         >>> import gymnasium
@@ -72,32 +72,32 @@ def serve_game(
         a new round, with the seed None
 
     Args:
-        observation_space: What an agent sees; of several agents a dict of pairs, of observation and action space, by
-            the agent's name.
-        action_space: What an agent does; None: the dict has it.
-        name: What people call it; None: the name of the program.
-        default_action: What an agent does of whom there is no action, an element of the action space; of several agents
+        observation_space: The observation space; for several agents a dict of pairs, of observation and action space,
+            by the agent's name.
+        action_space: The action space; None: `observation_space` is a dict for several agents.
+        name: The game's name, for people; None: the name of the program.
+        default_action: The action of an agent for which nobody acts, an element of the action space; for several agents
             a dict by name. None: zeros, or the first choice.
-        timeout: Seconds that `exchange(wait=True)` waits for an action before it goes on with the default one; None:
-            any. Of several agents also those that a Step waits for the rest.
-        standstill: Seconds without a call of `exchange` after which the game stands still: requests of agents are
-            refused with DEADLINE_EXCEEDED until it goes on. More than a round takes to begin.
-        agents: Of several agents, where the program does not wait: policies by agent that play while no client does, as
-            `serve_parallel` has them.
-        process: True serves from a process of its own, whose Python code no frame of the program waits for. What is
-            given here is sent there pickled, and `Game.server` asks it; if it ends by itself, `exchange` raises
-            ClosedError.
-        dial: Also dial a trainer that waits with `listen://`, as `serve_gym` does.
+        timeout: Seconds that `exchange(wait=True)` waits for an action before it goes on with the default action; None:
+            without limit. With several agents also the seconds that a Step waits for the other agents.
+        standstill: Seconds without a call of `exchange` after which the game counts as standing still: requests of
+            agents are refused with DEADLINE_EXCEEDED until it goes on. Must be longer than the begin of a round takes.
+        agents: With several agents, if the program does not wait: policies by agent that play while no client does, as
+            in `serve_parallel`.
+        process: True: serve from a separate process, so that frames of the program never wait for the server's Python
+            code. The arguments are pickled for that process, and `Game.server` forwards to it. If it ends by itself,
+            `exchange` raises ClosedError.
+        dial: Also dial a trainer that waits with `listen://`, as in `serve_gym`.
         dial_ca: The CA of the trainer's certificate, a PEM file; None: the system's.
-        dial_name: The name by which the trainer knows this server; None: of machine, process and port.
-        keywords: Where and how it is served: those of `bridge.facade.options.ServerOptions`, which the signature lists.
-            Those of environments (`env_kwargs`, `fps`, `isolation`, `thread_safe`, `states`, `start`) are refused.
+        dial_name: The name of this server at the trainer; None: made from machine, process and port.
+        keywords: Where and how to serve: the fields of `bridge.facade.options.ServerOptions`, which the signature
+            lists, except those for environments (`env_kwargs`, `fps`, `isolation`, `thread_safe`, `states`, `start`).
 
     Returns:
-        The game: `exchange`, `begins`, `seed`, `options`, `url`, `close()`, or a `with` block.
+        The game, with `exchange`, `begins`, `seed`, `options`, `url` and `close`; also a context manager.
 
     Raises:
-        SettingError: A space cannot be sent to clients, a keyword is out of its range, the port is in use.
+        SettingError: A space cannot be sent to clients, a keyword is out of its range, or the port is in use.
     """
     with feature("game", "serve_game()"):
         from bridge.game.game import Game
@@ -121,7 +121,7 @@ def serve_game(
 
 @dataclasses.dataclass(frozen=True)
 class _Served:
-    """What `serve_game` was given that its server needs."""
+    """The arguments of `serve_game` that the server needs."""
 
     spaces: Mapping[str, Spaces]
     several: bool
@@ -136,7 +136,7 @@ class _Served:
 
 
 def _serve(handover: Handover, served: _Served) -> Server:
-    """Return the running server of a program, to which a hand-over leads; perhaps in a process of its own."""
+    """Start and return the server of a program; called in the server's process if that is separate."""
     from bridge.game.source import GameSource
 
     given, several, keywords = served.spaces, served.several, served.keywords
@@ -180,12 +180,12 @@ def _serve(handover: Handover, served: _Served) -> Server:
         shown={"play_fps": options.play_fps(), "one_world": True},
         names=names,
     )
-    # There is no second program that could be made: a world without clients stays.
+    # Keep a world without clients, because another program cannot be made.
     bounds = dataclasses.replace(options.bounds, idle_timeout=None, abandoned_timeout=None)
     server = options.server(source, security, bounds=bounds)
     try:
         if served.dial is not None:
-            # As of `serve_gym`: neither the environment's token nor one made for the port.
+            # Use only a given token, as in `serve_gym`.
             token = security.token if options.token or options.token_file else None
             tls = None if served.dial_ca is None else TLS(ca=served.dial_ca)
             server.dial(served.dial, token=token, tls=tls, name=served.dial_name)
@@ -198,7 +198,7 @@ def _serve(handover: Handover, served: _Served) -> Server:
 
 
 def _whole(record: Any) -> Any:
-    """Return how a game is recorded: with its observations, since nobody can play it again to get them."""
+    """Return the options for recording a game: with observations, because replaying it cannot restore them."""
     with feature("recording", "record="):
         from bridge.recording.record import Recording
     return dataclasses.replace(record if isinstance(record, Recording) else Recording(record), observations=True)
@@ -211,7 +211,7 @@ def _check_seconds(name: str, seconds: Any) -> None:
 
 
 def _check_spaces(given: Mapping[Any, Any], several: bool, action_space: Any) -> None:
-    """Raise SettingError where something is no space, or one that cannot be sent."""
+    """Raise SettingError if a value is not a space, or is a space that cannot be sent."""
     if several and (action_space is not None or not given):
         text = 'expected an observation and an action space, or {"NAME": (observation_space, action_space), …} alone'
         raise SettingError(f"{text}, got {given!r:.80} and {action_space!r:.80}")

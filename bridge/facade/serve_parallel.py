@@ -44,35 +44,36 @@ def serve_parallel(
 ) -> Server:
     """Publish a PettingZoo environment as a world of dm_env_rpc in which each connection is an agent.
 
-    A client joins as the agent that its JoinWorld setting `agent` names, or as the first that is free. In lock-step the
-    environment steps once all agents' actions are in. With `fps` it does not wait for them: each agent's last action
-    goes on, and spectators may watch.
+    A client joins as the agent that its JoinWorld setting `agent` names, or as the first free agent. In lock-step the
+    environment steps once all agents have acted. With `fps` it does not wait for them: each agent's last action is
+    repeated, and spectators may watch.
 
     Args:
         env: An id of PettingZoo's registry, a callable that returns a ParallelEnv or AECEnv, a PettingZoo module, or
             one environment. PettingZoo converts an AECEnv; a `gymnasium.Env` has one agent, `agent0`. An environment
-            object belongs to the server's thread from the server's first call on: nothing else may use it then. Its one
-            world is never destroyed for being idle.
-        missing_agent: In lock-step, what to do if nobody has joined as an agent, its client left or died, or its Step
-            is late: `wait` for it, use a `default` action, or `end` the sequence; None: `wait`.
+            object belongs to the server's thread from the server's first call on: nothing else may use it then. Its
+            single world is never destroyed for being idle.
+        missing_agent: In lock-step, what to do if nobody has joined as an agent, if its client left or died, or if its
+            Step is late: `wait` for it, use a `default` action, or `end` the sequence; None: `wait`.
         agent_timeout: In lock-step, the seconds that a Step waits for the other agents; None: 30.
         default_action: Returns a missing agent's action, given its id, last observation and action space; None: the
-            first allowed action, or zeros within the bounds. In real time it is called where an agent has no action.
-        agents: In real time, policies by agent that play while no client does, or one for all: a function of an
-            observation that returns an action, "random", or the URL of a served policy, `ws://HOST:PORT`. None:
-            `default_action` does, and in a match without one a random policy.
+            first allowed action, or zeros within the bounds. In real time it is called if an agent has no action.
+        agents: In real time, policies that play agents without a client, by agent, or one policy for all: a function of
+            an observation that returns an action, "random", or the URL of a served policy, `ws://HOST:PORT`. None:
+            `default_action`; in a match without it, a random policy.
         match: Play in rounds: clients take seats, people say that they are ready, and a countdown begins the round.
-        countdown: In a match, the seconds from everybody's being ready to the start; None: 3.
+        countdown: In a match, the seconds from when everybody is ready to the start; None: 3.
         patience: In a match, the seconds after which a round begins without people who are not ready; None: 60.
-        world: The pacer of its worlds, in place of lock-step, as `serve_gym` takes it. None: the environment is stepped
-            once all have acted.
-        keywords: Where and how it is served: those of `bridge.facade.options.ServerOptions`, which the signature lists.
+        world: The pacer of its worlds instead of lock-step; see `serve_gym`. None: the environment steps once all
+            agents have acted.
+        keywords: Where and how to serve: the fields of `bridge.facade.options.ServerOptions`, which the signature
+            lists.
 
     Returns:
-        The server, as `serve_gym` returns it.
+        The server; see `serve_gym`.
 
     Raises:
-        SettingError: The environment cannot be served, a keyword is out of its range, the port is in use.
+        SettingError: The environment cannot be served, a keyword is out of its range, or the port is in use.
     """
     options = ServerOptions(**keywords)
     if options.action_names() is not None:
@@ -108,7 +109,7 @@ def serve_parallel(
         rounds.check()
         clock = partial(MatchPacer, match=rounds)
         if agents is None and default_action is None:
-            agents = RANDOM  # else nobody would play whom no client plays
+            agents = RANDOM  # otherwise agents without a client would not be played
     source = ParallelSource(
         env,
         MultiAgentOptions(default_action=default_action, **given),  # type: ignore[arg-type]
@@ -129,7 +130,7 @@ def serve_parallel(
         traits={"match": match, "play_fps": options.play_fps()},
     )
     bounds = options.bounds
-    # An environment object makes one world: were that destroyed for being idle, there would be no other.
+    # Keep the single world of an environment object, because another one cannot be made.
     if not source.offers_one:
         bounds = dataclasses.replace(bounds, idle_timeout=None, abandoned_timeout=None)
     server = options.server(source, options.security(), bounds=bounds)

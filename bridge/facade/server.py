@@ -1,6 +1,7 @@
-"""`Server` and its `Limits`, as users get them: those of the core, with what features add to them.
+"""The public `Server` and `Limits`: those of the core with the additions of features.
 
-What lets clients watch and take over is imported when the first client asks for it, unless it will be soon.
+The code for watching and taking over is imported when the first client needs it, or at the start if it will be needed
+soon.
 """
 
 from __future__ import annotations
@@ -30,26 +31,27 @@ __all__ = ["Limits", "Server", "checked_limits", "watching"]
 class Server(CoreServer):
     """Serves worlds until it is stopped.
 
-    It listens from its construction on. `start` serves in a background thread, `run` in the calling one. Works as a
-    context manager, which stops it. `serve_gym` and `serve_parallel` return one.
+    It listens from its construction on. `start` serves in a background thread, `run` in the calling thread. As a
+    context manager it stops at the end of the block. `serve_gym` and `serve_parallel` return one.
     """
 
     @grouped(ClientAccess, tls=TLS)
     def dial(self, url: str, *, name: str | None = None, **keywords: Unpack[AccessKeywords]) -> None:
-        """Dial a trainer that waits for servers with `listen://`, again and again, from `start` to `stop`.
+        """Dial a trainer that waits for servers with `listen://`, with retries, from `start` to `stop`.
 
-        The trainer expects the token, which may also be in the URL, `?token=…`. It needs none of this server: the
-        connection that was made to it is enough.
+        The token is the trainer's; it may also be in the URL, `?token=…`. The trainer does not need this server's
+        token, because this server has made the connection.
 
         Args:
-            url: The trainer's: `grpc://HOST:PORT` or, with TLS, `grpcs://HOST:PORT`; where nothing but HTTPS gets out,
-                `wss://HOST:PORT`, or `ws://` without TLS.
-            name: The name by which the trainer knows this server, the same each time; None: of machine and process.
-            keywords: Those of `ClientAccess`, which the signature lists.
+            url: The trainer's URL: `grpc://HOST:PORT` or, with TLS, `grpcs://HOST:PORT`; if only HTTPS connections are
+                permitted, `wss://HOST:PORT`, or `ws://` without TLS.
+            name: The name of this server at the trainer, the same for each connection; None: made from machine and
+                process.
+            keywords: The fields of `ClientAccess`, which the signature lists.
 
         Raises:
-            AddressError: The URL cannot be read.
-            SettingError: The server speaks by grpcio, which cannot dial.
+            AddressError: The URL is malformed.
+            SettingError: The server uses grpcio, which cannot dial.
         """
         with feature("dial", "dial="):
             from bridge.dial.dialing import Dialing
@@ -62,7 +64,7 @@ class Server(CoreServer):
 class Limits(CoreLimits):
     """The limits of a server: `limits=` of `serve_gym` and `serve_parallel`.
 
-    A request beyond a limit is refused with an error that names the limit; nothing else is changed by it.
+    A request beyond a limit is refused with an error that names the limit, and has no other effect.
 
     Examples:
         >>> from bridge import Limits, serve_gym
@@ -71,9 +73,9 @@ class Limits(CoreLimits):
         []
 
     Args:
-        keywords: Those of `bridge.core.server.limits.CoreLimits`, which the docstring lists.
-        takeover_timeout: Seconds that a person who has taken over from an agent, and slows it down, may do nothing.
-        seat_timeout: Seconds that a seat with a `seat_key` waits for a client that lost its connection.
+        keywords: The fields of `bridge.core.server.limits.CoreLimits`, which the docstring lists.
+        takeover_timeout: Seconds that a person who has taken over from an agent may be idle while the agent waits.
+        seat_timeout: Seconds that a seat with a `seat_key` is kept for a client that lost its connection.
 
     Raises:
         SettingError: A value is out of its range.
@@ -87,25 +89,25 @@ Limits.__doc__ = with_texts(inspect.getdoc(Limits) or "", CoreLimits)
 
 
 def checked_limits(limits: Any) -> Limits:
-    """Return the keyword `limits`, or raise SettingError where it is something else."""
+    """Return the keyword `limits` as `Limits`, or raise SettingError if it has the wrong type."""
     found = core.checked_limits(limits)
     if isinstance(found, Limits):
         return found
-    # Those of a part of this package that knows the core alone.
+    # From a module that knows only the core.
     return Limits(**{field.name: getattr(found, field.name) for field in dataclasses.fields(CoreLimits)})
 
 
 _SETTINGS = {"frame", "lanes", "role", "seat_key"}
-"""The JoinWorld settings of which it knows something that worlds do not."""
+"""The JoinWorld settings that the gallery handles."""
 
 
 def watching(limits: Limits, quality: int | None, *, at_once: bool) -> Sequence[Observer]:
-    """Return what lets clients watch and take over in the worlds of a server, where this installation has it.
+    """Return the observer for watching and taking over, if this installation has it.
 
     Args:
-        limits: The server's.
-        quality: Of pictures, as of `Web`; None: the default.
-        at_once: Whether it is imported now: for worlds that others wait for, or that people are going to look at.
+        limits: The server's limits.
+        quality: The quality of pictures; see `Web`; None: the default.
+        at_once: True: import it now, because an import would delay a real-time world, or because people will watch.
     """
     if not has_feature("web"):
         return ()
@@ -116,13 +118,13 @@ def watching(limits: Limits, quality: int | None, *, at_once: bool) -> Sequence[
 
 
 class _LazyGallery(Observer):
-    """Stands for `bridge.web.watching.agents.Gallery` until a client asks for something of it.
+    """Delegates to `bridge.web.watching.agents.Gallery`, which it imports when a client first needs it.
 
-    Most servers train, and nobody looks: they need not have the modules, which take memory and time to import.
+    Most servers are used for training, and nobody watches. They save the memory and the time of the import.
 
     Args:
-        limits: The server's.
-        quality: Of pictures; None: the default.
+        limits: The server's limits.
+        quality: The quality of pictures; None: the default.
     """
 
     def __init__(self, limits: Limits, quality: int | None) -> None:
@@ -131,12 +133,12 @@ class _LazyGallery(Observer):
         self._loaded: Observer | None = None
 
     def load(self) -> Observer:
-        """Return the gallery; it is imported where that was not done."""
+        """Return the gallery; the first call imports it."""
         if self._loaded is None:
             from bridge.web.site import Web
             from bridge.web.watching.agents import Gallery
 
-            # Programs watch, and take pictures, where there is no page, too.
+            # Programs may watch without a page too.
             quality = Web().quality if self._quality is None else self._quality
             self._loaded = Gallery(self._limits.takeover_timeout, self._limits.seat_timeout, quality)
             if self._background is not None:
@@ -144,13 +146,13 @@ class _LazyGallery(Observer):
         return self._loaded
 
     def start(self, background: Background) -> None:
-        """Begin with a server."""
+        """Start with the server."""
         self._background = background
         if self._loaded is not None:
             self._loaded.start(background)
 
     def join(self, world: World, settings: Settings, join: Callable[[Settings], Agent]) -> Agent:
-        """Let an agent into a world, as the gallery does where the settings are for it."""
+        """Let an agent join a world, through the gallery if the settings are for it."""
         if self._loaded is None and not _SETTINGS & set(settings):
             return join(settings)
         return self.load().join(world, settings, join)
@@ -160,14 +162,14 @@ class _LazyGallery(Observer):
         return self._loaded is not None and self._loaded.keep(world, agent)
 
     def describe(self, world: World) -> Mapping[str, object]:
-        """Return what the gallery says of a world."""
+        """Return the gallery's description of a world."""
         return {} if self._loaded is None else self._loaded.describe(world)
 
     def counts(self, worlds: Sequence[World]) -> Mapping[str, float]:
-        """Return what the gallery counts."""
+        """Return the gallery's counts."""
         return {} if self._loaded is None else self._loaded.counts(worlds)
 
     def close(self) -> None:
-        """End with the server."""
+        """Close the gallery with the server."""
         if self._loaded is not None:
             self._loaded.close()
