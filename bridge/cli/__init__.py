@@ -1,4 +1,4 @@
-"""The command `bridge`: one module a sub-command, joined in `program`.
+"""The command `gymnasium-bridge`: one module for each sub-command, combined in `program`.
 
 May be imported by `bridge.__main__` alone.
 """

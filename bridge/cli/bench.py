@@ -1,4 +1,4 @@
-"""`gymnasium-bridge bench`: how fast a server steps, seen from here."""
+"""`gymnasium-bridge bench`: measure how fast a server steps, from this client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EPILOG = """examples:
 A step is one call of step() on the vector environment, with random actions. The latency is the time that a training
 loop waits for it.
 """
-# Sampling is not what is measured.
+# Actions sampled ahead, because sampling must not be measured.
 _ACTIONS = 64
 
 
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _form(worlds: Sequence[int]) -> str:
-    """Say how many environments there are, and in what worlds, each of so many slots."""
+    """Describe the number of environments and their worlds; `worlds` has the number of slots of each world."""
     count = sum(worlds)
     if count == 1:
         return "1 environment"
@@ -101,13 +101,13 @@ def _form(worlds: Sequence[int]) -> str:
 
 
 def _measure(envs: VectorEnv[Any, Any, Any], seconds: float, seed: int) -> tuple[np.ndarray[Any, Any], int, int]:
-    """Return the seconds that each step took, how many steps environments made, and how many episodes ended."""
+    """Return the seconds of each step, the number of environment steps, and the number of ended episodes."""
     envs.reset(seed=seed)
     envs.action_space.seed(seed)
     actions = [envs.action_space.sample() for _ in range(_ACTIONS)]
-    for action in actions[:3]:  # the first steps of anything are slow
+    for action in actions[:3]:  # warm up, because the first steps are slow
         _, _, terminations, truncations, _ = envs.step(action)
-    # A lane whose episode has ended is reset by its next step, which steps nothing.
+    # In NEXT_STEP mode, the step after the end of an episode only resets.
     resets_next = envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
     latencies: list[float] = []
     steps = episodes = 0

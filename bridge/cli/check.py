@@ -1,4 +1,4 @@
-"""`gymnasium-bridge check`: hold any dm_env_rpc server against the protocol. All of it is in `bridge.testing`."""
+"""`gymnasium-bridge check`: check any dm_env_rpc server against the protocol. The code is in `bridge.testing`."""
 
 from bridge.testing.command import add_check_parser as register
 

@@ -1,4 +1,4 @@
-"""`gymnasium-bridge completion`: what a shell needs to complete commands, options and environments, by argcomplete."""
+"""`gymnasium-bridge completion`: print shell code that completes commands, options and environments by argcomplete."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ It needs the extra `completion`.
 def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
-        "completion", description="Print what makes a shell complete the command by Tab.", epilog=_EPILOG
+        "completion", description="Print shell code that completes the command by Tab.", epilog=_EPILOG
     )
     parser.add_argument("shell", choices=["bash", "zsh", "fish"], help="which shell")
     parser.set_defaults(run=run)

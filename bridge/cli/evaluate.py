@@ -1,4 +1,4 @@
-"""`gymnasium-bridge evaluate`: how good a policy is on served environments."""
+"""`gymnasium-bridge evaluate`: measure the returns of a policy in served environments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def register(commands: Any) -> None:
     """Add the sub-command."""
     parser = commands.add_parser(
         "evaluate",
-        description="Play so many episodes with a policy; print returns and their intervals.",
+        description="Play episodes with a policy; print returns and their confidence intervals.",
         epilog=_EPILOG,
     )
     parser.add_argument("urls", metavar="URL", nargs="+", help="grpc://HOST:PORT of environments, or a directory")
@@ -49,7 +49,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--num-envs", type=int, metavar="N", help="slots (default: one for each URL, or its lanes)")
     parser.add_argument("--execution-horizon", type=positive_int, metavar="N", help="actions of a chunk (default: all)")
-    parser.add_argument("--rows", action="store_true", help="a function takes one observation, not a batch")
+    parser.add_argument("--rows", action="store_true", help="the function takes one observation, not a batch")
     parser.add_argument("--record", metavar="FOLDER", help="record the episodes there, with observations")
     parser.add_argument(
         "--web-port", type=known_port, metavar="PORT", help="show worlds and results at http://127.0.0.1:PORT"
@@ -75,22 +75,22 @@ def run(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in names}
     credentials = credential_keywords(arguments)
     tls = credentials.pop("tls", None)
-    # Where no URL has TLS, the environments refuse the options, and say why.
+    # If no URL has TLS, pass the options to the environments, whose error explains it.
     if tls is not None and (any(map(_may_have_tls, arguments.urls)) or not any(map(_has_tls, named))):
         given["tls"] = tls
     given.update(credentials)
     urls = arguments.urls[0] if len(arguments.urls) == 1 else arguments.urls
-    if tls is not None and "tls" in given:  # then it is the environments' server that has that name
+    if tls is not None and "tls" in given:  # the server name is that of the environments' server
         tls = dataclasses.replace(tls, server_name=None)
     policies = [_policy(text, arguments, tls) for text in named]
     if arguments.web_port is not None:
         print(f"In a browser: http://127.0.0.1:{arguments.web_port}", file=sys.stderr)
-    # Two policies are evaluated one after the other; their URLs, which may hold a token, stay unsaid.
+    # Two policies are evaluated one after the other. Do not print their URLs, which may contain a token.
     titles = ["the first: ", "the second: "] if arguments.compare else [""]
     with EvaluationProgress(titles, arguments.episodes) as progress:
         found: Any = (compare if arguments.compare else evaluate)(urls, *policies, progress=progress, **given)
     for line in [json.dumps(found.summary())] if arguments.json else str(found).splitlines():
-        say(line)  # one by one: it lets no control character through
+        say(line)  # line by line, because `say` replaces control characters
     return OK
 
 
@@ -99,7 +99,7 @@ def _has_tls(policy: str) -> bool:
 
 
 def _may_have_tls(url: str) -> bool:
-    """Return whether environments may be reached by TLS: a directory's may."""
+    """Return True if connections to the environments may use TLS; those of a directory may."""
     return "://" in url and url.partition("://")[0] not in ("grpc", "ws", "unix", "grpc+dns")
 
 
@@ -119,14 +119,14 @@ def _policy(text: str, arguments: argparse.Namespace, tls: TLS | None) -> Any:
 
 
 class EvaluationProgress:
-    """Writes to standard error how far the evaluation is: a bar at a terminal, else a line now and then.
+    """Writes the progress to standard error: a bar at a terminal, otherwise occasional lines.
 
-    An episode may take minutes: so a thread looks each second, while this is entered.
+    An episode may take minutes, so a thread updates the progress each second within the `with` block.
 
     Args:
-        titles: What is evaluated, one after the other; each begins the lines of its own.
-        episodes: How many episodes there are of each.
-        clock: Gives seconds.
+        titles: The prefixes of the lines, one for each evaluation, in order.
+        episodes: The number of episodes of each evaluation.
+        clock: Returns the time in seconds.
     """
 
     period = 10.0
@@ -156,7 +156,7 @@ class EvaluationProgress:
                 self.tell()
 
     def __call__(self, done: int, total: int) -> None:
-        """Tell that so many episodes of all are finished."""
+        """Report that `done` of `total` episodes are finished."""
         with self._lock:
             self._done, self._total = done, total
         if self._at_terminal:
@@ -171,7 +171,7 @@ class EvaluationProgress:
                 self._done, self._began, self._told = 0, self._clock(), self._clock()
 
     def tell(self) -> None:
-        """Write a line, where the last one is old enough; the result says the end."""
+        """Write a line, unless the last one is recent. There is no line for the end, which the result shows."""
         with self._lock:
             done, total, now = self._done, self._total, self._clock()
             if now - self._told < self.period or done == total:
@@ -181,5 +181,5 @@ class EvaluationProgress:
         self._write(f"{PROGRAM}: {self._titles[0]}{done} of {total} episodes in {took:.0f} s{rest}")
 
     def _write(self, text: str, end: str = "\n") -> None:
-        with contextlib.suppress(OSError):  # whoever reads it is gone, or the disk is full: the results still count
+        with contextlib.suppress(OSError):  # the reader is gone or the disk is full: the results still count
             print(text, end=end, file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ _EPILOG = """examples:
   gymnasium-bridge export runs/ --lerobot datasets/pong --env-id "ALE/Pong*" --task "win at table tennis"
   gymnasium-bridge export runs/20261122T140501-3fa9c1-1.0.17 --mp4 films/
 
-Observations that were not recorded come from a replay, which is held against the recording meanwhile.
+Observations that were not recorded come from a replay, which is compared with the recording.
 """
 
 
@@ -31,7 +31,7 @@ _OF_FORMS = {
     "fps": ("lerobot", "mp4"),
     "finite": ("minari", "lerobot"),
 }
-"""The options that not all forms have, and the forms that do."""
+"""The options that only some forms have, with these forms."""
 
 
 def register(commands: Any) -> None:
@@ -49,12 +49,12 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--env",
         metavar="ENV_ID",
-        help=f"what makes the environment, where observations were not recorded (default: the recorded id): {ENV_HELP}",
+        help=f"the environment for a replay, if observations were not recorded (default: the recorded id): {ENV_HELP}",
     )
     parser.add_argument("--author", metavar="NAME", help="with --minari: who made the dataset")
     parser.add_argument("--data-format", choices=["hdf5", "arrow"], help="with --minari: how it is stored")
     parser.add_argument("--task", metavar="TEXT", help="with --lerobot: the task in words (default: the environment)")
-    parser.add_argument("--fps", type=positive, metavar="X", help="with --mp4 and --lerobot: frames a second")
+    parser.add_argument("--fps", type=positive, metavar="X", help="with --mp4 and --lerobot: frames per second")
     parser.add_argument(
         "--allow-calls", action="store_true", help="call the recorded methods and set the recorded attributes"
     )

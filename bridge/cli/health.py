@@ -18,9 +18,10 @@ _EPILOG = """examples:
   gymnasium-bridge health grpcs://localhost:50051 --no-verify    with TLS, from within the container
   gymnasium-bridge health unix:///run/env.sock --timeout 2
 
-It prints SERVING, and exits with 0; a server that is full serves those that are there, and is said to be full. It
-prints NOT_SERVING, and exits with 1, for one that drains; where nobody answers, it says why and exits with 1. It needs
-no token, nor any of the server's places. Servers have a health service where the extra `ops` is installed.
+For a server that takes worlds it prints SERVING, and exits with 0. A full server is SERVING too, and the line says that
+it is full. For a draining server it prints NOT_SERVING, and exits with 1. If there is no answer, it prints the reason,
+and exits with 1. The check needs no token, and takes none of the server's places. Servers have a health service if the
+extra `ops` is installed.
 """
 
 
@@ -36,9 +37,9 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--no-verify",
         action="store_true",
-        help="with TLS: take any certificate, which is for a probe of this very machine",
+        help="with TLS: accept any certificate; only for probes on the server's own machine",
     )
-    parser.add_argument("--room", action="store_true", help="exit with 1 for a server that is full, too")
+    parser.add_argument("--room", action="store_true", help="exit with 1 for a full server too")
     add_credential_options(parser)
     parser.set_defaults(run=run)
 

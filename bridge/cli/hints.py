@@ -1,4 +1,4 @@
-"""The hints of commands: what to type to connect to a server."""
+"""Hints that commands print: Python lines that connect to a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["connecting_lines", "joining_url", "naming_url"]
 
 
 def joining_url(url: str) -> str:
-    """Return the URL of a server's default world, which all share."""
+    """Return the URL of a server's default world, which clients share."""
     return f"{url}{'&' if '?' in url else '?'}world="
 
 
@@ -29,18 +29,17 @@ def connecting_lines(
     *,
     watched: bool = False,
 ) -> list[str]:
-    """Return two lines of Python that connect to what is served.
+    """Return two lines of Python that connect to a server.
 
     Args:
-        urls: Those of one world each.
-        ids: What a client may name.
-        kind: What a world is of: `one` environment, `lanes`, `agents`, or a `match`, in which a program takes one seat;
-            `dialed`: the URL is where servers dial in.
-        credentials: What a client gives beside the URL.
-        watched: Whether a page shows the default world, which the client then joins. One of its own would have no
-            watchers.
+        urls: The URLs, one for each world.
+        ids: The environment ids that a client may choose from.
+        kind: The kind of the worlds: `one` environment, `lanes`, `agents`, or a `match`, in which a program takes one
+            seat; `dialed`: the URL is where servers dial in.
+        credentials: The further keywords of a client, as Python text.
+        watched: True if a page shows the default world: then the client joins that world, so that people see it.
     """
-    if len(ids) > 1:  # a zoo: the client names one of them
+    if len(ids) > 1:  # the client must choose one of them
         urls = [naming_url(url, ids[0]) for url in urls]
     quoted = [f'"{url}"' for url in urls]
     given = "".join(f", {name}={value}" for name, value in credentials.items())

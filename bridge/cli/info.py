@@ -1,4 +1,4 @@
-"""`gymnasium-bridge info`: what a server is, what it publishes, and what a client gets there."""
+"""`gymnasium-bridge info`: describe a server, its environments, and how to connect."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ _EPILOG = """examples:
   gymnasium-bridge info localhost:50051 --all                      also specs and properties, limits among them
   gymnasium-bridge info grpcs://gpu-box.lan:50051 --token-file token --tls-ca certs/ca.pem
 
-It creates a world, joins it, steps nothing, and destroys it.
+It creates a world, joins it, and destroys it without a step.
 """
 _SIGNALS = ("reward", "discount")
 _CHECK_TIMEOUT = 120.0
-"""Seconds that a first save may take."""
+"""The timeout of a first save, in seconds."""
 _KEYS = frozenset(
     {"server.messages"}
     | {f"server.{key}" for key in ("environments", "web", "worlds", "lanes", "limits.max_worlds")}
     | {f"world.{key}" for key in ("env_id", "num_envs", "observation_space", "action_space", "agent", "agents")}
     | {"world.states"}
 )
-"""The properties of which the short form is made."""
+"""The properties in the short form of the output."""
 
 Properties = dict[str, "tuple[properties_pb2.PropertySpec, str]"]
 
@@ -71,23 +71,23 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--check-states",
         action="store_true",
-        help="reset the environment and save its state, which has its kind checked: some seconds for the first one",
+        help="reset the environment and save a state, which tries out its kind; the first time takes some seconds",
     )
-    parser.add_argument("--all", action="store_true", help="show the specs and all properties too, limits among them")
+    parser.add_argument("--all", action="store_true", help="also show the specs and all properties, including limits")
     add_wait_option(parser)
     add_credential_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what a newcomer asks, or all there is to know."""
+    """Print the short form, or everything with `--all`."""
     held = credential_keywords(arguments)
     if not arguments.url.strip().startswith("listen://"):
         return _run(arguments, arguments.url, ClientCredentials.of(**held))
     with feature("dial", "a URL of listen://"):
         from bridge.dial.listener import first_dialed
     with first_dialed(arguments.url, max(arguments.timeout, arguments.wait_for_server), **held) as url:
-        return _run(arguments, url, None)  # the token is what the server has shown, and its own is not asked for
+        return _run(arguments, url, None)  # the dialing server has shown the token; it does not ask for its own
 
 
 def _run(arguments: argparse.Namespace, url: str, credentials: ClientCredentials | None) -> int:
@@ -132,7 +132,7 @@ def _run(arguments: argparse.Namespace, url: str, credentials: ClientCredentials
 
 @contextmanager
 def _reading(url: str) -> Iterator[None]:
-    """Raise PeerError where what a server says of itself makes no sense: it may be hostile, and nobody misused us."""
+    """Raise PeerError for malformed properties of a server: it may be hostile."""
     try:
         yield
     except (TensorError, LookupError, TypeError, ValueError, SyntaxError, RecursionError) as error:
@@ -140,7 +140,7 @@ def _reading(url: str) -> Iterator[None]:
 
 
 def _print_server(url: str, properties: Properties, version: str | None, environments: Sequence[str]) -> None:
-    """Print what a server is, and what it serves."""
+    """Print the server's version and what it serves."""
     if version is None:
         say(f"{url}: not a Gymnasium Bridge server; it speaks dm_env_rpc")
         return
@@ -156,7 +156,7 @@ def _print_server(url: str, properties: Properties, version: str | None, environ
 
 
 def _overview(properties: Properties) -> dict[str, Any]:
-    """Return what a server of ours says of itself and its default world."""
+    """Return the overview of a Gymnasium Bridge server and its default world."""
     found = properties.get("server.web")
     overview: dict[str, Any] = json.loads(found[1]) if found is not None else {}
     return overview
@@ -165,12 +165,12 @@ def _overview(properties: Properties) -> dict[str, Any]:
 def _before_joining(
     url: str, timeout: float, credentials: ClientCredentials | None, keys: Collection[str] | None
 ) -> tuple[Properties, str | None, list[str]]:
-    """Return the properties of the server itself, and of one of ours its version and environment ids."""
+    """Return the server's properties; for a Gymnasium Bridge server also its version and environment ids."""
     with Inspector(url, timeout, credentials) as inspector:
         try:
             properties = _properties(inspector, keys)
         except (RefusedError, ConnectionLostError) as error:
-            # A server that has no properties says so, or ends the stream.
+            # A server without properties refuses the request, or ends the stream.
             if isinstance(error, RefusedError) and error.code in (Code.RESOURCE_EXHAUSTED, Code.UNAUTHENTICATED):
                 raise
             return {}, inspector.server_version, []
@@ -180,11 +180,11 @@ def _before_joining(
 
 
 def _properties(inspector: Inspector, keys: Collection[str] | None) -> Properties:
-    """Return all properties by key, with their values as text; what draws a frame is left unread.
+    """Return all properties by key, with their values as text. Properties that draw a frame are not read.
 
     Args:
         inspector: The connection.
-        keys: Those to read; None: all.
+        keys: The properties to read; None: all.
     """
     found: Properties = {}
     for item in inspector.list_properties():
@@ -204,7 +204,7 @@ def _properties(inspector: Inspector, keys: Collection[str] | None) -> Propertie
 
 
 def _print_world(specs: pb.ActionObservationSpecs, properties: Properties, version: str | None) -> str:
-    """Print what a client gets; return the kind of world, as for `connecting_lines`."""
+    """Print what a client gets; return the kind of the world, for `connecting_lines`."""
     texts = {key: value for key, (_, value) in properties.items()}
     agents: list[str] = ast.literal_eval(texts["world.agents"]) if texts.get("world.agents") else []
     lanes, kind = 0, "agents" if len(agents) > 1 else "one"
@@ -230,7 +230,7 @@ def _print_world(specs: pb.ActionObservationSpecs, properties: Properties, versi
 
 
 def _states(properties: Properties) -> str:
-    """Say how the server would save a state of the environment, by what it knows without trying it."""
+    """Describe how the server would save a state, as far as it knows without trying."""
     if "states" not in properties.get("server.messages", (None, ""))[1].split():
         return "none: the server takes no message of states"
     if _overview(properties).get("realtime"):
@@ -240,10 +240,10 @@ def _states(properties: Properties) -> str:
 
 
 def _checked_states(arguments: argparse.Namespace, url: str) -> str:
-    """Save a state of a world of its own; say how it was saved, or why it was not."""
+    """Save a state in a new world; describe how it was saved, or why it could not be."""
     from bridge.facade.make import make_vec_remote
 
-    # A server checks a kind of environment in a process of its own, within a minute.
+    # The server first checks the kind of environment in separate processes, which may take a minute.
     timeout = max(arguments.timeout, _CHECK_TIMEOUT)
     envs = make_vec_remote(url, timeout=timeout, blocking=True, **credential_keywords(arguments))
     try:
@@ -258,7 +258,7 @@ def _checked_states(arguments: argparse.Namespace, url: str) -> str:
 
 
 def _title(texts: Mapping[str, str], agents: Sequence[str], lanes: int) -> str:
-    """Say what the world is that was joined, and who acts in it."""
+    """Describe the joined world and its agents."""
     if agents:
         return f"{len(agents)} agents: {', '.join(agents)}; these are the spaces of {texts['world.agent']}"
     title = texts.get("world.env_id") or "an environment without an id"
@@ -266,9 +266,9 @@ def _title(texts: Mapping[str, str], agents: Sequence[str], lanes: int) -> str:
 
 
 def _vector_form(texts: Mapping[str, str]) -> str:
-    """Say what a vector of single environments gets, of a server that says so; an older one makes worlds."""
+    """Describe the worlds of a vector environment, if the server's properties tell; older servers do not."""
     if "server.name" not in texts or texts.get("server.limits.max_worlds") == "0":
-        return ""  # there is the default world alone, such as a robot
+        return ""  # there is only the default world, such as a robot
     most = int(texts.get("server.lanes") or 0)
     form = f"one world of N lanes (up to {most})" if most > 1 else "N worlds"
     return f"; num_envs=N with blocking=True gets {form}"

@@ -1,4 +1,4 @@
-"""`gymnasium-bridge lobby perlert://…`: a lobby and its game in a terminal; works through a plain pipe, too."""
+"""`gymnasium-bridge lobby perlert://…`: a lobby and its game in a terminal, or through a plain pipe."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _LETTERS = {"a": "left", "d": "right", "w": "up", "s": "down"}
 
 
 def _arrows(space: spaces.Discrete) -> dict[str, str]:
-    """Return the actions that the arrows mean, by name."""
+    """Return the action of each arrow, by the arrow's name."""
     count = int(space.n)
     order = {2: ("left", "right"), 3: ("left", "down", "right")}.get(count, ("left", "down", "right", "up"))
     return {name: str(int(space.start) + number) for number, name in enumerate(order) if number < count}
 
 
 def key_actions(space: Space | None) -> dict[str, str]:
-    """Return what each key means: digits and arrows for a Discrete space, nothing for others (type the action)."""
+    """Return the action of each key: digits and arrows for a Discrete space; for other spaces actions are typed."""
     if not isinstance(space, spaces.Discrete):
         return {}
     actions = {str(digit): str(int(space.start) + digit) for digit in range(min(int(space.n), 10))}
@@ -61,7 +61,7 @@ def key_actions(space: Space | None) -> dict[str, str]:
 
 
 def key_legend(space: Space | None) -> str:
-    """Say in a line what the keys mean."""
+    """Return a line that explains the keys."""
     if not isinstance(space, spaces.Discrete):
         return "type an action and Enter"
     signs = {"left": "←/a", "right": "→/d", "up": "↑/w", "down": "↓/s"}
@@ -72,7 +72,7 @@ def key_legend(space: Space | None) -> str:
 
 
 class _Input:
-    """Lines or, in a terminal while a run is on, single keys."""
+    """Reads lines or, in a terminal during a run, single keys."""
 
     def __init__(self, stream: IO[str]) -> None:
         self.fileno = stream.fileno()
@@ -97,7 +97,7 @@ class _Input:
 
     @contextlib.contextmanager
     def keys(self) -> Iterator[None]:
-        """Take single keys in a terminal; put it back whatever happens."""
+        """Read single keys in a terminal, and restore its mode at the end."""
         if not self.tty:
             yield
             return
@@ -121,9 +121,9 @@ class _Terminal:
         self.quit = False
         self.playing = False
         self.keys = contextlib.ExitStack()
-        """Holds the terminal's mode for single keys while a run is on."""
+        """Holds the terminal's mode for single keys during a run."""
         self.mine = ""
-        """The slot of which it was said that it is ours."""
+        """The slot that was announced as ours."""
         self._typed = ""
         self._defaulted = False
         self._status = False
@@ -176,7 +176,7 @@ class _Terminal:
             self.say(f"unknown command {clean(word)!r}; `help` lists them")
 
     def take(self, key: str = "", name: str = "") -> None:
-        """Take a slot, where it can be had."""
+        """Ask for a slot, or say why it cannot be taken."""
         try:
             check_label(key, "key")
             check_names(name)
@@ -237,7 +237,7 @@ class _Terminal:
     # Received messages
 
     def look(self) -> None:
-        """Show what has happened."""
+        """Show new events."""
         if self.space is not None and not self._defaulted:
             self._defaulted = True
             codec = TextCodec(self.space, named=False, decimals=None)
@@ -248,7 +248,7 @@ class _Terminal:
         while self.me.events:
             event = self.me.events.popleft()
             if isinstance(event, Message):
-                if self.me.slots or event.text != self._refusal:  # the same refusal answers each attempt to come in
+                if self.me.slots or event.text != self._refusal:  # do not repeat the same refusal for each attempt
                     self.say(f"server: {clean(event.text)}")
                 self._refusal = event.text
             elif isinstance(event, Start):
@@ -261,7 +261,7 @@ class _Terminal:
                 self.show_step(event)
 
     def see_slot(self) -> None:
-        """Say which slot is ours, or that somebody else was quicker."""
+        """Announce our slot, or that somebody else has taken it."""
         if self.me.key is not None and self.me.registered and self.mine != self.me.key:
             self.mine = self._wanted = self.me.key
             self.say(f"you are {clean(self.me.key)} ({clean(self.me.tag)})")
@@ -291,7 +291,7 @@ class _Terminal:
                 self.say("you are ready for the next run; `unready` to wait, `quit` to leave")
 
     def wait(self, until: float) -> None:
-        """Wait for the network, the keyboard, or a time; do what was typed."""
+        """Wait for the network, the keyboard or a time, and execute typed commands."""
         sources: list[Any] = [self.client.port]
         if not self.input.ended and self.me.slots:
             sources.append(self.input.fileno)
@@ -351,26 +351,26 @@ def run_lobby(
     source: IO[str] | None = None,
     target: IO[str] | None = None,
 ) -> int:
-    """Show the lobby and play, with commands from `source` and everything seen to `target`.
+    """Show the lobby and play, with commands from `source` and output to `target`.
 
     Args:
         url: `perlert://HOST:PORT/NAME:NUMBER`.
         agent: The slot to take at once; None: the URL's, or none until `register`.
-        tag: What to be called; None: the user's name and a few random digits.
+        tag: The name to use; None: the user's name and a few random digits.
         key: The pre-shared key.
-        ready: Say that this player is ready, once it has a slot.
+        ready: Announce that this player is ready, once it has a slot.
         spectate: Take a spectator's slot.
         once: Leave after the first run.
         patience: Seconds that a run may take to start after the input ended.
         answer_within: Seconds that the lobby may take to answer for the first time.
         source: A file with a descriptor; None: standard input.
-        target: Where to write; None: standard output.
+        target: The output; None: standard output.
 
     Returns:
         An exit status: 0, or 1 when the lobby did not answer, a slot does not exist or the run did not start.
 
     Raises:
-        AddressError: The URL cannot be read.
+        AddressError: The URL is malformed.
         ConnectError: The host has no address.
         SettingError: This platform cannot wait for a terminal and a socket at once.
     """
@@ -382,7 +382,7 @@ def run_lobby(
     address = parse_perlert_address(url)
     agent = agent if agent is not None else address.agent
     tag = tag if tag is not None else (address.tag or _user())
-    # A slot is taken once they are told.
+    # Without an agent at first: a slot is taken once the slots are known.
     client = PerlertClient(address, agent="", tag=tag, key=key, ready=ready, is_person=True)
     terminal = _Terminal(client, _Input(source or sys.stdin), target or sys.stdout, once=once)
     try:
@@ -396,7 +396,7 @@ def run_lobby(
 
 
 def _user() -> str:
-    """Return a name that two terminals of one user do not share."""
+    """Return a name that differs for each terminal of a user."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # no such user in this container
@@ -419,7 +419,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("url", metavar="URL", help="perlert://HOST:PORT/NAME:NUMBER")
     parser.add_argument("--agent", metavar="KEY", help="take this slot at once")
-    parser.add_argument("--tag", metavar="NAME", help="what to be called; default: the user's name and some digits")
+    parser.add_argument("--tag", metavar="NAME", help="your name (default: the user's name and some digits)")
     parser.add_argument("--ready", action="store_true", help="say that you are ready, once you have a slot")
     parser.add_argument("--watch", action="store_true", help="take a spectator's slot")
     parser.add_argument("--once", action="store_true", help="leave after the first run")

@@ -1,4 +1,4 @@
-"""`gymnasium-bridge play`: a person plays a remote environment with the keyboard, with the diagnostics on screen."""
+"""`gymnasium-bridge play`: play a remote environment with the keyboard, with diagnostics on the screen."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_DISPLAY = (
     "gymnasium-bridge play opens a window, and there is no display here; run it where there is one, or serve with "
     "--web and play in a browser"
 )
-# Pixels of a line of text, and around the text.
+# The height of a line of text, and the margin around the text, in pixels.
 _LINE, _MARGIN = 20, 6
 
 
@@ -52,8 +52,8 @@ def add_play_parser(commands: Any) -> None:
         "--keys", nargs="+", default=[], metavar="KEY=ACTION", help="keys for a Discrete space's actions"
     )
     parser.add_argument("--role", choices=["player", "spectator"], help="role in a real-time world")
-    parser.add_argument("--player", metavar="NAME", help="who you are, in the server's recordings")
-    parser.add_argument("--fps", type=positive, metavar="X", help="frames a second (default: the environment's own)")
+    parser.add_argument("--player", metavar="NAME", help="your name in the server's recordings")
+    parser.add_argument("--fps", type=positive, metavar="X", help="frames per second (default: the environment's own)")
     parser.add_argument("--frames", type=positive_int, metavar="N", help="stop after N frames")
     parser.add_argument("--scale", type=positive_int, default=0, metavar="N", help="enlarge the picture N times")
     add_wait_option(parser)
@@ -68,13 +68,13 @@ def read_keys(pygame: Any, pairs: Sequence[str], space: Space[Any]) -> dict[froz
     """Read KEY=ACTION pairs; KEY may be several keys held together, as in `left+space=3`.
 
     Raises:
-        SettingError: A pair cannot be read, there is no such key, or the action is not in the space.
+        SettingError: A pair is malformed, there is no such key, or the action is not in the space.
     """
     found: dict[frozenset[str], Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         try:
-            # The name that the key has in events: "left" of "Left".
+            # Normalise to the name that events use: "left" for "Left".
             held = frozenset(pygame.key.name(pygame.key.key_code(name)) for name in key.split("+"))
             action = int(text)
         except ValueError:  # no such key, or no number
@@ -89,26 +89,26 @@ def read_keys(pygame: Any, pairs: Sequence[str], space: Space[Any]) -> dict[froz
 
 
 class Keyboard:
-    """Turns the keys that are held into an action.
+    """Turns held keys into an action.
 
     Args:
-        space: The action space: Discrete or Box; of any other the neutral action is given.
-        keys: Actions of a Discrete space by the keys held.
-        neutral: The action where no key is held.
+        space: The action space, Discrete or Box; for any other space the action is always `neutral`.
+        keys: Actions of a Discrete space, by the set of held keys.
+        neutral: The action while no key is held.
     """
 
     def __init__(self, space: Space[Any], keys: Mapping[frozenset[str], Any], neutral: Any) -> None:
         self.held: set[str] = set()
-        """The names of the keys that are down."""
+        """The names of the held keys."""
         self._space, self._keys, self._neutral = space, keys, neutral
 
     @property
     def pressed(self) -> bool:
-        """True if keys are held that mean an action."""
+        """True if the held keys have an action."""
         return any(keys <= self.held for keys in self._keys)
 
     def action(self) -> Any:
-        """Return the action of the largest set of keys that is held."""
+        """Return the action of the largest held set of keys."""
         if isinstance(self._space, spaces.Box):
             return self._steer(self._space)
         fitting = [keys for keys in self._keys if keys <= self.held]
@@ -128,7 +128,7 @@ class Keyboard:
 
 
 def describe(info: Mapping[str, Any], score: float, fps: float) -> list[str]:
-    """Return the lines that are written below the picture."""
+    """Return the lines of text below the picture."""
     lines = [f"return {score:g}   {fps:.1f} steps/s"]
     latency = info.get("latency")
     if latency is not None:
@@ -143,7 +143,7 @@ def describe(info: Mapping[str, Any], score: float, fps: float) -> list[str]:
 
 
 def _connect(arguments: argparse.Namespace) -> RemoteEnv:
-    """Connect with pictures where the environment has them."""
+    """Connect with pictures if the environment has them."""
     player = None if arguments.player is None else f"person:{arguments.player}"
     keywords = {"role": arguments.role, "player": player, "wait_for_server": arguments.wait_for_server}
     keywords.update(credential_keywords(arguments))
@@ -151,12 +151,12 @@ def _connect(arguments: argparse.Namespace) -> RemoteEnv:
         return RemoteEnv(arguments.url, **keywords)
     try:
         return RemoteEnv(arguments.url, render_mode="rgb_array", **keywords)
-    except RefusedError:  # it has no such render mode; its observations are shown
+    except RefusedError:  # it has no such render mode: show its observations
         return RemoteEnv(arguments.url, **keywords)
 
 
 def _check_display(pygame: Any) -> None:
-    """Raise SettingError where nobody would see the window; a driver that the user names is taken as it is."""
+    """Raise SettingError if there is no display. A video driver chosen by the user is not checked."""
     if "SDL_VIDEODRIVER" in os.environ:
         return
     try:
@@ -168,7 +168,7 @@ def _check_display(pygame: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Play until Escape, the window's end, or `--frames`."""
+    """Play until Escape, until the window is closed, or for `--frames`."""
     with needed("gymnasium-bridge play needs pygame", "play"):
         import pygame
     with feature("web", "gymnasium-bridge play"):
@@ -181,7 +181,7 @@ def run(arguments: argparse.Namespace) -> int:
         pygame.init()
         space = env.action_space
         meanings = known_names(env.spec, space)
-        with contextlib.suppress(RefusedError):  # only Atari has them
+        with contextlib.suppress(RefusedError):  # only Atari has this method
             meanings = env.call("get_action_meanings")
         keys = {**default_keys(space, meanings), **read_keys(pygame, arguments.keys, space)}
         idle = [position for position in range(len(meanings or ())) if does_nothing(meanings, position)]
@@ -199,7 +199,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _loop(
     pygame: Any, env: RemoteEnv, keyboard: Keyboard, fps: float, waits: bool, arguments: argparse.Namespace
 ) -> None:
-    """Step and draw, once a frame; `waits`: the environment stands still while no key is held."""
+    """Step and draw once in each frame. `waits`: do not step while no key is held."""
     font = pygame.font.Font(None, 20)
     clock = pygame.time.Clock()
     observation, info = env.reset()
@@ -228,19 +228,19 @@ def _loop(
         frames += 1
         clock.tick(fps)
         if ended:
-            time.sleep(min(0.5, 10 / fps))  # a person wants to see the end
+            time.sleep(min(0.5, 10 / fps))  # so that a person sees the end
 
 
 def draw(pygame: Any, window: Any, font: Any, picture: Any, lines: Sequence[str], scale: int) -> Any:
-    """Draw a picture and the lines below it, in a window of their size, which is made anew where it has another one.
+    """Draw a picture and lines of text below it; make a new window if the size does not fit.
 
     Args:
         pygame: The package.
-        window: The window so far; None: there is none.
-        font: Of the lines.
-        picture: An array of shape (height, width, 3) and dtype uint8; anything else: the lines alone.
-        lines: What stands below.
-        scale: How many pixels a pixel of the picture takes.
+        window: The current window; None: there is none.
+        font: The font of the lines.
+        picture: An array of shape (height, width, 3) and dtype uint8; for anything else there are only lines.
+        lines: The lines of text.
+        scale: The factor by which the picture is enlarged; 0: choose one.
     """
     if isinstance(picture, np.ndarray) and picture.ndim == 3 and picture.shape[2] == 3 and picture.dtype == np.uint8:
         surface = pygame.surfarray.make_surface(picture.swapaxes(0, 1))
@@ -250,8 +250,8 @@ def draw(pygame: Any, window: Any, font: Any, picture: Any, lines: Sequence[str]
     times = scale or max(1, 480 // surface.get_width())
     surface = pygame.transform.scale(surface, (surface.get_width() * times, surface.get_height() * times))
     width, height = surface.get_size()
-    size = width, height + _LINE * len(lines) + 2 * _MARGIN  # the lines stand below the picture, which may show a score
-    if window is None or window.get_width() != width or window.get_height() < size[1]:  # it does not shrink again
+    size = width, height + _LINE * len(lines) + 2 * _MARGIN  # the lines must not cover a score in the picture
+    if window is None or window.get_width() != width or window.get_height() < size[1]:  # its height never shrinks
         window = pygame.display.set_mode(size)
         pygame.display.set_caption("gymnasium-bridge play")
     window.fill((0, 0, 0))

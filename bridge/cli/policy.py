@@ -1,4 +1,4 @@
-"""`gymnasium-bridge policy`: serves a policy over openpi's wire."""
+"""`gymnasium-bridge policy`: serve a policy over openpi's protocol."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EPILOG = """examples:
   gymnasium-bridge policy my_module:act_on_one --rows --port 8000
   gymnasium-bridge policy my_module:plan --chunked --host 0.0.0.0 --token-file token
 
-MODULE:FUNCTION takes a batch of observations, (rows, …) or a dict of such, and returns (rows, …) actions.
+MODULE:FUNCTION takes a batch of observations, (rows, …) or a dict of such arrays, and returns actions, (rows, …).
 """
 
 
@@ -34,12 +34,18 @@ def register(commands: Any) -> None:
     parser.add_argument("--chunked", action="store_true", help="the function returns chunks: (rows, horizon, …)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
     parser.add_argument("--port", type=port_number, default=8000, help="the port; 0: any free port (default: 8000)")
-    parser.add_argument("--max-batch", type=int, default=64, metavar="N", help="most observations a call (default: 64)")
     parser.add_argument(
-        "--max-wait", type=float, default=0.002, metavar="S", help="seconds to wait for company (default: 0.002)"
+        "--max-batch", type=int, default=64, metavar="N", help="most observations in a call (default: 64)"
+    )
+    parser.add_argument(
+        "--max-wait",
+        type=float,
+        default=0.002,
+        metavar="S",
+        help="seconds to wait for more observations (default: 0.002)",
     )
     parser.add_argument("--max-connections", type=int, default=64, metavar="N", help="most clients (default: 64)")
-    parser.add_argument("--insecure", action="store_true", help="beyond loopback: ask for no token")
+    parser.add_argument("--insecure", action="store_true", help="beyond loopback: do not ask for a token")
     parser.add_argument("-v", "--verbose", action="count", default=0, help="log more")
     add_credential_options(parser, listens=True)
     parser.set_defaults(run=run)

@@ -1,9 +1,9 @@
-"""The common part of all sub-commands: how they are found, how their errors read, what their exit codes mean.
+"""The common part of all sub-commands: finding them, their error messages and their exit codes.
 
 A sub-command is a module with a function `register(commands)`, which adds a parser and sets its default `run` to a
-function that takes the parsed arguments and returns an exit code; a default `exit_codes` says what becomes of
-exceptions. `bridge.cli.commands.Command` says it in full. To add one, write the module and name it in `COMMANDS`;
-another package has an entry point. Only the module of the sub-command at hand is imported.
+function that takes the parsed arguments and returns an exit code; a default `exit_codes` maps exceptions to exit
+codes. `bridge.cli.commands.Command` documents this in full. To add a sub-command, write the module and add it to
+`COMMANDS`; another package uses an entry point. Only the module of the chosen sub-command is imported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["COMMANDS", "FAILED", "INTERRUPTED", "OK", "PROGRAM", "USAGE", "clean
 __all__ += ["add_wait_option", "bytes_count", "port_number", "positive", "positive_int", "say", "seconds", "table"]
 
 PROGRAM = "gymnasium-bridge"
-"""The program's name in what it prints; `bridge` is installed too, and is also a command of iproute2."""
+"""The program's name in its output. The name `bridge` is installed too, but it is also a command of iproute2."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("bridge.cli.serve", "publish environments until Ctrl-C"),
@@ -55,7 +55,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("bridge.cli.demo", "watch an agent learn CartPole in other processes"),
     "completion": ("bridge.cli.completion", "complete commands and options by Tab in bash, zsh and fish"),
 }
-"""The sub-commands, in the order that `--help` lists them: the module of each, and what it does."""
+"""The sub-commands in the order of `--help`, each with its module and its description."""
 _FEATURES = {
     "health": "fleet",
     "top": "fleet",
@@ -70,7 +70,7 @@ _FEATURES = {
     "web": "web",
     "demo": "testing",
 }
-"""The folder of `bridge` that a sub-command is of; where an installation lacks it, `--help` leaves the command out."""
+"""The feature folder that a sub-command needs. Without it, `--help` does not list the command."""
 
 OK = 0
 FAILED = 1
@@ -86,24 +86,24 @@ _EXIT_CODES = """exit codes:
 
 
 def _lacks(command: str) -> str | None:
-    """Return the folder of `bridge` that this installation lacks for one of `COMMANDS`; None: it has all."""
+    """Return the feature folder that one of `COMMANDS` needs and this installation lacks; None: nothing is missing."""
     name = _FEATURES.get(command)
     return None if name is None or has_feature(name) else name
 
 
 def make_parser(command: str | None = None, debug: bool = False) -> argparse.ArgumentParser:
-    """Return the parser of the command line: with all sub-commands by name, and what one of them takes.
+    """Return the parser of the command line, with the names of all sub-commands and the options of one.
 
     Args:
-        command: The sub-command whose module is imported; None: no one's, and those of other packages are listed too.
-        debug: Whether the traceback is printed where the module of another package cannot be imported.
+        command: The sub-command to import; None: import none, and list those of other packages too.
+        debug: True: print the traceback if the module of another package cannot be imported.
 
     Raises:
-        CommandError: The sub-command is of another package and broken, or of a feature that is not installed.
+        CommandError: The sub-command belongs to another package and is broken, or its feature is not installed.
     """
-    from bridge.cli.commands import GROUP, CommandError, load_command  # it takes a while
+    from bridge.cli.commands import GROUP, CommandError, load_command  # slow imports, after Ctrl-C is handled
     from bridge.core.plugins import found, package_of
-    from bridge.version import __version__  # likewise: Ctrl-C is handled by now
+    from bridge.version import __version__
 
     parser = argparse.ArgumentParser(
         prog=PROGRAM,
@@ -124,7 +124,7 @@ def make_parser(command: str | None = None, debug: bool = False) -> argparse.Arg
     for name, entries in others.items():
         if name == command:
             load_command(entries, commands, debug)
-        elif name not in COMMANDS:  # where both have one of a name, it is ours
+        elif name not in COMMANDS:  # our own command has precedence over another package's
             commands.add_parser(name, help=f"of the package {clean(package_of(entries))}", add_help=False)
     if command is not None:
         chosen = commands.choices[command]
@@ -141,7 +141,7 @@ def make_parser(command: str | None = None, debug: bool = False) -> argparse.Arg
 
 
 def _wrapped(text: str) -> str:
-    """Return a text whose prose fits the terminal; lines that are indented, such as commands, stay as they are."""
+    """Wrap the paragraphs of a text to the width of the terminal; indented lines, such as commands, are kept."""
     width = shutil.get_terminal_size().columns - 2
     return "\n".join(
         textwrap.fill(" ".join(lines), width, break_on_hyphens=False) if is_prose else "\n".join(lines)
@@ -150,7 +150,7 @@ def _wrapped(text: str) -> str:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read a command line; raise SystemExit where that is wrong, or asked for help."""
+    """Parse a command line; raise SystemExit if it is wrong or asks for help."""
     import difflib
 
     known = {*COMMANDS}
@@ -159,7 +159,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
         complete(known, make_parser)
     if not argv or argv[0] not in known:
-        from bridge.cli.commands import GROUP  # other packages are looked up, which takes a while
+        from bridge.cli.commands import GROUP  # finding other packages is slow
         from bridge.core.plugins import found
 
         known |= {*found(GROUP)}
@@ -180,14 +180,14 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         close = [near for word in unknown for near in difflib.get_close_matches(word.partition("=")[0], spelled, 1)]
         hint = f"; did you mean {' and '.join(close)}?" if close else ""
         secret = any(word in option for option in close for word in ("token", "key"))
-        # The value of a misspelled --token would be in the logs of whoever started this.
+        # Do not print the value of a misspelled --token: it would be in the logs.
         shown = [word.partition("=")[0] for word in unknown if word.startswith("-")] if secret else unknown
         arguments.parser.error(f"unrecognized arguments: {' '.join(shown)}{hint}")
     return arguments
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return its exit code; errors are a line on standard error.
+    """Run a command line and return its exit code. An error becomes a line on standard error.
 
     Args:
         argv: The arguments after the program's name; None: those of this process.
@@ -195,12 +195,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that lacks a character shows another one
+            stream.reconfigure(errors="replace")  # replace characters that the terminal's encoding lacks
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
         with _quiet_interrupt():
             arguments = _parse(argv)
-    except SystemExit as end:  # argparse has said what is wrong, or has shown the help
+    except SystemExit as end:  # argparse has printed an error or the help
         return end.code if isinstance(end.code, int) else USAGE
     except ImportError as error:
         if not _is_remedy(error):
@@ -223,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read the output has enough, as `head` does
+    except BrokenPipeError:  # the reader of the output has closed the pipe, such as `head`
         _drop(sys.stdout)
         return OK
     except Exception as error:
@@ -231,7 +231,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         if arguments.debug:
             traceback.print_exc()
-        elif isinstance(error, StartError):  # the user's own code has failed, and has to be found
+        elif isinstance(error, StartError):  # show where the user's own code has failed
             for line in error.traceback.splitlines():
                 _write(line)
         if isinstance(error, ImportError) and _is_remedy(error):
@@ -243,12 +243,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_remedy(error: ImportError) -> bool:
-    """True if a text was written for users; Python's own, of a module that is missing or broken, has its name."""
+    """True if an ImportError was raised with a text for users. Python's own ImportErrors have the module's name."""
     return error.name is None or says_what_to_install(error)
 
 
 def _open_standard_streams() -> None:
-    """Open the null device for standard streams that are closed: else the next socket is opened in their place."""
+    """Open the null device for closed standard streams: otherwise the next socket would get their descriptors."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - for the process's life
@@ -256,7 +256,7 @@ def _open_standard_streams() -> None:
 
 @contextlib.contextmanager
 def _quiet_interrupt() -> Iterator[None]:
-    """While modules are imported: let Ctrl-C end the process with a line, wherever in their code it comes."""
+    """Let Ctrl-C end the process with a short message, even in the middle of imports."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -274,17 +274,17 @@ def _quiet_interrupt() -> Iterator[None]:
 
 
 def explain(error: Exception, debug: bool, spelled: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Say an error in one line.
+    """Return the text of an error in one line.
 
     Args:
         error: The error.
-        debug: Whether its traceback is shown already.
-        spelled: The options by the keywords that they are in Python, which errors name.
+        debug: True if its traceback was shown already.
+        spelled: The options by their keywords in Python, which errors name.
     """
     from bridge.errors import BridgeError, EnvironmentFailedError
 
     said = str(error)
-    if not debug:  # of a server that failed: it would be a line of a thousand characters
+    if not debug:  # without a server's traceback, which would be a line of a thousand characters
         said = said.partition("\nTraceback (most recent call last)")[0]
     text = " ".join(said.split()) if not isinstance(error, EnvironmentFailedError) else str(error).split("\n")[0]
     if isinstance(error, BridgeError):
@@ -303,10 +303,10 @@ _GROUPED = re.compile(r"\b(?P<group>tls|limits|realtime)=[A-Za-z]+\((?P<fields>\
 
 
 def in_options(text: str, spelled: Mapping[str, str]) -> str:
-    """Write the keywords of Python in a text as the options of the command line that they are.
+    """Replace keywords of Python in a text by the corresponding options of the command line.
 
     `port=0` becomes `--port 0`, `fork=True` `--fork`, `tls=TLS(ca=…)` `--tls-ca`, `limits=Limits(max_worlds=2)`
-    `--max-worlds 2`; `token_file` alone, too, which is no word.
+    `--max-worlds 2`. A name with an underscore, such as `token_file`, is replaced even without a value.
     """
 
     def flat(match: re.Match[str]) -> str:
@@ -330,12 +330,12 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Write a warning as a line, without the place in the code that a user of the command did not write."""
+    """Write a warning as one line, without its place in the code."""
     _complain(f"warning: {' '.join(str(message).split())}")
 
 
 def positive(text: str) -> float:
-    """Read a positive number, such as seconds that sockets can wait, for `add_argument(type=…)`."""
+    """Read a positive number of at most a million, for `add_argument(type=…)`."""
     try:
         value = float(text)
     except ValueError:
@@ -346,7 +346,7 @@ def positive(text: str) -> float:
 
 
 class _NoQuantityError(argparse.ArgumentTypeError, ValueError):
-    """A text that is no number of seconds or bytes."""
+    """A text that is not a number of seconds or bytes."""
 
 
 _QUANTITY = re.compile(r"\s*([0-9][0-9_]*(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
@@ -358,7 +358,7 @@ _BYTES.update(kib=2**10, mib=2**20, gib=2**30)
 def seconds(text: str) -> float:
     """Read seconds, such as `90`, `1.5` or `10m`, for `add_argument(type=…)`."""
     with contextlib.suppress(ValueError):
-        return float(text)  # also what is out of range, of which the keyword's own error says more
+        return float(text)  # even out of range: the keyword's own error is more specific
     found = _QUANTITY.fullmatch(text)
     if found is None or found[2].lower() not in _SECONDS:
         raise _NoQuantityError(f"expected seconds, such as 90, 1.5, 500ms, 10m or 2h, got {text!r}")
@@ -377,7 +377,7 @@ def bytes_count(text: str) -> int:
 
 
 def add_wait_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--wait-for-server`, as `wait_for_server=` of `make_remote`."""
+    """Add `--wait-for-server`, the keyword `wait_for_server=` of `make_remote`."""
     parser.add_argument(
         "--wait-for-server",
         type=_seconds_or_zero,
@@ -388,7 +388,7 @@ def add_wait_option(parser: argparse.ArgumentParser) -> None:
 
 
 def _seconds_or_zero(text: str) -> float:
-    """Read what `positive` does, or a zero, by which nobody waits."""
+    """Read a positive number like `positive`, or zero for no wait."""
     with contextlib.suppress(ValueError):
         if float(text) == 0.0:
             return 0.0
@@ -410,7 +410,7 @@ def port_number(text: str) -> int:
 
 
 def known_port(text: str) -> int:
-    """Read a port that is told before it is open, so that the system cannot choose it, for `add_argument(type=…)`."""
+    """Read a port other than 0, for a port that is printed before it is open, for `add_argument(type=…)`."""
     port = port_number(text)
     if port == 0:
         raise argparse.ArgumentTypeError("expected a port from 1 to 65535, got '0'")
@@ -425,12 +425,12 @@ def seed_number(text: str) -> int:
 
 
 def clean(text: str) -> str:
-    """Return a line without anything that a terminal would obey: what a server or a recording says may be in it."""
+    """Replace control characters in a line: text from a server or a recording may contain escape sequences."""
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def say(line: str) -> None:
-    """Print a line, cleaned, of a command that goes on where its output cannot be written, because the disk is full."""
+    """Print a cleaned line. If the output cannot be written, such as to a full disk, warn once and go on."""
     try:
         print(clean(line), flush=True)
     except BrokenPipeError:
@@ -441,7 +441,7 @@ def say(line: str) -> None:
 
 
 def table(rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> list[str]:
-    """Return rows as lines whose columns stand one below the other, those of numbers to the right."""
+    """Return rows as lines with aligned columns; columns of numbers are right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     aligned = [
         [cell.rjust(widths[at]) if at in numbers else cell.ljust(widths[at]) for at, cell in enumerate(row)]
@@ -456,7 +456,7 @@ def _complain(line: str) -> None:
 
 
 def _write(line: str) -> None:
-    """Write a line to standard error; where that cannot be, there is nobody to tell."""
+    """Write a line to standard error; ignore errors, because there is no other place to report them."""
     try:
         print(clean(line), file=sys.stderr)
     except OSError:
@@ -464,8 +464,8 @@ def _write(line: str) -> None:
 
 
 def _drop(stream: TextIO) -> None:
-    """Let nothing come of what is printed, nor of what waits to be written at the end, where it would be an error."""
-    with contextlib.suppress(OSError, ValueError):  # it has no file, as in a test
+    """Redirect a stream to the null device, so that further output, and its flush at the end, raises no error."""
+    with contextlib.suppress(OSError, ValueError):  # the stream has no file, such as in a test
         sink = os.open(os.devnull, os.O_WRONLY)
         os.dup2(sink, stream.fileno())
         os.close(sink)

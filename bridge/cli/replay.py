@@ -46,16 +46,16 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--env",
         metavar="ENV_ID",
-        help=f"what makes the environment, where the recorded id is not registered: {ENV_HELP}",
+        help=f"the environment, if the recorded id is not registered: {ENV_HELP}",
     )
     parser.add_argument(
         "--allow-calls",
         action="store_true",
-        help="call the recorded methods and set the recorded attributes; only for what you trust",
+        help="call the recorded methods and set the recorded attributes; only for recordings that you trust",
     )
     parser.add_argument("--port", type=port_number, default=0, help="with --serve: the port (default: any free one)")
     parser.add_argument(
-        "--fps", type=positive, metavar="X", help="with --serve: frames a second (default: as recorded)"
+        "--fps", type=positive, metavar="X", help="with --serve: frames per second (default: as recorded)"
     )
     parser.set_defaults(run=run, exit_codes={RecordingError: USAGE})
 
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"warning: {line}")
     codes = [code for stream in folder.streams for code in _verify_all(stream, env, arguments.allow_calls)]
     say(f"{codes.count(OK)} of {len(codes)} episodes are verified")
-    # Where bytes cannot be read, nobody knows which episodes are missing: no folder with damage passes.
+    # A folder with damaged bytes does not pass, because episodes may be missing.
     return OK if codes and set(codes) == {OK} and not folder.damage else FAILED
 
 
@@ -93,7 +93,7 @@ def _verify(episode: RecordedEpisode, env: Any, allow_calls: bool) -> int:
 
 
 def _verify_all(stream: RecordedStream, env: Any, allow_calls: bool) -> list[int]:
-    """Verify the episodes of one of a folder's streams; where its environment cannot be made, that is a line."""
+    """Verify the episodes of one stream of a folder; print a line if its environment cannot be made."""
     from bridge.recording.replay import env_for, verify_stream
 
     try:
@@ -105,7 +105,7 @@ def _verify_all(stream: RecordedStream, env: Any, allow_calls: bool) -> list[int
 
 
 def _tell(done: Verification | RecordingError) -> int:
-    """Say what came of a verification; return the exit code."""
+    """Print the result of a verification; return the exit code."""
     say(str(done))
     return OK if not isinstance(done, RecordingError) and done.ok else FAILED
 

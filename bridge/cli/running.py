@@ -1,4 +1,4 @@
-"""The common part of the commands that serve until they are stopped: options, logging, signals."""
+"""The common part of commands that serve until they are stopped: options, logging, signals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bridge.core.transport.credentials import file_error, shown_file
 __all__ = ["add_running_options", "read_key", "run_server", "server_logging", "stop_on_eof"]
 
 _DRAINING = ("bridge.core.server.shutdown", "bridge.facade.process_group")
-"""The loggers that say how a server drains."""
+"""The loggers that report how a server drains."""
 _S = TypeVar("_S", bound=CoreServer)
 
 
@@ -37,12 +37,12 @@ def add_running_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_server(make: Callable[[], _S], announce: Callable[[_S], None], *, exit_on_eof: bool) -> None:
-    """Serve in this thread, in a process that does nothing else, until a signal.
+    """Serve in this thread until a signal, in a process that does nothing else.
 
     Args:
-        make: Makes the server, which is not started.
-        announce: Called once the first environment was made.
-        exit_on_eof: Stop when standard input ends.
+        make: Makes the server without starting it.
+        announce: Called once the first environment has been made.
+        exit_on_eof: True: stop when standard input ends.
     """
     sys.setswitchinterval(SWITCH_INTERVAL)
     with sigterm_as_interrupt():
@@ -61,18 +61,18 @@ def run_server(make: Callable[[], _S], announce: Callable[[_S], None], *, exit_o
 
 @contextmanager
 def server_logging(verbose: int, quiet: bool) -> Iterator[None]:
-    """Write what the package logs to standard error: failures, and how a server drains.
+    """Write the package's log to standard error: failures, and how a server drains.
 
     Args:
-        verbose: 1: more; 2: everything.
-        quiet: Write nothing.
+        verbose: 1: log more; 2: log everything.
+        quiet: True: log nothing.
     """
     log, handler = logging.getLogger("bridge"), logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     before, propagate = log.level, log.propagate
     levels = (logging.WARNING, logging.INFO, logging.DEBUG)
     log.setLevel(logging.CRITICAL if quiet else levels[min(verbose, 2)])
-    # Who stops a server waits for its clients, and wants to know for how many, and until when.
+    # Always log a drain: a user who stops a server wants to know how many clients it waits for, and until when.
     draining = [logging.getLogger(name) for name in _DRAINING]
     for one in draining:
         one.setLevel(logging.NOTSET if quiet or verbose else logging.INFO)
@@ -89,7 +89,7 @@ def server_logging(verbose: int, quiet: bool) -> Iterator[None]:
 
 
 def read_key(path: Path | None) -> bytes | None:
-    """Return the pre-shared key in a file, without blanks around it; None: there is none.
+    """Return the pre-shared key in a file, stripped of white space; None: no file was given.
 
     Raises:
         SettingError: The file cannot be read.
@@ -103,16 +103,16 @@ def read_key(path: Path | None) -> bytes | None:
 
 
 def stop_on_eof(stop: Callable[[float], None]) -> None:
-    """Stop a server once whoever started this process is gone, or has closed its end of the pipe."""
+    """Stop a server once standard input ends: the parent has ended, or has closed its end of the pipe."""
     threading.Thread(target=_stop_on_eof, args=(stop,), daemon=True).start()
 
 
 def _stop_on_eof(stop: Callable[[float], None]) -> None:
-    # os.read: a thread that waits in sys.stdin would hold a lock that the interpreter wants at its end.
+    # Use os.read: a thread that waits in sys.stdin holds a lock that the interpreter needs at its end.
     while os.read(0, 4096):
         pass
     try:
         stop(2.0)
         threading.main_thread().join(5.0)
     finally:
-        os._exit(OK)  # an environment is in a call that does not return
+        os._exit(OK)  # a call of an environment may not return

@@ -33,9 +33,9 @@ def register(commands: Any) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a folder with recordings, or one of its files")
     add_selection_options(parser, complete=False)
     parser.add_argument(
-        "--last", type=positive_int, metavar="N", help="the N that began last, of the newest files alone"
+        "--last", type=positive_int, metavar="N", help="only the N episodes that began last, from the newest files"
     )
-    parser.add_argument("--json", action="store_true", help="print a JSON object a line instead of a table")
+    parser.add_argument("--json", action="store_true", help="print one JSON object in each line instead of a table")
     parser.set_defaults(run=run, exit_codes={RecordingError: USAGE})
 
 
@@ -64,8 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def facts_of(episode: RecordedEpisode) -> dict[str, Any]:
-    """Return what is known of an episode, as JSON says it."""
-    from bridge.recording.episodes import obstacle  # as in `run`
+    """Return the facts of an episode, for JSON."""
+    from bridge.recording.episodes import obstacle  # needs an extra, which `--help` does not
 
     return {
         "episode": episode.id,

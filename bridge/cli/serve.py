@@ -1,6 +1,6 @@
 """`gymnasium-bridge serve`: publish environments until Ctrl-C or SIGTERM.
 
-Its options are the keywords of `serve_gym`, and of `serve_parallel` for environments of several agents.
+Its options are the keywords of `serve_gym` and, for environments with several agents, of `serve_parallel`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ __all__ = [
 ]
 
 SERVED_AT = " served at "
-"""In the first line of output: what stands between the environment and its URLs, which are separated by spaces."""
+"""The text between the environment and its URLs in the first line of output. Spaces separate the URLs."""
 _OTHER_WAYS = {"perlert": "bridge.perlert.serve_command"}
-"""The features that serve in another way than by gRPC, each with the `OtherWay` that it has."""
+"""The features that serve in another way than gRPC, each with the module of its `OtherWay`."""
 _READ: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
 _PATH = "str | None"
-"""How a command line gives a PEM file."""
+"""The annotation of options that name a file or folder."""
 _SECTIONS = {
     "environment": "num_envs vectorization_mode env_kwargs time_action array device world",
     "address": "host port unix_path transport protocols metrics_port metrics_host dial dial_ca dial_name",
@@ -106,9 +106,9 @@ _USUAL: tuple[str, ...] = (
     "--tls-key",
 )
 _USUAL += ("--processes", "--isolation", "--fps", "--web", "--record", "--metrics-port")
-"""What `--help` shows, in order."""
+"""The options in `--help`, in order."""
 _NAMED = {"protocols": "--protocol", "observers": "--observer", "messages": "--message"}
-"""The keywords that list names, each with its option, which is given once for each of them."""
+"""The keywords that are lists of names, with the option that is given once for each name."""
 _NAMED_TEXTS = {
     "protocols": "also speak this protocol at the port: one that another package has, or websocket, for ws:// clients "
     "without a page",
@@ -138,7 +138,7 @@ def register(commands: Any) -> None:
         description="Serve environments of Gymnasium or PettingZoo over dm_env_rpc until Ctrl-C or SIGTERM.",
         epilog=_EPILOG,
         add_help=False,
-        allow_abbrev=False,  # else `--prot 5`, of somebody who means the port, would name a protocol
+        allow_abbrev=False,  # otherwise `--prot 5`, a misspelled port, would name a protocol
     )
     add_short_help(parser, _USUAL, lambda: {"env": _ENV, **dict(serve_options())})
     parser.add_argument("env", **_ENV)
@@ -151,36 +151,36 @@ def register(commands: Any) -> None:
 
 
 class OtherWay(Protocol):
-    """A way to serve that is no `Server`, such as PERLERT: a module of the feature that has it."""
+    """A way to serve without a `Server`, such as PERLERT: a module of that feature."""
 
     OPTION: str
-    """The option that chooses it, which names a port, as the parsed arguments have it."""
+    """The option that chooses this way and gives its port, as an attribute of the parsed arguments."""
     OTHER_OPTIONS: Sequence[str]
-    """The options that are given with it alone."""
+    """The options that require `OPTION`."""
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add all of these; those that are not given are None."""
+        """Add all of these options, with None as the default."""
 
     def function(self) -> Callable[..., Any]:
-        """Return the function that serves, of an environment and keywords, until `stop` of what it returns."""
+        """Return the function that serves: it takes an environment and keywords, and returns an object with `stop`."""
 
     def keywords(
         self, arguments: argparse.Namespace, env: Any, read_key: Callable[[Path | None], bytes | None]
     ) -> dict[str, Any]:
-        """Return the keywords of the function that the options stand for."""
+        """Return the function's keywords for the given options."""
 
     def lines(self, server: Any, arguments: argparse.Namespace) -> list[str]:
-        """Return what is printed once the server runs."""
+        """Return the lines to print once the server runs."""
 
 
 def _other_ways() -> list[OtherWay]:
-    """Import the other ways of this installation."""
+    """Import and return the other ways of this installation."""
     ways: list[Any] = [importlib.import_module(place) for name, place in _OTHER_WAYS.items() if has_feature(name)]
     return ways
 
 
 def _lacking_options() -> dict[str, str]:
-    """Return what the options begin with of features that this installation lacks, each with the feature."""
+    """Return the prefixes of options whose feature this installation lacks, each with the feature."""
     places = {keyword: place for keyword, place in GROUPS.items() if isinstance(place, str)}
     features = {keyword: place.split(".")[1] for keyword, place in places.items()} | {
         name: name for name in _OTHER_WAYS
@@ -189,7 +189,7 @@ def _lacking_options() -> dict[str, str]:
 
 
 def add_sections(parser: argparse.ArgumentParser, options: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Add options to a parser, each in its section of the help."""
+    """Add options to a parser, grouped by the sections of the help."""
     given = dict(options)
     for title, flags in sections(given).items():
         section = parser.add_argument_group(title)
@@ -198,7 +198,7 @@ def add_sections(parser: argparse.ArgumentParser, options: Iterable[tuple[str, d
 
 
 def sections(flags: Iterable[str]) -> dict[str, list[str]]:
-    """Return flags by the title of their section, without sections that are empty."""
+    """Return flags by the title of their section, without empty sections."""
     places = {name: title for title, names in _SECTIONS.items() for name in names.split()}
     for keyword, group in group_classes(GROUPS).items():
         places.update(dict.fromkeys(flat_names(keyword, group), _SECTION_OF_GROUP[keyword]))
@@ -214,24 +214,24 @@ def _keyword_of(flag: str) -> str:
 
 
 def flag_of(keyword: str) -> str:
-    """Return the option that a keyword is."""
+    """Return the option of a keyword."""
     return _NAMED.get(keyword, f"--{keyword.replace('_', '-')}")
 
 
 def serve_options() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give each keyword of `serve_gym`, and those of `serve_parallel` alone, as options; as `keyword_options`."""
+    """Yield the keywords of `serve_gym`, and further ones of `serve_parallel`, as options; see `keyword_options`."""
     return keyword_options(serve_gym, serve_parallel)
 
 
 def keyword_options(*functions: Callable[..., Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give the keywords of functions as options.
+    """Yield the keywords of functions as options.
 
-    Keywords that a dataclass groups, such as `Limits`, are an option for each of its fields. The help is the keyword's
-    line in the docstring of the first function that has it. Keywords that a command line cannot say, such as
-    callables, are left out.
+    A keyword that takes a dataclass, such as `Limits`, gives an option for each field. The help text comes from the
+    docstring of the first function with the keyword. Keywords without a form on a command line, such as callables, are
+    left out.
 
     Args:
-        functions: Those that a command line stands for.
+        functions: The functions that the command line may call.
 
     Returns:
         Pairs of a flag and the arguments of `add_argument`.
@@ -246,7 +246,7 @@ def keyword_options(*functions: Callable[..., Any]) -> Iterator[tuple[str, dict[
 
 
 def _option(name: str, keyword: _Keyword, known: Mapping[str, _Keyword]) -> dict[str, Any] | None:
-    """Return the arguments of `add_argument` for a keyword; None: a command line cannot say it."""
+    """Return the arguments of `add_argument` for a keyword; None: it has no form on a command line."""
     default, annotation, text = keyword.default, keyword.annotation, _help(keyword, known)
     kind = _plain_type(annotation)
     shown = "" if default is None or isinstance(default, bool) or default == () else f" (default: {default})"
@@ -282,7 +282,7 @@ def _option(name: str, keyword: _Keyword, known: Mapping[str, _Keyword]) -> dict
 
 
 def _help(keyword: _Keyword, known: Mapping[str, _Keyword]) -> str:
-    """Return what a docstring says of a keyword in the words of a command line: flags, and no code."""
+    """Return the text of a keyword's docstring for a command line: with flags, and without code."""
     flags = {other.field: name for name, other in known.items() if other.group == keyword.group and other.field}
     said = {name: name for name, other in known.items() if _plain_type(other.annotation)}
     flags = {name: flag_of(flat) for name, flat in {**flags, **said}.items()}
@@ -292,7 +292,7 @@ def _help(keyword: _Keyword, known: Mapping[str, _Keyword]) -> str:
     }
     flags = {**flags, **fields, **{f"{name}=True": flag for name, flag in flags.items()}}
     text = re.sub(r"`([^`]*)`", lambda found: flags.get(found.group(1), found.group(1)), keyword.text)
-    # A default that is None is that of an option which is left out; another one is replaced by the word none.
+    # None as the default means that the option is left out; otherwise the user writes the word none.
     none = "without it: " if keyword.default is None else "none: "
     text = re.sub(r"[;.] None: ", f"; {none}", text)
     text = re.sub(r"[;.] False: ", "; without it: ", text).removesuffix(".").replace("%", "%%")
@@ -301,20 +301,20 @@ def _help(keyword: _Keyword, known: Mapping[str, _Keyword]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Keyword:
-    """A keyword of a function that a server's start can be given."""
+    """A keyword of a function, as an option of the command line."""
 
     annotation: str
     default: Any
     text: str
     """Its description, from the docstring."""
     group: str = ""
-    """The keyword that takes it in a dataclass; empty: it is the function's own."""
+    """The keyword of the dataclass that it is a field of; empty: it is a keyword of the function."""
     field: str = ""
-    """Its name there."""
+    """The name of that field."""
 
 
 def _keywords(function: Callable[..., Any]) -> dict[str, _Keyword]:
-    """Return the keywords of a function that a server's start can be given, by their names on a command line."""
+    """Return the keywords of a function by their names on the command line."""
     found: dict[str, _Keyword] = {}
     texts = _keyword_texts(inspect.getdoc(function) or "")
     for name, parameter in inspect.signature(function).parameters.items():
@@ -328,9 +328,9 @@ def _keywords(function: Callable[..., Any]) -> dict[str, _Keyword]:
 
 
 def _fields(keyword: str) -> Iterator[tuple[str, _Keyword]]:
-    """Give the fields of a dataclass that groups keywords, without those of a client's `TLS`."""
+    """Yield the fields of a dataclass that groups keywords, without the fields of `TLS` for clients."""
     group = group_classes(GROUPS).get(keyword)
-    if group is None:  # it is of a feature that this installation lacks
+    if group is None:  # this installation lacks its feature
         return
     texts = _keyword_texts(inspect.getdoc(group) or "")
     for flat, field in flat_names(keyword, group).items():
@@ -341,7 +341,7 @@ def _fields(keyword: str) -> Iterator[tuple[str, _Keyword]]:
 
 
 def grouped_keywords(keywords: Mapping[str, Any], function: Callable[..., Any]) -> dict[str, Any]:
-    """Return keywords of the command line as a function takes them: fields in their dataclasses."""
+    """Return the keywords of a function from those of the command line, with fields put into their dataclasses."""
     known = _keywords(function)
     found = {name: value for name, value in keywords.items() if not known[name].group}
     for keyword, group in group_classes(GROUPS).items():
@@ -354,30 +354,30 @@ def grouped_keywords(keywords: Mapping[str, Any], function: Callable[..., Any]) 
 
 
 def _plain_type(annotation: str) -> str:
-    """Read an annotation, such as `int | None`, as a type that a command line can say; "" where there is none."""
+    """Return the type of an annotation, such as `int | None`, for a command line; "": it has no such form."""
     members = [member.strip().partition("[")[0] for member in annotation.split("|")]
     return next((member for member in members if member in ("bool", "int", "float", "str", "Mapping")), "")
 
 
 def _or_none(kind: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Read what `kind` reads, and the word none as None."""
+    """Return a function that reads like `kind`, and reads the word none as None."""
 
     def read(text: str) -> Any:
         return None if text.lower() == "none" else kind(text)
 
-    read.__name__ = kind.__name__  # argparse names it where it refuses
+    read.__name__ = kind.__name__  # argparse shows this name in its errors
     return read
 
 
 def _keyword_texts(doc: str) -> dict[str, str]:
-    """Read what a docstring's section `Args:` says of each keyword."""
+    """Return the texts of the keywords in a docstring's section `Args:`."""
     section = re.search(r"^Args:\n(.*?)(?=^\S|\Z)", doc, re.MULTILINE | re.DOTALL)
     entries = re.findall(r"^    (\w+): (.*(?:\n(?!    \w+: ).*)*)", section.group(1) if section else "", re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}
 
 
 def read_value(text: str) -> Any:
-    """Return the Python literal that a text is, such as `0,0.5` or `{'gripper': 1}`, otherwise the text."""
+    """Return the value of a Python literal, such as `0,0.5` or `{'gripper': 1}`; otherwise return the text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -385,10 +385,10 @@ def read_value(text: str) -> Any:
 
 
 def read_pairs(pairs: Sequence[str], option: str = "--env-kwargs") -> dict[str, Any]:
-    """Read KEY=VALUE pairs; a value is a Python literal where it reads as one, otherwise text.
+    """Read KEY=VALUE pairs. A value is read as a Python literal if possible, otherwise as text.
 
     Raises:
-        SettingError: A pair has no `=`, or a key is no name.
+        SettingError: A pair has no `=`, or a key is not an identifier.
     """
     found: dict[str, Any] = {}
     for pair in pairs:
@@ -400,7 +400,7 @@ def read_pairs(pairs: Sequence[str], option: str = "--env-kwargs") -> dict[str, 
 
 
 def _read_named_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
-    """Read NAME.KEY=VALUE pairs, each value as `read_pairs` does; return a dict for each name."""
+    """Read NAME.KEY=VALUE pairs with values like those of `read_pairs`; return a dict for each name."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, dot, rest = pair.partition(".")
@@ -432,7 +432,7 @@ def _serve(arguments: argparse.Namespace, keywords: dict[str, Any]) -> int:
         for name in way.OTHER_OPTIONS:
             if getattr(arguments, name) is not None:
                 raise SettingError(f"{flag_of(name)} is for {flag_of(way.OPTION)} PORT: give that too")
-    if target.several_agents and "default_action" in keywords:  # there it is a function, of each agent's own space
+    if target.several_agents and "default_action" in keywords:  # `serve_parallel` takes a function
         raise SettingError("--default-action is for one agent: for several give --agents [AGENT=]POLICY")
     serve: Callable[..., Server] = serve_parallel if target.several_agents else serve_gym
     _refuse(keywords, _keywords(serve), f"for {arguments.env[0]}, {_KIND[target.several_agents]}")
@@ -466,7 +466,7 @@ def _refuse(keywords: Collection[str], known: Collection[str], why: str) -> None
 
 
 def _run_other_way(way: OtherWay, target: Target, keywords: dict[str, Any], arguments: argparse.Namespace) -> int:
-    """Serve in another way until a signal; the options are those of `serve_gym` that it has too, and its own."""
+    """Serve in another way until a signal, with its own options and those that it shares with `serve_gym`."""
     own = way.keywords(arguments, target.env, read_key)
     serve = way.function()
     _refuse(keywords, set(_keywords(serve)) - {"port"}, f"with {flag_of(way.OPTION)}, which names its own port")
@@ -493,18 +493,18 @@ def announce(
     credentials: Mapping[str, str] | None = None,
     more: Sequence[str] = (),
 ) -> None:
-    """Print where the environments are, and how to connect.
+    """Print the URLs of the environments, and how to connect.
 
     Args:
-        server: What serves them.
-        ids: What the command line named.
-        kind: As for `connecting_lines`.
-        credentials: What a client gives beside the URL.
+        server: The server.
+        ids: The environments as given on the command line.
+        kind: See `connecting_lines`.
+        credentials: The further keywords of a client, as Python text.
         more: Further lines.
     """
     say(f"{', '.join(ids)} {'is' if len(ids) == 1 else 'are'}{SERVED_AT}{' '.join(server.urls)}")
     say("Connect from Python:")
-    # The URLs of one server lead to the same worlds; those of several processes are joined as one vector.
+    # All URLs of one server lead to the same worlds, so show one. Processes are joined as one vector environment.
     urls = server.urls if isinstance(server, ServerGroup) else [server.url]
     watched = server.web_url is not None
     for line in connecting_lines(urls, server.env_ids, kind, credentials or {}, watched=watched):
@@ -520,10 +520,10 @@ def announce(
 
 
 def client_credentials(keywords: Mapping[str, Any]) -> dict[str, str]:
-    """Return what a client needs beside the URL: keywords of `make_remote`, as they stand in Python.
+    """Return the keywords of `make_remote` that a client needs beside the URL, as Python text.
 
-    Paths are those of this machine. `gymnasium-bridge cert` puts the authority beside the certificate, and the
-    client's own certificate beside the authority.
+    Paths are paths on this machine. `gymnasium-bridge cert` writes the CA certificate beside the server's certificate,
+    and the client's certificate beside the CA.
     """
     found: dict[str, str] = {}
     if "token_file" in keywords:

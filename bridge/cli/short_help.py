@@ -1,4 +1,4 @@
-"""A help of one screen for commands with many options: `--help` has the usual ones, `--help-all` has all."""
+"""A short help for commands with many options: `--help` shows the usual ones, `--help-all` shows all."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ def add_short_help(
 
     Args:
         parser: The parser of the command.
-        usual: The flags that the short help has, in this order.
-        options: Returns the arguments of `add_argument` of each flag. The short help has the first sentence of a help.
+        usual: The flags in the short help, in order.
+        options: Returns the arguments of `add_argument` for each flag. The short help shows the first sentence of each
+            help text.
     """
 
     class Short(argparse.Action):
@@ -41,7 +42,7 @@ def add_short_help(
 
 
 def _short(parser: argparse.ArgumentParser, usual: Collection[str], options: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the help of some options of a parser: each with the first sentence that is said of it."""
+    """Return the help of some options of a parser, each with the first sentence of its help text."""
     examples, codes, exits = (parser.epilog or "").partition("\nexit codes:")
     short = argparse.ArgumentParser(
         prog=parser.prog,
@@ -53,7 +54,7 @@ def _short(parser: argparse.ArgumentParser, usual: Collection[str], options: Map
     )
     for flag in usual:
         given = dict(options[flag])
-        if flag.startswith("-"):  # a positional argument is told in full
+        if flag.startswith("-"):  # a positional argument keeps its full text
             whole = str(given["help"])
             first = whole.partition(". ")[0].partition("; ")[0]
             default = re.search(r" \(default: [^)]*\)$", whole)

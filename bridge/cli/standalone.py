@@ -1,4 +1,4 @@
-"""`gymnasium-bridge standalone`: print a server of one file, for Pythons and packages that are too old for this one."""
+"""`gymnasium-bridge standalone`: print a server in one file, for a Python or packages too old for this package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EPILOG = """examples:
   python serve_env.py CartPole-v1 --port 50051 --num-envs 4
   python serve_env.py --help
 
-It serves environments of gym from 0.21 on and of any Gymnasium, and needs grpcio, protobuf and numpy beside them.
+It serves environments of gym 0.21 or newer and of any Gymnasium. It also needs grpcio, protobuf and numpy.
 """
 
 
@@ -32,6 +32,6 @@ def register(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the file; it is ASCII, whatever the terminal's encoding is."""
+    """Print the file. It is ASCII, so it fits any terminal encoding."""
     sys.stdout.write(importlib.resources.files("bridge").joinpath("standalone/serve_env.py").read_text("ascii"))
     return OK

@@ -1,4 +1,4 @@
-"""Finds what `gymnasium-bridge serve` is to publish: ids of Gymnasium's registry, or the contents of a module."""
+"""Finds the environments that the command line names: ids of Gymnasium's registry, or objects in a module."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENV_HELP = (
     "a Gymnasium id; MODULE:ENV_ID imports the module first; MODULE:NAME is a function or class that makes an "
     "environment, or a PettingZoo module"
 )
-"""The help of every argument that names an environment."""
+"""The help text of every argument that names an environment."""
 
 _PETTINGZOO_MAKERS = ("parallel_env", "env", "raw_env")
 _IMPORTING = (__file__, importlib.__file__, "<frozen importlib")
@@ -44,11 +44,11 @@ class Target:
     env: Any
     """The first argument of `serve_gym` or `serve_parallel`."""
     several_agents: bool
-    """True if it is of PettingZoo, and so for `serve_parallel`."""
+    """True for an environment of PettingZoo, which `serve_parallel` serves."""
 
     @property
     def factory(self) -> Any:
-        """The id or callable that makes one environment, if it is no list of ids."""
+        """The id or callable that makes one environment, or a list of ids."""
         if isinstance(self.env, types.ModuleType):
             return getattr(self.env, "parallel_env", None) or self.env.env
         return self.env
@@ -58,7 +58,7 @@ def find_target(items: Sequence[str]) -> Target:
     """Read the positional arguments of `gymnasium-bridge serve`.
 
     Raises:
-        SettingError: A module is not there, or has no such environment.
+        SettingError: A module is missing, or has no such environment.
         StartError: A module raises when it is imported.
     """
     _search_here()
@@ -74,10 +74,10 @@ def find_target(items: Sequence[str]) -> Target:
 
 
 def find_factory(item: str) -> Any:
-    """Read the `--env` of a command that makes a recorded environment again; return its id, or what makes it.
+    """Read the `--env` of a command that makes a recorded environment again; return its id or its factory.
 
     Raises:
-        SettingError: As `find_target`, or it names several environments.
+        SettingError: See `find_target`; or it names several environments.
         StartError: A module raises when it is imported.
     """
     factory = find_target([item]).factory
@@ -93,13 +93,13 @@ def find_policies(items: Sequence[str]) -> Any:
     """Read the policies of `gymnasium-bridge serve --agents`: one for all agents, or AGENT=POLICY for some.
 
     Returns:
-        As `serve_parallel` takes them.
+        The value for `agents=` of `serve_parallel`.
 
     Raises:
-        SettingError: A policy is neither `random`, a URL nor MODULE:FUNCTION, or its module is not there.
+        SettingError: A policy is neither `random`, a URL nor MODULE:FUNCTION; or its module is missing.
         StartError: Its module raises when it is imported.
     """
-    # A URL may have an equals sign in its query, so that its own part is left out of the search.
+    # Search for `=` only before the URL, whose query may contain it too.
     cuts = [item.rfind("=", 0, item.find("://") if "://" in item else None) for item in items]
     pairs = [(item[: max(cut, 0)], "=", item[cut + 1 :]) for item, cut in zip(items, cuts, strict=True)]
     named = [agent for agent, _, _ in pairs if agent]
@@ -121,11 +121,11 @@ def find_function(text: str, other_forms: str = "") -> Any:
     """Read a policy as MODULE:FUNCTION.
 
     Args:
-        text: What was given.
-        other_forms: What may be given in place of it, for the error, such as `as random, or `.
+        text: The given text.
+        other_forms: Other permitted forms, for the error, such as `as random, or `.
 
     Raises:
-        SettingError: It has another form, or its module is not there.
+        SettingError: It has another form, or its module is missing.
         StartError: Its module raises when it is imported.
     """
     module_name, colon, name = text.rpartition(":")
@@ -144,13 +144,13 @@ def find_function(text: str, other_forms: str = "") -> Any:
 
 
 def _search_here() -> None:
-    """Let modules of the current folder be imported: the console script does not look there by itself."""
+    """Add the current folder to the import path, because the console script does not."""
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
 
 
 def _find(item: str) -> str | Target:
-    """Return the id that an argument names, or what it names in a module."""
+    """Return the id, or the target in a module, that an argument names."""
     module_name, colon, name = item.rpartition(":")
     if not colon:
         return name
@@ -160,7 +160,7 @@ def _find(item: str) -> str | Target:
     if name in gymnasium.registry or fnmatch.filter(gymnasium.registry, name):
         return name
     if not all(part.isidentifier() for part in name.split(".")):
-        return item  # no id either: the error names it as it was written
+        return item  # not an id either: the later error shows it as written
     found = _look_up(module, name, item)
     if inspect.ismodule(found):
         if not any(callable(getattr(found, maker, None)) for maker in ("parallel_env", "env")):
@@ -189,12 +189,12 @@ def _look_up(module: types.ModuleType, name: str, item: str) -> Any:
             hint = f". Did you mean {close}? Expected: " if close else "; "
             raise SettingError(f"the module {module.__name__} has no {name!r}{hint}{_EXPECTED}") from error
         raise _missing(item, error) from error
-    except Exception as error:  # as in `_import`
+    except Exception as error:  # an import may raise anything
         raise _broken(item, error) from error
 
 
 def _import(module_name: str, item: str) -> types.ModuleType:
-    module_name = module_name.removesuffix(".py")  # who has a file names it so
+    module_name = module_name.removesuffix(".py")  # users may write the file name
     if {*"/\\"} & {*module_name} or not all(module_name.split(".")):
         raise SettingError(
             f"expected MODULE:NAME with a module as Python imports it, my_package.envs, got {item!r}; of a file, run "
@@ -204,19 +204,19 @@ def _import(module_name: str, item: str) -> types.ModuleType:
         return importlib.import_module(module_name)
     except ImportError as error:
         raise _missing(item, error) from error
-    except Exception as error:  # whatever the module does when it is imported
+    except Exception as error:  # an import may raise anything
         raise _broken(item, error) from error
 
 
 def _broken(item: str, error: Exception) -> StartError:
-    """Return the error of a module that raises when it is imported, which says where."""
+    """Return the error for a module that raises when it is imported, with the traceback."""
     why = f"cannot import the module of {item!r}: it raised {type(error).__name__}: {error}"
     return StartError(why, "".join(traceback.format_exception(type(error), error, _own_frames(error))))
 
 
 def _own_frames(error: BaseException) -> types.TracebackType | None:
-    """Return a traceback from the module's own frames on; None: it has none, as of a module that is not there."""
-    # Before them there are those of this file and of Python's import system.
+    """Return the traceback from the module's own frames on; None: there are none, such as for a missing module."""
+    # Skip the frames of this file and of Python's import system.
     inside = error.__traceback__
     while inside is not None and inside.tb_frame.f_code.co_filename.startswith(_IMPORTING):
         inside = inside.tb_next
@@ -224,28 +224,28 @@ def _own_frames(error: BaseException) -> types.TracebackType | None:
 
 
 def _missing(item: str, error: ImportError) -> SettingError:
-    """Return the error of a module that cannot be imported, with what to install where that is known."""
+    """Return the error for a module that cannot be imported, with what to install if that is known."""
     remedy = "Expected MODULE:NAME with a module that is installed or in the current folder"
     package = (error.name or "").partition(".")[0]
     if package == "pettingzoo":
         remedy += f"; install it by: {install_command('pettingzoo')}"
     elif isinstance(error, ModuleNotFoundError):
         remedy += f". If {package}.py is yours, run this command in its folder; if it is of a package, install that"
-    # If the module is there, and one that it imports is missing: the line of that import.
+    # If the module exists, but one of its imports is missing, show the line of that import.
     frames = [each for each in traceback.extract_tb(_own_frames(error)) if not each.filename.startswith(_IMPORTING)]
     where = f" (imported in {frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     return SettingError(f"cannot import the module of {item!r}: {error}{where}. {remedy}")
 
 
 def _makes_agents(factory: Any) -> bool:
-    """True if a callable makes environments of PettingZoo, as far as that can be known without calling it."""
+    """True if a callable makes environments of PettingZoo, as far as known without calling it."""
     made = factory
     if not inspect.isclass(factory):
         if getattr(factory, "__name__", "") in _PETTINGZOO_MAKERS:
             return True
         try:
             made = typing.get_type_hints(factory).get("return")
-        except Exception:  # whatever reading a user's annotations raises
+        except Exception:  # evaluating a user's annotations may raise anything
             return False
     kinds = {(kind.__module__.partition(".")[0], kind.__name__) for kind in getattr(made, "__mro__", ())}
     return bool(kinds & {("pettingzoo", "ParallelEnv"), ("pettingzoo", "AECEnv")})
