@@ -1,6 +1,6 @@
-"""The interface of worlds, which agents join, and of agents, which have specs and episodes.
+"""The interfaces of worlds, which agents join, and of agents, which have specs and episodes.
 
-A `World` may be anything that is joined; a `PacedWorld` owns an environment.
+A `World` is anything that can be joined; a `PacedWorld` owns an environment.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ __all__ = [
 
 T = TypeVar("T")
 DEFAULT_PLAYER = "agent"
-"""Who acts where the client does not say."""
+"""The player's name if the client does not give one."""
 OTHER_WORLD = "create another world, if the server has room for one (its limit is max_worlds)"
-"""The advice for a client where a world is full. A world does not know how many more its server makes."""
-# Modules that call `reset` and `step` of environments and unpack what they return.
+"""The advice for a client if a world is full. A world does not know how many more its server can make."""
+# Modules that call `reset` and `step` of environments, and unpack the results.
 _CALLERS = (
     "bridge.",
     "gymnasium.core",
@@ -64,12 +64,12 @@ _CALLERS = (
     "pettingzoo.utils.",
 )
 _FORMS = {"reset": "(observation, info)", "step": "(observation, reward, terminated, truncated, info)"}
-"""What an environment returns."""
+"""The expected results of an environment."""
 _REMEDIES = {
     "reset": RESET_ADVICE,
     "its construction": "Fix the environment.",
 }
-"""What a client does about a failure, by where it was; elsewhere it begins a new episode."""
+"""The remedy for a failure, by its place; for other places: begin a new episode."""
 _FLAGS = ("discount", "terminated", "truncated")
 _PLAYER = re.compile(r"(agent|person)(:[^\x00-\x1f\x7f]{1,64})?")
 _EXPECTED_PLAYER = "agent or person, or one of them with a name of at most 64 characters as in person:Ann"
@@ -84,28 +84,28 @@ class Agent(abc.ABC):
     """
 
     player: str = DEFAULT_PLAYER
-    """Who acts through it, for a recording: `agent` or `person`, with `:` and a name where it said one."""
+    """The player, for recordings: `agent` or `person`, followed by `:` and a name if the client gave one."""
     actions: Mapping[int, Spec]
     """Action specs by UID."""
     observations: Mapping[int, Spec]
     """Observation specs by UID."""
 
     def name_player(self, player: str) -> None:
-        """Set who acts through it."""
+        """Set the player."""
         self.player = player
 
     def specs(self) -> pb.ActionObservationSpecs:
-        """Return the specs as they travel."""
+        """Return the specs as protobuf messages."""
         actions = {uid: spec.to_proto() for uid, spec in self.actions.items()}
         observations = {uid: spec.to_proto() for uid, spec in self.observations.items()}
         return pb.ActionObservationSpecs(actions=actions, observations=observations)
 
     def hide_gymnasium(self) -> None:
-        """Publish no observation that a client of dm_env would take for the environment's, or for dm_env's own.
+        """Hide observations that a client of dm_env would take for the environment's, or for dm_env's own.
 
-        Public adaptors ask for every observation that there is. They would give agents `info`, bytes of any length, and
-        the `discount` 1.0 where dm_env's contract has None. The state of a Step tells them all of it. Lanes keep their
-        flags, which are the only sign of an end: such a world stays RUNNING.
+        Public adaptors request every observation. They would give agents `info`, bytes of any length, and a `discount`
+        of 1.0 where dm_env expects None. The state of a Step already contains this information. Lanes keep their flags,
+        which are the only sign of an end, because a world of lanes stays RUNNING.
         """
         specs = self.observations.items()
         hidden = {uid for uid, spec in specs if spec.name == "info" or (spec.name in _FLAGS and spec.shape == ())}
@@ -113,7 +113,7 @@ class Agent(abc.ABC):
 
     @abc.abstractmethod
     def reset(self, settings: Settings, running: bool) -> None:
-        """Take the settings of the next sequence, and end the running one (D-14)."""
+        """Store the settings of the next sequence, and end the running one (D-14)."""
 
     @abc.abstractmethod
     async def begin(self) -> int:
@@ -121,32 +121,32 @@ class Agent(abc.ABC):
 
     @abc.abstractmethod
     async def step(self, actions: Mapping[int, Array]) -> int:
-        """Apply actions, already checked against their specs; return the state that follows."""
+        """Apply actions that were checked against their specs; return the resulting state."""
 
     @property
     def plays(self) -> bool:
-        """True if it takes part in the world; False: it watches, or acts for an agent that another connection has."""
+        """True if it plays; False: it watches, or carries the actions of another connection's agent."""
         return True
 
     @property
     def watches(self) -> bool:
-        """True if it only looks on: it takes nobody's place, and its actions and resets change nothing."""
+        """True if it only watches: it takes no place, and its actions and resets have no effect."""
         return False
 
     def rest(self) -> bool:
-        """Stay in the world without a client, and hold nobody up; return False where that cannot be."""
+        """Stay in the world without a client, without delaying others; return False if that is impossible."""
         return False
 
     def follow_names(self, names: str) -> None:
         """Send the names of attributes with the info after a reset that changes them; the client has read `names`."""
-        del names  # most worlds' are the same for ever
+        del names  # in most worlds they never change
 
     def prepare(self, uids: Sequence[int]) -> None:
-        """Learn which observations the Step that follows asks for; called before its `begin` or `step`."""
-        del uids  # of no interest to most worlds
+        """Store which observations the following Step requests. Called before its `begin` or `step`."""
+        del uids  # most worlds do not need them
 
     def interrupt(self) -> None:  # noqa: B027 - a world may have nothing to note
-        """End the sequence because of a ResetWorld; `observe` returns its last observations once more."""
+        """End the sequence because of a ResetWorld. `observe` then repeats its last observations."""
 
     @abc.abstractmethod
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
@@ -154,56 +154,56 @@ class Agent(abc.ABC):
 
     @property
     def unwrapped(self) -> Agent:
-        """The agent that the world knows; another one where this one adds to it."""
+        """The world's own agent, without agents that wrap it."""
         return self
 
-    # The same in two parts, where actions count when they come, and a Step may be answered later.
+    # `step` in two parts, for worlds where actions take effect on arrival, and a Step may be answered later.
 
     acts_on_arrival = False
-    """True if `act` is called when a Step comes, also while others before it are to be answered, and `report` then."""
+    """True if `act` is called when a Step arrives, even if earlier Steps are unanswered, and `report` in its turn."""
     received: float | None = None
-    """With that, when the Step at hand came, as `act` has returned it; None: just now."""
+    """With `acts_on_arrival`, the time of arrival of the current Step, as `act` returned it; None: now."""
     reports = True
-    """False if the Step for which `prepare` was called is told nothing, and so not of an end of the sequence either."""
+    """False if the Step for which `prepare` was called gets no report, not even of the end of the sequence."""
     episode_uid = 0
-    """In real time, the UID of the action of `unlisted_actions` that says which episode a Step's actions are for."""
+    """In real time, the UID of the unlisted action with the number of the episode that a Step's actions are for."""
     unlisted_actions: Mapping[int, Spec] = MappingProxyType({})
-    """Actions that a Step may have beside those of the specs, by UID."""
+    """Actions that a Step may have in addition to those of the specs, by UID."""
 
     def act(self, actions: Mapping[int, Array]) -> float:
-        """Apply the actions of a Step, already checked against their specs; return when it came.
+        """Apply the actions of a Step, which were checked against their specs; return the time of its arrival.
 
         Raises:
-            RequestError: They are none of this world; nothing was applied.
+            RequestError: They are not valid in this world; nothing was applied.
         """
         raise NotImplementedError
 
     async def report(self) -> int:
-        """Return the state of the sequence, once there is what the Step at hand is to be told."""
+        """Wait until there is an answer to the current Step; return the state of the sequence."""
         raise NotImplementedError
 
-    # The same in the parts that pay where the same few requests come again and again.
+    # `step` in parts that can be cached or skipped when requests repeat.
 
     keeps_actions = False
-    """True if what `decode` returned may be applied any number of times."""
+    """True if a result of `decode` may be applied several times."""
 
     def decode(self, actions: Mapping[int, Array]) -> Any:
-        """Return what `apply` takes for the actions that `step` takes; raises as `step` for those that are none."""
+        """Return the argument of `apply` for the actions of a Step; raises like `step` for invalid actions."""
         return actions
 
     async def apply(self, action: Any) -> int:
-        """Do as `step` does with what `decode` returned."""
+        """Do what `step` does, with a result of `decode`."""
         return await self.step(action)
 
     steps_at_once = False
-    """True if `apply` does nothing but step the world's environment, and `take_step` with the result."""
+    """True if `apply` only steps the world's environment, and calls `take_step` with the result."""
 
     def take_step(self, result: Result) -> int:
-        """Take what a step of the environment returned; return the state that follows."""
+        """Store the result of a step of the environment; return the resulting state."""
         raise NotImplementedError
 
     def values(self, uids: Sequence[int]) -> list[Array | float | bool | bytes]:
-        """Return what `observe` does, in the order of the UIDs; scalars may be Python's, and uint8 arrays bytes."""
+        """Return the values of `observe` in the order of the UIDs; scalars may be Python's, and uint8 arrays bytes."""
         observed = self.observe(uids)
         return [observed[uid] for uid in uids]
 
@@ -212,7 +212,7 @@ class Agent(abc.ABC):
         """Return the properties of the world, as this agent sees it."""
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Answer a request for a property of the world for which code of the environment runs."""
+        """Answer a request for a property of the world, for which the environment's code may run."""
         return self.properties().answer(request)
 
     @abc.abstractmethod
@@ -220,53 +220,53 @@ class Agent(abc.ABC):
         """Leave the world, which goes on."""
 
     def hang_up(self) -> None:  # noqa: B027 - most agents never wait
-        """End what the agent waits for: its client is gone. What it waited for is answered with CANCELLED."""
+        """End the agent's wait with CANCELLED, because its client has gone."""
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
         """Call a method of the environment, or read an attribute."""
         raise RequestError(Code.UNIMPLEMENTED, f"this world has no methods to call, so not {request.name!r} either")
 
     async def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
-        """Have the part of a message beside the environment answer a request; as `Environment.run_message`."""
+        """Let the message's part beside the environment answer a request; see `Environment.run_message`."""
         raise RequestError(Code.UNIMPLEMENTED, f"this world has no environment that a {message.form.name!r} reaches")
 
     @property
     def home(self) -> object:
-        """As `Environment.home`."""
+        """See `Environment.home`."""
         return None
 
     def held(self) -> AbstractContextManager[None]:
-        """Return a context in which nobody else steps the environment: a message is answered that may place it.
+        """Return a context manager in which nobody else steps the environment, for a message that may place it.
 
         Raises:
-            RequestError: FAILED_PRECONDITION: somebody's Step is under way.
+            RequestError: FAILED_PRECONDITION: a Step is running.
         """
         return nullcontext()
 
     def place(self, result: Result, lanes: Sequence[int]) -> int:
-        """Take what the environment sees in another situation: a sequence begins there, without a reset.
+        """Begin a sequence in a state into which a message has put the environment, without a reset.
 
         Args:
-            result: Observation and info, as a reset returns them.
-            lanes: Those that are there; of a single environment lane 0.
+            result: Observation and info, in the form of a reset's result.
+            lanes: The lanes that were changed; lane 0 for a single environment.
 
         Returns:
-            The state of its own sequence. RUNNING: it is there. INTERRUPTED: the sequences of all agents are over, and
-            the next Step of each begins one there.
+            The state of the agent's sequence. RUNNING: it is in the new state. INTERRUPTED: the sequences of all agents
+            are over, and the next Step of each agent begins one in the new state.
         """
         raise RequestError(Code.UNIMPLEMENTED, "this world cannot be put into another situation")
 
 
 @dataclasses.dataclass(frozen=True)
 class WorldCounts:
-    """How much a world has done."""
+    """The counts of a world's work."""
 
     lanes: int = 1
-    """Its environments."""
+    """The number of its environments."""
     steps: int = 0
     """Steps of its environments, counted for each lane."""
     episodes: int = 0
-    """Episodes that ended, counted for each lane."""
+    """Ended episodes, counted for each lane."""
 
 
 class World(abc.ABC):
@@ -274,7 +274,7 @@ class World(abc.ABC):
 
     Args:
         name: The world's name.
-        scheduler: Runs what the world waits for.
+        scheduler: Runs the world's coroutines and timers.
     """
 
     def __init__(self, name: str, scheduler: Scheduler) -> None:
@@ -282,43 +282,43 @@ class World(abc.ABC):
         self.scheduler = scheduler
         self.resets = ResetBook()
         self.shown: dict[str, Callable[[], object]] = {}
-        """What a page shows of it beside what `describe` says itself: functions by name, to which features add."""
+        """Additional entries of `describe`, as functions by name; features add to them."""
 
     @property
     def title_in_messages(self) -> str:
-        """How error messages name it: a user has never given the default world its name, which is empty."""
+        """The world's name for error messages. The default world's name is empty, so it gets a description."""
         return f"the world {self.name!r}" if self.name else "the default world"
 
     lingers: float | None = None
-    """Seconds after which it goes where nobody is in; None: it waits for the server's `idle_timeout`."""
+    """Seconds after which it is destroyed while it has no agents; None: the server's `idle_timeout`."""
     title: str | None = None
-    """Its name, as a person reads it; None: the name of the source of the server's worlds."""
+    """Its name for people; None: the name of the source of the server's worlds."""
     steered_by_all = False
-    """True if spectators, too, call methods and set attributes of the environment: nobody plays in it."""
+    """True if spectators may call methods and set attributes of the environment, because nobody plays in it."""
 
     report_failure: Callable[[str], None] = staticmethod(lambda message: None)
-    """Logs what an environment raised where no request is refused for it; set by the server."""
+    """Logs an error of an environment for which no request is refused; set by the server."""
 
     @abc.abstractmethod
     def join(self, settings: Settings) -> Agent:
         """Let an agent in.
 
         Raises:
-            RequestError: RESOURCE_EXHAUSTED where the world is full, INVALID_ARGUMENT for settings it does not know.
+            RequestError: RESOURCE_EXHAUSTED: the world is full; INVALID_ARGUMENT: unknown settings.
         """
 
     def admit(self, settings: Settings, join: Callable[[Settings], Agent] | None = None, *, ours: bool = True) -> Agent:
-        """Let an agent in by the settings of a JoinWorld: `player` says who it is, `join` takes the others.
+        """Let an agent in by the settings of a JoinWorld: `player` names the player, `join` gets the other settings.
 
         Args:
             settings: The settings.
             join: Lets it in; None: `self.join`.
-            ours: True if the client is of this package: one that does not say so by the setting `gymnasium` gets the
-                observations that only Gymnasium knows.
+            ours: The default of the setting `gymnasium`: True for a client of this package, which gets the observations
+                that only Gymnasium knows.
 
         Raises:
-            RequestError: As `join`; INVALID_ARGUMENT where `player` is not `agent` or `person`, with a name or without,
-                or `gymnasium` no bool.
+            RequestError: See `join`; INVALID_ARGUMENT: `player` is not `agent` or `person` with an optional name, or
+                `gymnasium` is not a bool.
         """
         whole = read_bool(settings, GYMNASIUM, "JoinWorld", ours)
         own = ("player", GYMNASIUM)
@@ -332,39 +332,39 @@ class World(abc.ABC):
     @property
     @abc.abstractmethod
     def agents(self) -> int:
-        """How many agents are in."""
+        """The number of agents in the world."""
 
     @property
     def has_players(self) -> bool:
-        """True if it has agents that are more than spectators, which do not keep it alive."""
+        """True if it has agents other than spectators, which do not keep it alive."""
         return self.agents > 0
 
     @property
     def played(self) -> Mapping[str, bool]:
-        """True if somebody plays, for each agent that can be played, by its name."""
+        """For each agent that can be played, by name: True if it has a player."""
         return {"agent": self.has_players}
 
     @property
     def players(self) -> Mapping[str, str]:
-        """Who plays, as `Agent.player` says it, for each agent of `played` that somebody plays."""
+        """The player, as in `Agent.player`, of each agent of `played` that has one."""
         return {}
 
     def describe(self) -> dict[str, object]:
-        """Return what a page shows of it beside its name, its title, and who is played."""
+        """Return what a page shows of it, beside its name, its title and its players."""
         return {name: read() for name, read in self.shown.items()}
 
     @property
     def alive(self) -> bool:
-        """True if it can still be joined; a world that ended by itself cannot."""
+        """True if it can be joined; False if it has ended by itself."""
         return True
 
     def counts(self) -> WorldCounts:
-        """Return how much it has done. May be called by any thread."""
+        """Return its counts. May be called from any thread."""
         return WorldCounts()
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """End the world; agents that are still in get an error on their next Step. Again: nothing."""
+        """End the world. Its agents get an error for their next Steps. May be called twice."""
 
     def prepare_reset(self, settings: Settings, caller: Agent | None) -> Callable[[], None]:
         """Store the settings of the sequence that a ResetWorld begins; return a function that withdraws them.
@@ -382,13 +382,13 @@ class World(abc.ABC):
         timeout: float,
         waiting: Callable[[ResetOrder], None] = lambda order: None,
     ) -> None:
-        """Begin a new sequence for every agent (D-15): wait until each running one but the caller was interrupted.
+        """Begin a new sequence for every agent (D-15), after every running agent except the caller was interrupted.
 
         Args:
-            settings: For the next sequence.
-            caller: The agent of the connection that asks, where it is in this world.
-            timeout: Seconds to wait for the others' Steps.
-            waiting: Gets the order while it is waited for; `ResetOrder.cancel` ends the wait.
+            settings: The settings of the next sequence.
+            caller: The agent of the requesting connection, if it is in this world.
+            timeout: Seconds to wait for the Steps of the other agents.
+            waiting: Called with the order during the wait; `ResetOrder.cancel` ends the wait.
 
         Raises:
             RequestError: Bad settings, DEADLINE_EXCEEDED, or CANCELLED.
@@ -396,7 +396,7 @@ class World(abc.ABC):
         undo = self.prepare_reset(settings, caller)
         order = self.resets.interrupt(caller)
         waiting(order)
-        # The same as when all were told: `withdraw` says how many were not.
+        # End the wait as if all agents had been told; `withdraw` returns how many were not.
         timer = self.scheduler.call_later(timeout, lambda: order.finished.set_result(None))
         try:
             await order.finished
@@ -415,32 +415,32 @@ class World(abc.ABC):
         if self.resets.closed:
             raise RequestError(Code.NOT_FOUND, f"the world {self.name!r} was destroyed while ResetWorld waited")
         if caller is not None:
-            # Its own sequence ends by its request, and is not interrupted too.
+            # The caller's sequence ends by its request, and needs no interruption.
             self.resets.end(caller)
         self.restart(None if caller is None else caller.unwrapped)
 
     def restart(self, caller: Agent | None) -> None:  # noqa: B027 - most worlds begin anew at the agents' next Steps
-        """Begin the new sequence of a ResetWorld: every other agent was told that its own is over.
+        """Begin the new sequence of a ResetWorld, after every other agent was told that its sequence is over.
 
         Args:
-            caller: The agent of the connection that asked, where it is in this world.
+            caller: The agent of the requesting connection, if it is in this world.
         """
 
 
 def in_environment(where: str, function: Callable[..., T], *args: object, **kwargs: object) -> T:
-    """Call a function of an environment, in its thread, and convert exceptions to RequestError.
+    """Call a function of an environment in its thread, and convert exceptions to RequestError.
 
     The error keeps no reference to the original exception, whose frames would keep the environment alive: it must be
     destroyed in its own thread.
 
     Args:
-        where: What the environment does, for the message.
-        function: What to call.
+        where: The name of the operation, for the message.
+        function: The function to call.
         args: Its arguments.
         kwargs: Its keyword arguments.
 
     Raises:
-        RequestError: The function raised something.
+        RequestError: The function raised an exception.
     """
     try:
         return function(*args, **kwargs)
@@ -450,11 +450,11 @@ def in_environment(where: str, function: Callable[..., T], *args: object, **kwar
     raise answer
 
 
-class failures_in:  # noqa: N801 - reads as `suppress` does
+class failures_in:  # noqa: N801 - used like `contextlib.suppress`
     """A context manager that converts exceptions of an environment to RequestError.
 
     Args:
-        where: What the environment does, for the message.
+        where: The name of the operation, for the message.
         kind: The class of the environment, for the message.
     """
 
@@ -465,7 +465,7 @@ class failures_in:  # noqa: N801 - reads as `suppress` does
         """Begin."""
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # A refusal of ours that passes through here has its code and words already.
+        # Our own RequestErrors pass unchanged.
         if error is not None and not isinstance(error, RequestError):
             raise answer_to(self._where, error, self._kind) from error
 
@@ -475,14 +475,14 @@ def environment_failure(
 ) -> RequestError:
     """Convert an exception of an environment to INTERNAL, with its traceback as text (D-2).
 
-    What `reset` or `step` returned in another form than Gymnasium's is described, without a traceback: the failure is
-    that of whoever unpacked it.
+    A malformed result of `reset` or `step` is described without a traceback, because the exception comes from the
+    caller that unpacked it.
 
     Args:
-        where: What the environment did, for the message.
-        error: What was raised.
+        where: The name of the operation, for the message.
+        error: The exception.
         kind: The class of the environment, for the message.
-        remedy: What to do next; empty: as for an environment that goes on.
+        remedy: What to do next; empty: the default remedy for `where`.
     """
     remedy = remedy or _REMEDIES.get(where, ADVICE)
     trace = _misshapen_at(error)
@@ -493,21 +493,21 @@ def environment_failure(
     if isinstance(error, gymnasium.error.DependencyNotInstalled):  # its text says what to install
         return RequestError(Code.INTERNAL, f"a package that {kind} needs is not installed where it runs: {error}")
     frames = traceback.format_exception(type(error), error, error.__traceback__)
-    # With its traceback, where an environment steps others: whose result it was is seen there.
+    # An environment may step others: the traceback shows whose result was malformed.
     form = "" if trace is None else f"reset() gives {_FORMS['reset']}, step() {_FORMS['step']}. "
     text = f"the environment raised {type(error).__name__} in {where}: {error}\n{''.join(frames)}{form}{remedy}"
     return RequestError(Code.INTERNAL, text)
 
 
 def _misshapen_at(error: BaseException) -> types.TracebackType | None:
-    """Return where whoever called an environment could not unpack what it returned; None: the error is another one."""
+    """Return the traceback entry where a caller could not unpack an environment's result; None: another error."""
     trace = error.__traceback__
     if trace is None or not isinstance(error, (TypeError, ValueError)) or "unpack" not in str(error):
         return None
     while trace.tb_next is not None:
         trace = trace.tb_next
-    # By the code that raised it, and not by its text alone: environments unpack archives and tuples of their own. An
-    # AsyncVectorEnv raises again what a lane raised in its process, so nothing is known there.
+    # Check the code that raised it, not only its text: environments unpack their own archives and tuples. An
+    # AsyncVectorEnv raises a lane's exception again, so this cannot find the place.
     return trace if _is_caller(trace) else None
 
 
@@ -516,7 +516,7 @@ def _is_caller(trace: types.TracebackType) -> bool:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """True if an error passed through nothing but code that calls environments, and through no environment's own."""
+    """True if an error passed only through code that calls environments, and not through an environment's code."""
     trace = error.__traceback__
     while trace is not None and _is_caller(trace):
         trace = trace.tb_next
@@ -524,9 +524,9 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _described(trace: types.TracebackType, error: BaseException) -> str:
-    """Return what could not be unpacked, for the message.
+    """Describe the value that could not be unpacked, for the message.
 
-    Whoever calls an environment in this package names what it returned `result`, and then unpacks that.
+    All callers of environments in this package name the value `result` before they unpack it.
     """
     names = trace.tb_frame.f_locals
     if "result" not in names:  # in code of Gymnasium
@@ -542,17 +542,17 @@ def _described(trace: types.TracebackType, error: BaseException) -> str:
 
 
 def start_error(title: str, error: RequestError) -> SettingError | StartError:
-    """Convert the refusal of a server's first environment: StartError where the environment failed, else SettingError.
+    """Convert the error of a server's first environment: StartError if the environment failed, else SettingError.
 
     Args:
         title: The environment, for the message.
-        error: Why it could not be made, or cannot be served.
+        error: Why it could not be made or served.
     """
     text, mark, rest = error.message.partition("\nTraceback ")
     text = text if text.startswith(title) else f"{title}: {text}"
     if error.code in (Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION):
         return SettingError(text)
-    # The last line, of `environment_failure`, tells a client what to do next.
+    # Drop the last line of `environment_failure`, which is advice for a client.
     return StartError(text, (mark + rest).strip().rpartition("\n")[0])
 
 
@@ -568,7 +568,7 @@ def answer_to(where: str, error: BaseException, kind: str = "the environment") -
     # Gymnasium's OrderEnforcing raises it in a render or a step before the first reset.
     if isinstance(error, gymnasium.error.ResetNeeded):
         return RequestError(Code.FAILED_PRECONDITION, f"no {where} before the first Step: {error}")
-    # An environment without frames has not failed: `gymnasium.Env.render` raises this where a class has no other.
+    # `gymnasium.Env.render` raises this for a class without its own `render`: that is not a failure.
     if isinstance(error, NotImplementedError) and where == "render":
         return RequestError(Code.FAILED_PRECONDITION, "this environment has no frames to render")
     return environment_failure(where, error, kind)
@@ -581,13 +581,13 @@ def fill_observations(response: pb.StepResponse, observations: Mapping[int, Arra
 
 
 class Substitution(Protocol):
-    """An observer's actions in the place of agents', for a pacer that chooses ahead of the step."""
+    """An observer's replacement of agents' actions, for a pacer that chooses actions ahead of the step."""
 
     def substitute(self, action: Any) -> tuple[Any, Any]:
-        """Return what the environment is to be stepped by in the place of an action, and a note; changes nothing."""
+        """Return the action to use instead of `action`, and a note. Has no side effects."""
 
     def substituted(self, note: Any) -> None:
-        """Take the note of the step that is under way next: it was taken."""
+        """Record that the step with this note is the next one to run."""
 
 
 class PacedWorld(World):
@@ -596,23 +596,23 @@ class PacedWorld(World):
     Args:
         name: The world's name.
         env: The environment, owned by the world from here on.
-        scheduler: Runs what the world waits for.
+        scheduler: Runs the world's coroutines and timers.
     """
 
     def __init__(self, name: str, env: Environment, scheduler: Scheduler) -> None:
         super().__init__(name, scheduler)
         self.env: Environment = env
-        """The environment that is stepped; observers put themselves in its place."""
+        """The environment that is stepped; observers wrap it."""
         self.substitutes: Mapping[object, str] = {}
-        """Whose actions the step at hand takes in place of an agent's, by agent or lane."""
+        """The persons whose actions replace agents' actions in the current step, by agent or lane."""
         self.substitution: Substitution | None = None
-        """Which actions stand in for agents', where the pacer chooses ahead; None: none do."""
+        """The replacement of agents' actions, for a pacer that chooses ahead; None: no replacement."""
         self.draws_itself = False
-        """True if it has pictures without a reset or step, as a program that draws by itself."""
+        """True if its pictures change without a reset or step, such as those of a game."""
         self.redraw: Callable[[], None] = lambda: None
-        """Called when it has drawn itself; set by who looks."""
+        """Called when it has drawn a picture by itself; set by whoever shows pictures."""
         self.begun_in_steps = 0
-        """How often a step began the next episode of a lane, which it is no step of."""
+        """How often a step only began the next episode of a lane, so that it does not count as a step."""
         self.episodes = 0
         """Episodes that ended, counted for each lane."""
         self.closed = False
@@ -620,7 +620,7 @@ class PacedWorld(World):
 
     @abc.abstractmethod
     def properties(self) -> PropertyTree:
-        """Return the tree below `world`."""
+        """Return the properties below `world`."""
 
     @property
     def over(self) -> bool:
@@ -633,7 +633,7 @@ class PacedWorld(World):
         return self.env.ended is None
 
     def refuse_if_over(self) -> None:
-        """Raise where the world is destroyed, or its environment has ended by itself."""
+        """Raise if the world was destroyed, or its environment has ended by itself."""
         if self.env.ended is not None:
             raise self.env.ended
         if self.closed:
