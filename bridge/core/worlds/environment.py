@@ -1,9 +1,8 @@
-"""The interface of environments to worlds: a description, and calls that are awaited.
+"""The interface of environments to worlds: a description, and calls to await.
 
-A world steps an `Environment` and need not know where it lives: `bridge.core.worlds.local` calls one of this process in
-the thread that it belongs to, `bridge.core.worlds.isolated.env` one in a process of its own, which `Isolation` bounds.
-Whoever stands between a world and its environment (a recording, people who watch) is an `EnvironmentProxy`, which hands
-on what it does not change.
+A world steps an `Environment`, wherever that runs. `bridge.core.worlds.local` calls an environment of this process in
+its own thread. `bridge.core.worlds.isolated.env` calls one in a separate process, within the limits of `Isolation`. An
+`EnvironmentProxy` between a world and its environment (a recording, people who watch) forwards what it does not change.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class Transition:
     info: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The info, a dict."""
     missing: Sequence[str] = ()
-    """Of one of several agents: what the environment did not return for it, as `StepInfo` says."""
+    """For one of several agents: what the environment did not return for it; see `StepInfo`."""
 
     @property
     def ended(self) -> bool:
@@ -84,7 +83,7 @@ class Transition:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A reset or a step that is due, of an environment or of a lane of it."""
+    """A due reset or step of an environment or of one of its lanes."""
 
     lane: int
     episode: int
@@ -97,12 +96,12 @@ class Job:
 
     @property
     def actions(self) -> Mapping[str, object]:
-        """The actions of several agents by name; of a reset there are none."""
+        """The actions of several agents by name; empty for a reset."""
         return self.action if isinstance(self.action, Mapping) else {}
 
 
 class StepTimes:
-    """The seconds that the calls of `reset` and of `step` took."""
+    """The durations of calls of `reset` and `step`, in seconds."""
 
     def __init__(self) -> None:
         self.reset = Samples()
@@ -120,25 +119,25 @@ class EnvFacts:
     kind: str
     """The class of the environment, for messages."""
     spaces: Spaces
-    """Of one environment, that is of one lane; of several agents those of the first."""
+    """The spaces of one environment or one lane; with several agents those of the first agent."""
     agents: Mapping[object, Spaces] = dataclasses.field(default_factory=dict)
-    """The spaces of each agent, by the environment's own ids; empty: it is no environment of several agents."""
+    """The spaces of each agent, by the environment's own ids; empty: it does not have several agents."""
     num_envs: int | None = None
     """How many lanes one call steps; None: it is a single environment, or one of several agents."""
     reward_space: Space[object] | None = None
-    """Of array rewards; None: rewards are numbers."""
+    """The space of array rewards; None: rewards are numbers."""
     autoreset: AutoresetMode | None = None
-    """When a lane that ended begins anew; None: it has no lanes, or does not say."""
+    """When a lane that ended begins its next episode; None: it has no lanes, or does not say."""
     resets_lanes: bool = False
-    """True if some lanes can be reset alone, by the option `reset_mask`, each with a seed of its own."""
+    """True if some lanes can be reset alone, by the option `reset_mask`, each with its own seed."""
     steps_lanes: bool = False
     """True if each lane can be stepped by itself."""
     name: str = ""
-    """How the metadata of an environment of several agents call it, such as `simple_tag_v3`."""
+    """The name in the metadata of an environment with several agents, such as `simple_tag_v3`."""
     default_actions: Mapping[str, object] = dataclasses.field(default_factory=dict)
-    """Of several agents what each does that nobody plays, by name; empty: it is not known."""
+    """With several agents, the action of each agent without a player, by name; empty: unknown."""
     action_names: Sequence[str] | None = None
-    """What the actions of each of several agents are called, in their order; None: it is not known."""
+    """With several agents, the names of each agent's actions, in order; None: unknown."""
 
     @property
     def observation_space(self) -> Space[object]:
@@ -158,76 +157,76 @@ class EnvFacts:
 
     @property
     def of_lane(self) -> EnvFacts:
-        """Return the facts of one lane that is stepped by itself."""
+        """Return the facts of one lane that is stepped separately."""
         return dataclasses.replace(self, num_envs=None, autoreset=None, resets_lanes=False, steps_lanes=False)
 
 
 class Environment(Protocol):
-    """An environment, as every world uses it."""
+    """An environment, as worlds use it."""
 
     facts: EnvFacts
     """Its description."""
     executor: Executor
-    """Runs functions in the thread that calls the environment, if it has one of its own; else in the server's."""
+    """Runs functions in the environment's own thread, if it has one; otherwise in the server's thread."""
     times: StepTimes
-    """How long its calls took."""
+    """The durations of its calls."""
     notes: list[str]
-    """Remarks for clients on what it returned; whoever tells them takes them."""
+    """Remarks for clients on its results; the code that sends them clears the list."""
     failures: dict[int, str]
-    """Why lanes failed in the last call, by lane, where each fails alone; always the same object."""
+    """Why lanes failed in the last call, by lane, if lanes fail separately; always the same object."""
     retried: list[str]
-    """What resets of such lanes raised that were tried again; whoever logs them takes them."""
+    """Errors of resets of such lanes that were tried again; the code that logs them clears the list."""
 
     @property
     def step_in_row(self) -> Callable[[Any], Result] | None:
-        """Does as `step`, at once, where the executor would call it; None: `step` is to be awaited.
+        """A synchronous `step`, to be called in the executor's thread; None: only `step` is available.
 
-        What it returns stays as it is while other environments are stepped, which may share memory with this one.
+        Its results stay unchanged while other environments are stepped, even if they share memory with this one.
         """
 
     @property
     def ended(self) -> RequestError | None:
-        """The error to answer with if the environment's process has ended; None: it has not."""
+        """The error that answers requests if the environment's process has ended; None: it runs."""
 
     def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
-        """Reset it, or where `facts.steps_lanes` one lane by itself."""
+        """Reset it; with `facts.steps_lanes` perhaps only one lane."""
 
     def step(self, action: object, lane: int | None = None) -> Call[Result]:
-        """Step it, or where `facts.steps_lanes` one lane by itself."""
+        """Step it; with `facts.steps_lanes` perhaps only one lane."""
 
     def close(self, reason: RequestError | None = None) -> Call[None]:
-        """Close it and give it up; later calls raise `reason`.
+        """Close it; later calls raise `reason`.
 
         Raises:
-            RequestError: What its own `close` raised; it is given up all the same.
+            RequestError: Its own `close` raised; it counts as closed anyway.
         """
 
     def render(self, lanes: Sequence[int]) -> Call[list[object]]:
-        """Return what `render()` gives now for some lanes, copied; [0] for a single environment."""
+        """Return copies of the results of `render()` for some lanes; [0] for a single environment."""
 
     def properties(self) -> PropertyTree:
-        """Return what it adds to the tree below `world`."""
+        """Return its properties, below `world`."""
 
     def answer_property(self, request: properties_pb2.PropertyRequest) -> Call[properties_pb2.PropertyResponse]:
         """Read, write or list a property for which code of the environment runs."""
 
     def call(self, request: bridge_pb2.CallRequest) -> Call[bridge_pb2.CallResponse]:
-        """Call a public method, or read a public attribute, on the lanes that the request names; none: on all."""
+        """Call a public method, or read a public attribute, on the lanes that the request names; empty: on all."""
 
     @property
     def home(self) -> object:
-        """Where it lives: equal for all environments that share a process."""
+        """The process that it runs in; equal for all environments of a process."""
 
     def run_message(self, message: SessionMessage, request: bytes) -> Call[PartOutcome]:
-        """Have the part of a message beside it answer a request.
+        """Let the message's part beside it answer a request.
 
         Raises:
-            RequestError: What the part raised; the environment is as it was, as far as the part has left it so.
+            RequestError: The part raised; the environment is unchanged, unless the part has changed it.
         """
 
 
 class EnvironmentProxy:
-    """An environment that stands before another one and does as that does. Subclasses change what they are for.
+    """An environment that forwards everything to another one. Subclasses override what they change.
 
     Args:
         env: The other one.
@@ -238,7 +237,7 @@ class EnvironmentProxy:
 
     def __init__(self, env: Environment) -> None:
         self.inner = env
-        """The environment that does what is asked."""
+        """The environment that calls are forwarded to."""
         self.facts = env.facts
         self.executor = env.executor
         self.times = env.times
@@ -247,7 +246,7 @@ class EnvironmentProxy:
 
     @property
     def ended(self) -> RequestError | None:
-        """The error to answer with if the environment's process has ended; None: it has not."""
+        """The error that answers requests if the environment's process has ended; None: it runs."""
         return self.inner.ended
 
     def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
@@ -267,7 +266,7 @@ class EnvironmentProxy:
         return self.inner.render(lanes)
 
     def properties(self) -> PropertyTree:
-        """Return what the environment adds to the tree below `world`."""
+        """Return the environment's properties, below `world`."""
         return self.inner.properties()
 
     def answer_property(self, request: properties_pb2.PropertyRequest) -> Call[properties_pb2.PropertyResponse]:
@@ -280,24 +279,24 @@ class EnvironmentProxy:
 
     @property
     def home(self) -> object:
-        """Where the environment lives."""
+        """The process that the environment runs in."""
         return self.inner.home
 
     def run_message(self, message: SessionMessage, request: bytes) -> Call[PartOutcome]:
-        """Have the part of a message beside the environment answer a request."""
+        """Let the message's part beside the environment answer a request."""
         return self.inner.run_message(message, request)
 
 
 def kept(value: Any) -> Any:
-    """A copy that the environment cannot change when it steps on."""
-    if type(value) in IMMUTABLE:  # as rewards, flags and most actions are
+    """Return a copy that the environment cannot change in later steps."""
+    if type(value) in IMMUTABLE:  # the usual case: rewards, flags and most actions
         return value
     if isinstance(value, np.ndarray):
-        # Of an array of objects, such as the last observations of lanes, each.
+        # For an array of objects, such as the last observations of lanes, copy each object.
         return value.copy() if value.dtype != object else np.frompyfunc(kept, 1, 1)(value, np.empty_like(value))
     if isinstance(value, dict):
         return {key: kept(item) for key, item in value.items()}
-    # A named tuple, such as a `GraphInstance`, is not made of one sequence. Other subclasses may take anything.
+    # The constructor of a named tuple, such as `GraphInstance`, takes no sequence. Other subclasses may take anything.
     if type(value) in (tuple, list, set) or (isinstance(value, tuple) and hasattr(value, "_make")):
         return getattr(value, "_make", type(value))(map(kept, value))
     return value
@@ -305,18 +304,18 @@ def kept(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentProperty:
-    """A text about an environment that its code may be asked for, one for all lanes of a world."""
+    """A text property of an environment, the same for all lanes of a world. The environment's code may provide it."""
 
     name: str
     """The key below `world`."""
     description: str
-    """In a sentence."""
+    """Its description, a sentence."""
     read: Callable[[Any], str]
-    """Returns the text of an environment, or of a vector of them, in the thread that it belongs to. A feature is
-    imported here, once somebody asks."""
+    """Returns the text for an environment or a vector environment, in its thread. The feature is imported here, at the
+    first request."""
     read_agent: Callable[[EnvFacts, str, Space[Any]], str] | None = None
     """Returns the text for one of several agents, from the environment's facts, the agent's name and its action space;
-    None: it is the same for all of them, and `read` is asked."""
+    None: the text is the same for all agents, and comes from `read`."""
 
     @property
     def key(self) -> str:
@@ -325,13 +324,13 @@ class EnvironmentProperty:
 
 
 def environment_properties() -> Sequence[EnvironmentProperty]:
-    """Return those of all features that are installed."""
+    """Return the properties of all installed features."""
     found: Sequence[EnvironmentProperty] = provided("environment_properties")
     return found
 
 
 CALL_TIMEOUT = 300.0
-"""Seconds that one call of an environment may take unless told otherwise."""
+"""The default of `call_timeout`, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,27 +338,27 @@ class Isolation:
     """The limits of a world's process."""
 
     call_timeout: float | None = CALL_TIMEOUT
-    """Seconds that one call of its environment may take, its construction too; None: for ever."""
+    """The most seconds of one call of its environment, including its construction; None: without limit."""
     max_world_bytes: int | None = None
-    """Bytes of memory that it may allocate (where the system can limit that: Linux); None: no limit of ours."""
+    """The most bytes of memory that it may allocate, on systems that can limit it (Linux); None: without limit."""
     own_program: bool = False
-    """True if it begins without the main module of this program, which `multiprocessing` would import. It has no limit
-    of memory, and no client's factory then."""
+    """True if it starts without importing the main module of this program, as `multiprocessing` would. Then it has no
+    memory limit, and cannot run clients' factories."""
 
     @classmethod
     def of(
         cls, isolation: str | None, call_timeout: float | None, max_world_bytes: int | None, *, always: bool = False
     ) -> Isolation | None:
-        """Read the keywords of a server; None: its worlds live in its own process.
+        """Read the keywords of a server; None: its worlds run in its own process.
 
         Args:
             isolation: `process` or None.
-            call_timeout: As above.
-            max_world_bytes: As above.
-            always: Worlds have processes of their own whatever `isolation` says.
+            call_timeout: See the field.
+            max_world_bytes: See the field.
+            always: True: worlds have their own processes, whatever `isolation` is.
 
         Raises:
-            SettingError: A keyword is out of its range, or stands without `isolation`.
+            SettingError: A keyword is out of its range, or was given without `isolation`.
         """
         if isolation not in (None, "process"):
             raise SettingError(f"expected isolation to be 'process' or None, got {isolation!r}")
@@ -373,8 +372,7 @@ class Isolation:
 
 def start_method() -> str:
     """Return the start method of world processes: never fork, because this process has threads."""
-    # `spawn` and the forkserver import the main module: without the guard each process would start a server, and the
-    # processes of that, without end.
+    # `spawn` and the forkserver import the main module: without the guard each process would start another server.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise SettingError(
             "the main module starts a server while a process of its environments imports it; guard it by "

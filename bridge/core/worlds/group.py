@@ -1,6 +1,6 @@
-"""Groups: who takes part in a world, by the names that clients know them by, and what each of them gives and gets.
+"""Groups: the agents of a world, by the names that clients use, with their actions and results.
 
-Who gives no action in time takes a default one, which the environment allows.
+An agent without an action in time takes a default action that the environment allows.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ __all__ = [
 
 
 class _Default:
-    """Stands for the default action of an agent."""
+    """The type of `DEFAULT`."""
 
     def __repr__(self) -> str:
         return "DEFAULT"
 
 
 DEFAULT = _Default()
-"""In the actions of several agents: this one has none, a default one is to be found."""
+"""Marks an agent without an action, for which a default action has to be found."""
 
 
 def neutral_action(space: spaces.Space[object]) -> Any:
-    """Return the element of a space that is nearest to doing nothing: zeros, the first choice, the shortest text."""
+    """Return the element of a space that comes closest to doing nothing: zeros, the first choice, the shortest text."""
     if isinstance(space, spaces.Box):
         return np.clip(np.zeros(space.shape, space.dtype), space.low, space.high)
     if isinstance(space, spaces.Discrete):
@@ -72,18 +72,18 @@ def neutral_action(space: spaces.Space[object]) -> Any:
         return space.character_list[0] * space.min_length if space.min_length else ""
     if isinstance(space, spaces.OneOf):
         return np.int64(0), neutral_action(space.spaces[0])
-    # A copy with a seed: the same action each time, and the user's random generator does not move.
+    # Sample from a seeded copy: the action is always the same, and the user's random generator is not advanced.
     same = copy.deepcopy(space)
     same.seed(0)
     return same.sample()
 
 
 def default_action(agent: object, observation: object, space: spaces.Space[Any]) -> Any:
-    """Return an action that does little: the first that is allowed, or the neutral one.
+    """Return an action that does little: the first allowed action, or the neutral one.
 
     Args:
         agent: The agent's id.
-        observation: What it saw last; of a dict with `action_mask` the mask is obeyed.
+        observation: Its last observation; an `action_mask` in a dict is obeyed.
         space: Its action space.
     """
     mask = allowed_choices(observation, space)
@@ -93,26 +93,26 @@ def default_action(agent: object, observation: object, space: spaces.Space[Any])
 
 
 def check_default_action(function: object) -> None:
-    """Raise SettingError for what gives no default actions."""
+    """Raise SettingError if `function` is neither None nor callable."""
     if function is not None and not callable(function):
         raise SettingError(f"expected default_action to be a callable (agent, observation, space), got {function!r}")
 
 
 def is_allowed(action: Any, observation: object, space: spaces.Space[Any]) -> bool:
-    """Return whether the `action_mask` of an agent's last observation allows an action; True where there is none."""
+    """Return True if the `action_mask` of an agent's last observation allows an action, or if there is no mask."""
     mask = allowed_choices(observation, space)
     return mask is None or not isinstance(space, spaces.Discrete) or bool(mask[int(action) - int(space.start)])
 
 
 def allowed_choices(observation: object, space: spaces.Space[Any]) -> Any:
-    """Return an `action_mask` that allows anything, an array with an element for each choice; None: there is none."""
+    """Return the `action_mask`, an array with an element for each choice; None: there is no mask, or it forbids all."""
     mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
-    # A mask that forbids everything, as of an agent whose turn it is not, says nothing.
+    # A mask that forbids everything, such as for an agent that is not on turn, is ignored.
     return mask if isinstance(space, spaces.Discrete) and mask is not None and np.any(mask) else None
 
 
 def name_of_function(given: object) -> str:
-    """Return what a person is told that a function is called which chooses actions; `policy` where it has no name."""
+    """Return the name of a function that chooses actions, for people; `policy` if it has no name."""
     named = given.func if isinstance(given, partial) else given
     if not (inspect.isroutine(named) or inspect.isclass(named)):
         named = type(named)
@@ -121,19 +121,19 @@ def name_of_function(given: object) -> str:
 
 
 ONE = "agent"
-"""The name of the one agent of an environment that is not of several."""
+"""The name of the agent in an environment with a single agent."""
 _PARTS = ("observation", "reward", "terminated", "truncated", "info")
 
 
 class Group:
     """The agents of a world.
 
-    Those of an environment of several agents have actions, observations and ends of their own; one step is made of the
-    actions of all. Any other environment has one agent, or is shared by several players, who see the same.
+    In an environment with several agents, each has its own actions, observations and end, and one step uses the actions
+    of all. Any other environment has one agent, or is shared by several players, which all see the same.
 
     Args:
-        facts: Those of the environment.
-        players: The names of those who share the environment, where it is not of several agents; none: one has it.
+        facts: The facts of the environment.
+        players: The names of the players that share an environment with a single agent; empty: it is not shared.
     """
 
     def __init__(self, facts: EnvFacts, players: Sequence[str] = ()) -> None:
@@ -141,16 +141,16 @@ class Group:
         self._by_lane = facts.num_envs is not None
         self._one = facts.spaces
         self.several = bool(facts.agents)
-        """True if it is of an environment of several agents."""
+        """True for an environment with several agents."""
         self.shared = bool(players) and not self.several
         """True if several players share one agent's actions and observations."""
-        # Clients name agents by texts; PettingZoo's ids may be of any type.
+        # Clients name agents by strings; PettingZoo's ids may have any type.
         self.ids: dict[str, object] = {str(agent): agent for agent in facts.agents or players or (ONE,)}
-        """The environment's own id of each agent, by its name; of others the name."""
+        """The environment's own id of each agent, by its name; for other environments the name."""
         self._names = {agent: name for name, agent in self.ids.items()}
         self._named = all(type(agent) is str for agent in self._names)
         self.spaces = {name: facts.agents.get(agent, facts.spaces) for name, agent in self.ids.items()}
-        """Observation and action space of each agent, by its name."""
+        """The observation and action space of each agent, by its name."""
 
     def __iter__(self) -> Iterator[str]:
         """Iterate over the names, in the environment's order."""
@@ -169,20 +169,19 @@ class Group:
 
         Args:
             env: The environment.
-            job: What is to be done: of an environment of several agents with an action or `DEFAULT` for each that
-                acts, of another one with its action or `DEFAULT`.
-            seen: Returns what an agent has seen last, where there is no observation of it.
-            default_action: Returns the action of an agent that has none.
-            keep: Copies what the environment may change later.
-            read_reward: Reads a reward; `as_typed` leaves one of an environment of one agent as it is, which may be an
-                array.
+            job: The job: for several agents with an action or `DEFAULT` for each agent that acts; otherwise with one
+                action or `DEFAULT`.
+            seen: Returns an agent's last observation, for a result without one.
+            default_action: Returns the action of an agent without an action.
+            keep: Copies values that the environment may change later.
+            read_reward: Reads a reward; `as_typed` keeps the reward of a single agent as it is, which may be an array.
 
         Returns:
-            What each agent is told that acted or is alive, by name, and the names of those that go on.
+            The transition of each agent that acted or is alive, by name, and the names of the living agents.
 
         Raises:
             RequestError: The environment failed.
-            Exception: What an environment of one agent returned cannot be read.
+            Exception: The result of an environment with a single agent is malformed.
         """
         if not self.several:
             names, lane = self.ids, job.lane if self._by_lane else None
@@ -213,13 +212,13 @@ class Group:
         keep: Callable[[Any], Any] = lambda results: results,
         read_reward: Callable[[Any], Any] = as_typed,
     ) -> tuple[dict[str, Transition], list[str]]:
-        """Return what each of several agents is told of a reset or a step, and who goes on; as `carry_out`.
+        """Return the transitions of several agents and the living agents from a result; see `carry_out`.
 
         Args:
-            job: What was done.
-            result: What the environment returned, with the living agents.
-            seen: As of `carry_out`, like those that follow.
-            keep: Copies.
+            job: The job.
+            result: The environment's result, with the living agents.
+            seen: See `carry_out`.
+            keep: Copies values.
             read_reward: Reads a reward.
         """
         with failures_in(job.kind):
@@ -227,23 +226,23 @@ class Group:
             if job.kind == "reset":
                 observations, infos = results
                 results = [observations, {}, {}, {}, infos]
-            living = list(dict.fromkeys(map(str, alive)))  # each once, also where the environment repeats one
+            living = list(dict.fromkeys(map(str, alive)))  # without repetitions
             unknown = [name for name in living if name not in self.ids]
-            # After a reset without agents there would be nothing to step, and agents would wait for ever.
+            # After a reset without living agents there would be nothing to step, and agents would wait for ever.
             if unknown or (job.kind == "reset" and not living):
                 known = ", ".join(self)
                 remedy = "; name all that may come in its `possible_agents`" if unknown else ""
                 text = f"expected agents of {known} to be alive, got {unknown or 'none'} in its `agents`{remedy}"
                 raise ValueError(text)
             all_told: dict[str, Transition] = {}
-            # Those that acted hear of their end; those that are alive now may have come in by this step.
+            # Agents that acted need their end; living agents may have appeared in this step.
             concerned = dict.fromkeys((*job.actions, *living))
             parts, gaps = keep(results), []
-            # Nearly always each part has just these agents, by their names: compared once, and not by agent.
+            # Fast path: usually each part of the result has exactly these agents, by name.
             if not self._named or any(part.keys() != concerned.keys() for part in parts):
                 parts = [self._by_name(part) for part in parts]
                 gaps = [(part, of) for part, of in zip(_PARTS, parts, strict=True) if not concerned.keys() <= of.keys()]
-                if job.kind == "reset":  # which returns no others
+                if job.kind == "reset":  # a reset returns only these two
                     gaps = [(part, of) for part, of in gaps if part in ("observation", "info")]
             observations, rewards, terminations, truncations, infos = parts
             for name in concerned:
@@ -251,7 +250,7 @@ class Group:
                 terminated, truncated = bool(terminations.get(name, False)), bool(truncations.get(name, False))
                 reward, info = read_reward(rewards.get(name, 0.0)), infos.get(name, {})
                 missing = [part for part, of in gaps if name not in of] if gaps else []
-                # An agent that the environment drops without an end is truncated.
+                # An agent that disappears without an end is truncated.
                 if not (terminated or truncated) and name not in living:
                     truncated = True
                     missing.append("end")
@@ -259,33 +258,33 @@ class Group:
             return all_told, living
 
     def _last_seen(self, name: str, seen: Callable[[str], object]) -> object:
-        """Return what stands for an observation that the environment did not return: the last one, or a neutral one."""
+        """Return a substitute for a missing observation: the last one, or a neutral one."""
         last = seen(name)
         return neutral_action(self.spaces[name][0]) if last is None else last
 
     def _by_name(self, part: Mapping[object, Any]) -> dict[str, Any]:
-        """Key what an environment returns by the agents' names."""
+        """Convert the keys of an environment's result to the agents' names."""
         return {self._names.get(agent, str(agent)): value for agent, value in part.items()}
 
     def read(self, settings: Settings) -> str | None:
         """Read the JoinWorld setting `agent`; None: it is not given.
 
         Raises:
-            RequestError: INVALID_ARGUMENT, it names no agent of the world.
+            RequestError: INVALID_ARGUMENT: it is not the name of an agent of the world.
         """
         return read_choice(settings, "agent", list(self.ids)) if "agent" in settings else None
 
     def choose(self, wanted: str | None, taken: Collection[str], world: str, remedy: str) -> str:
-        """Return which agent a client plays: the one that it wants, or the first that is free.
+        """Return the agent that a client plays: the wanted one, or the first free one.
 
         Args:
             wanted: The name; None: any.
-            taken: The names of those that somebody plays.
-            world: How the message names the world.
-            remedy: What a client can do where all agents are taken.
+            taken: The names of agents with a player.
+            world: The world's name in the message.
+            remedy: What a client can do if all agents are taken.
 
         Raises:
-            RequestError: RESOURCE_EXHAUSTED, it is taken.
+            RequestError: RESOURCE_EXHAUSTED: the wanted agent, or all of them, are taken.
         """
         free = [name for name in self.ids if name not in taken]
         if not free:
@@ -298,7 +297,7 @@ class Group:
         return name
 
     def properties(self, name: str) -> PropertyTree:
-        """Return what one agent adds to the tree below `world`: its spaces, and of several its name and the like."""
+        """Return one agent's properties, below `world`: its spaces; with several agents also its name and all names."""
         observation_space, action_space = self.spaces[name]
 
         def leaf(key: str, kind: str, description: str, read: Callable[[], object]) -> Property:
@@ -315,7 +314,7 @@ class Group:
             ),
         ]
         if not self.several:
-            # The environment tells its own, and knows more of them.
+            # The environment itself has the properties of its own spaces.
             return PropertyTree(spaces if self.spaces[name] != self._one else ())
         names = [
             leaf("agent", TEXT, "the agent of this connection", lambda: name),

@@ -1,8 +1,8 @@
-"""Observers: they are told of the worlds of a server, of what environments do, and of who joins.
+"""Observers: objects that are told of a server's worlds, of results of environments, and of joining agents.
 
-Watching, take-over and recordings are observers, and so is whatever a user gives as `observers=` of `serve_gym` and
-`serve_parallel`; `examples/log_episodes.py` is one. Worlds and sessions know none of them: a server holds those that it
-was given, and asks each where this module says so.
+Watching, take-over and recordings are observers, and users can pass their own as `observers=` of `serve_gym` and
+`serve_parallel`; `examples/log_episodes.py` is one. Worlds and sessions do not know them: the server holds its
+observers, and calls them as this module documents.
 """
 
 from __future__ import annotations
@@ -29,92 +29,89 @@ __all__ = ["Background", "Episode", "Episodes", "Listener", "ObservedEnv", "Obse
 
 
 class Background(Protocol):
-    """Runs what takes processor time in a thread of its own."""
+    """Runs slow functions in a separate thread."""
 
     def submit(self, job: Callable[[], object], done: Callable[[object], None]) -> None:
-        """Call `job` there, and `done` in the event loop with what it returned, or with its exception."""
+        """Call `job` in that thread, and then `done` in the event loop with its result or its exception."""
 
 
 class Observer:
-    """Is told of the worlds of a server. Subclasses override what they need; all of it runs in the serving thread.
+    """Is told of the worlds of a server. Subclasses override methods, which all run in the serving thread.
 
-    So it must not wait: while it does, the server answers nobody. What takes time is for `Background.submit`.
+    A method must not block, because the server answers nobody meanwhile. Use `Background.submit` for slow work.
 
-    An observer refuses a client by raising RequestError in `made` or `join`, and so does another exception there: the
-    client is told the observer's class and the exception. Any other exception of an observer goes to the log, with its
-    traceback once and then as a count each minute, and the environments are served as if it had not been asked.
+    An observer refuses a client by raising RequestError in `made` or `join`. Another exception there refuses the client
+    too, with the observer's class and the exception as the text. Exceptions in other methods are logged, with the
+    traceback once and then as a count each minute, and environments are served as if the method had not been called.
     """
 
     def start(self, background: Background) -> None:
-        """Begin with a server, which has a thread for what takes time. What it raises, `serve_gym` raises."""
+        """Start with a server, which provides a thread for slow work. `serve_gym` raises exceptions of this method."""
 
     def made(self, world: World) -> Listener | None:
-        """Note a new world; return what is told of each reset and step of its environment, None: nothing is."""
+        """Handle a new world; return a listener for each reset and step of its environment, or None."""
         return None
 
     def join(self, world: World, settings: Settings, join: Callable[[Settings], Agent]) -> Agent:
-        """Let an agent into a world; `join` lets in the agent of other settings, such as those that are not its own."""
+        """Let an agent into a world; call `join` with the settings that are not for this observer."""
         return join(settings)
 
     def keep(self, world: World, agent: Agent) -> bool:
-        """Return True to keep the agent of a client that is gone in its world: the observer has it leave later."""
+        """Return True to keep an agent whose client has gone in its world; the observer must remove it later."""
         return False
 
     def describe(self, world: World) -> Mapping[str, object]:
-        """Return what a page shows of a world by this observer, as JSON has it."""
+        """Return what a page shows of a world for this observer, as values for JSON."""
         return {}
 
     def counts(self, worlds: Sequence[World]) -> Mapping[str, float]:
-        """Return what the server's status counts by this observer."""
+        """Return this observer's counts for the server's status."""
         return {}
 
     def close(self) -> None:
-        """End with the server."""
+        """Stop with the server."""
 
 
 class Listener:
-    """Is told what an environment returns. Subclasses override what they need.
-
-    `lane` is the number of a lane that is stepped by itself, as in real time; None: one call steps all that there is.
-    Results are as the environment gave them, with the living agents at their end where it has several; a listener
-    copies what it keeps, since the environment may change it in its next step.
-
-    An exception of a listener goes to the log, and the environment is served as if it had not been told: the agent's
-    action is used, and the environment's result. One that has to stop an agent raises RequestError, which the agent
-    gets in the place of the result.
+    """Is told the results of an environment. Subclasses override methods.
+    `lane` is the number of a lane that is stepped separately, as in real time; None: one call steps everything. Results
+    are those of the environment, followed by the living agents if it has several. A listener must copy what it keeps,
+    because the environment may change it in its next step.
+    An exception of a listener is logged, and the environment is served as if the method had not been called, with the
+    agent's action and the environment's result. To stop an agent, raise RequestError, which the agent gets instead of
+    the result.
     """
 
     def began(self, lane: int | None, result: Result, mask: Array | None) -> None:
-        """Note what `reset` returned; `mask` says which lanes of a batch began, bools `(lanes,)`, None: all."""
+        """Handle the result of `reset`; `mask` has the lanes of a batch that began, bools `(lanes,)`; None: all."""
 
     def placed(self, result: Result, mask: Array | None) -> None:
-        """Note that a message has put the environment into another situation, and what a reset would return there.
-
-        `mask` says which lanes of a batch are in it, bools `(lanes,)`, None: all. Unless a subclass says otherwise, it
-        is as the beginning of an episode.
+        """Handle a message that has put the environment into another state; `result` is like that of a reset there.
+        `mask` has the lanes of a batch that were changed, bools `(lanes,)`; None: all. By default this counts as the
+        beginning of an episode.
         """
         self.began(None, result, mask)
 
     async def acting(self, lane: int | None, action: object) -> object:
-        """Return the action that the environment is stepped by: this one, or another in its place. It may wait."""
+        """Return the action for the environment: `action` itself or a replacement. This coroutine may wait."""
         return action
 
     def stepped(self, lane: int | None, action: object, result: Result) -> Result:
-        """Note what `step` returned for an action; return it, or what the world is to be told in its place."""
+        """Handle the result of `step`; return it, or a replacement for the world."""
         return result
 
     def over(self, error: RequestError) -> None:
-        """Note that the world ended, and the error that its agents get from now on."""
+        """Handle the end of the world; `error` is what its agents get from now on."""
 
 
 class ObservedEnv(EnvironmentProxy):
-    """Stands for an environment whose listener is told what it returns, and what its lanes return.
+    """An environment whose results, and those of its lanes, are passed to a listener.
 
     Args:
         env: The environment.
-        listener: Is told.
-        observer: Whose listener it is: errors name its class.
-        report: Logs what the listener raises, so that an observer ends nobody's episode.
+        listener: The listener.
+        observer: The observer of the listener; errors name its class.
+        report: Logs exceptions of the listener, so that an observer cannot end an episode.
     """
 
     def __init__(self, env: Environment, listener: Listener, observer: object, report: Callable[[str], None]) -> None:
@@ -125,7 +122,7 @@ class ObservedEnv(EnvironmentProxy):
 
     async def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Result:
         """Reset the environment, or one lane by itself."""
-        # Read before the call: Gymnasium's vector environments take it out of the dict.
+        # Read it before the call: Gymnasium's vector environments remove it from the dict.
         mask = options.get("reset_mask") if isinstance(options, Mapping) else None
         result = await self.inner.reset(seed=seed, options=options, lane=lane)
         try:
@@ -147,7 +144,7 @@ class ObservedEnv(EnvironmentProxy):
         result = await self.inner.step(action, lane)
         try:
             told = self._listener.stepped(lane, action, result)
-            # A `return` is forgotten easily, and the world would fail far from here.
+            # A missing `return` is a common mistake, and would fail elsewhere.
             if not isinstance(told, tuple):
                 raise TypeError(f"expected it to return a result, as it got one, got {told!r:.80}")
         except RequestError:
@@ -178,12 +175,12 @@ class ObservedEnv(EnvironmentProxy):
             self._listener.over(reason or RequestError(Code.FAILED_PRECONDITION, "the world was destroyed"))
         except Exception as error:
             self._report(describe_fault(self._observer, "over", error))
-        finally:  # what ends a thread, too, keeps no environment open
+        finally:  # close the environment even after an exception that ends the thread
             await self.inner.close(reason)
 
 
 def describe_fault(observer: object, method: str, error: Exception) -> str:
-    """Return for the log what an observer, or its listener, raised: its class, the method, and the traceback."""
+    """Return a log text for an exception of an observer or its listener: the class, the method and the traceback."""
     frames = "".join(traceback.format_exception(error))
     return f"the observer {type(observer).__qualname__} failed at {method}: {error!r}\n{frames}"
 
@@ -206,9 +203,8 @@ class Episodes(Listener):
     """Adds up the episodes of an environment.
 
     Args:
-        facts: Those of the environment.
-        ended: Called with each episode that ended; one that a reset cuts off is left out, and so is one of which the
-            beginning was not seen.
+        facts: The facts of the environment.
+        ended: Called with each ended episode, except episodes that a reset cut off, or whose beginning was not seen.
     """
 
     def __init__(self, facts: EnvFacts, ended: Callable[[Episode], None]) -> None:
@@ -217,9 +213,9 @@ class Episodes(Listener):
         self._sums: Array = np.zeros(facts.num_envs or 1)
         self._lengths: Array = np.zeros(facts.num_envs or 1, np.int64)
         self._resets: Array = np.zeros(facts.num_envs or 1, np.bool_)
-        """True for each lane that the next step resets, `(lanes,)`: for it, that step is of no episode."""
+        """True for each lane that the next step resets, `(lanes,)`: that step belongs to no episode of the lane."""
         self._whole: Array = np.zeros(facts.num_envs or 1, np.bool_)
-        """True for each lane whose episode was seen from its beginning on."""
+        """True for each lane whose episode was seen from its beginning."""
         self._agents: dict[str, float] = {}
 
     def began(self, lane: int | None, result: Result, mask: Array | None) -> None:
@@ -242,7 +238,7 @@ class Episodes(Listener):
             # The episode goes on while any agent is alive.
             reward, over = sum(map(as_number, reward.values())), not result[5]
         elif type(reward) is not float:
-            # An array of several is of a reward space; an integer may be too large for a sum of NumPy's.
+            # Sum up an array reward. Read a single number separately: an integer may be too large for NumPy.
             reward = float(np.sum(reward)) if np.size(reward) > 1 else as_number(reward)
         index = lane or 0
         self._sums[index] += reward
@@ -252,7 +248,7 @@ class Episodes(Listener):
         return result
 
     def _add_batch(self, rewards: object, ended: Array) -> None:
-        # In NEXT_STEP mode the step after an end resets the lane: its reward and flags are of no episode.
+        # In NEXT_STEP mode the step after an end resets the lane: its reward and flags belong to no episode.
         counts = ~self._resets
         self._sums += np.where(counts, np.asarray(rewards, np.float64).reshape(len(counts), -1).sum(axis=1), 0.0)
         self._lengths += counts

@@ -1,6 +1,6 @@
-"""Pacers of one's own: they decide from what agents hand in when an environment is stepped, and by what (D-22).
+"""Custom pacers: they decide, from the actions of agents, when an environment is stepped, and by which action (D-22).
 
-`bridge.core.worlds.turns` has the rest: who is in, who waits, and what each is told.
+`bridge.core.worlds.turns` handles the rest: joining, waiting, and what each agent is told.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["Decision", "Turn", "TurnPacer", "refuse_lanes"]
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """A decision about a turn: made by `Turn.step`, `Turn.wait` and `Turn.end`."""
+    """A decision about a turn, made by `Turn.step`, `Turn.wait` or `Turn.end`."""
 
     kind: str
     """`step`, `wait` or `end`."""
     action: object = None
-    """Of a step: the environment's action, or of several agents a mapping by name; `DEFAULT`: a default one."""
+    """For a step: the environment's action; with several agents a mapping by name; `DEFAULT`: the default action."""
     by: Sequence[str] | None = None
-    """Of a step: whose Steps it answers; None: those of all who have acted, of several agents of those in `action`."""
+    """For a step: the agents whose Steps it answers; None: all that have acted; of several agents those in `action`."""
     until: float = math.inf
-    """Of a wait: when to decide again at the latest."""
+    """For a wait: the latest time of the next decision."""
 
 
 _WAIT = Decision("wait")
@@ -40,12 +40,12 @@ _WAIT = Decision("wait")
 class Turn:
     """A turn of a sequence, from one step of the environment to the next, as a `TurnPacer` sees it.
 
-    Its attributes are to be read only.
+    Its attributes are read-only.
 
     Args:
-        names: As the attribute.
-        participants: The agents that are in, by name; `Turns` keeps them.
-        waits: The Steps that wait, kept so too.
+        names: See the attribute.
+        participants: The joined agents by name; `Turns` updates this mapping.
+        waits: The waiting Steps; `Turns` updates this mapping.
     """
 
     def __init__(
@@ -57,74 +57,74 @@ class Turn:
         self._participants = participants
         self._waits = waits
         self.names = list(names)
-        """All agents that there may be."""
+        """All possible agents."""
         self.now = -math.inf
         """The time, in seconds of a clock that never goes back."""
         self.expired = False
-        """True if a Step has waited for `TurnPacer.patience` seconds: in `may_begin` one that asks to begin."""
+        """True if a Step has waited for `TurnPacer.patience` seconds; in `may_begin`, a Step that asks to begin."""
         self.running = False
         """True if a sequence runs."""
         self.ending = False
-        """True if it ends from outside, and somebody who plays was not told yet."""
+        """True if the sequence was ended from outside, and a playing agent was not told yet."""
         self.sequence = 0
         """How many sequences have begun."""
         self.began = -math.inf
-        """When the turn began: when the environment was reset or stepped, or failed. -inf: no sequence has begun."""
+        """When the turn began: the time of the last reset, step or failure. -inf: no sequence has begun."""
         self.number = 0
-        """How many steps the sequence has had: 0 in its first turn."""
+        """The number of steps of the sequence so far; 0 in its first turn."""
         self.alive: Sequence[str] = ()
-        """Those that act in this turn, whoever plays them, in the environment's order."""
+        """The agents that act in this turn, with or without a player, in the environment's order."""
         self.handed_in: dict[str, Any] = {}
-        """The actions of the Steps that wait, by agent, also of those that do not act in this turn."""
+        """The actions of waiting Steps, by agent, including agents that do not act in this turn."""
         self.latest: dict[str, Transition] = {}
         """The last transition of each agent in the sequence, by name."""
 
     @property
     def joined(self) -> Sequence[str]:
-        """Those that clients have joined as."""
+        """The agents that clients have joined as."""
         return list(self._participants)
 
     @property
     def asked(self) -> Sequence[str]:
-        """Those whose clients wait for a sequence to begin."""
+        """The agents whose clients wait for a sequence to begin."""
         asking = {wait.participant for wait in self._waits.values() if wait.begins}
         return [name for name, one in self._participants.items() if one in asking]
 
     @property
     def playing(self) -> Sequence[str]:
-        """Those of them that clients play."""
+        """The agents that are in the sequence and have a client."""
         return [name for name, one in self._participants.items() if one.playing]
 
     @property
     def gone(self) -> Sequence[str]:
-        """Those that clients have joined as who were in the sequence, and left it by a Reset or ended in it."""
+        """The joined agents that were in the sequence, and have left it by a Reset or have ended in it."""
         sequence, members = self.sequence, self._participants.items()
         return [name for name, one in members if one.sequence == sequence and not one.playing]
 
     @property
     def actions(self) -> Mapping[str, Any]:
-        """The actions that were handed in for this turn, by agent."""
+        """The actions for this turn so far, by agent."""
         handed_in = self.handed_in
         return {name: handed_in[name] for name in self.alive if name in handed_in}
 
     def observation(self, name: str) -> Any:
-        """Return what an agent saw last; None: nothing yet."""
+        """Return an agent's last observation; None: there is none yet."""
         return self.latest[name].observation if name in self.latest else None
 
     def step(self, action: object = DEFAULT, by: Sequence[str] | None = None) -> Decision:
         """Step the environment, which ends the turn.
 
         Args:
-            action: Its action; of an environment of several agents a mapping by name, in which those that are missing
-                do the default action. One agent alone may have its action by name too, unless its action space is a
-                Dict. Left out: the default action, of all.
-            by: Whose Steps are answered with what came of it; None: of all who have acted, of several agents of those
-                in `action`. The Steps of others wait on.
+            action: The action; with several agents a mapping by name, where missing agents take the default action. A
+                single agent's action may be given by name too, unless its action space is a Dict. Left out: the
+                default action for all.
+            by: The agents whose Steps are answered with the result; None: all that have acted or, with several agents,
+                are in `action`. Other Steps go on waiting.
         """
         return Decision("step", action, by)
 
     def wait(self, until: float = math.inf) -> Decision:
-        """Wait until somebody acts, joins or leaves, or until a time after `now`, in seconds.
+        """Wait until an agent acts, joins or leaves, or until a time after `now`, in seconds.
 
         Raises:
             ValueError: The time has passed.
@@ -141,79 +141,76 @@ class Turn:
 
 
 class TurnPacer(abc.ABC):
-    """Decides when an environment is stepped, and by which actions, from what its agents hand in.
+    """Decides, from the actions of its agents, when an environment is stepped, and by which action.
 
-    A pacer of one's own is a subclass with `decide`, which `serve_gym(world=…)` or `serve_parallel(world=…)` takes: an
-    object of it is made for each world. It waits for nothing and needs no clock: the time is `turn.now`.
-
-    An environment of several agents (`serve_parallel`) is stepped by the actions of all. One of `serve_gym` has one
-    agent, named `agent`; with `players` several clients share it: all of them see the same, and `decide` makes one
-    action of theirs.
+    A custom pacer is a subclass with `decide`. Pass the class to `serve_gym(world=…)` or `serve_parallel(world=…)`:
+    each world gets its own instance. A pacer never waits and needs no clock: the time is `turn.now`. An environment
+    with several agents (`serve_parallel`) is stepped by the actions of all agents. An environment of `serve_gym` has
+    one agent, named `agent`. With `players` several clients share it: all of them see the same, and `decide` combines
+    their actions into one.
     """
 
     players: Sequence[str] = ()
-    """The names of those who share an environment of one agent; none: one client plays it."""
+    """The names of players that share an environment with one agent; empty: one client plays it."""
     patience: float = 30.0
-    """Seconds that a Step waits; then it is refused with DEADLINE_EXCEEDED, and may be sent again."""
+    """Seconds that a Step waits. Then it is refused with DEADLINE_EXCEEDED, and may be sent again."""
     patience_name = "patience"
-    """What messages call that number."""
+    """The name of this number in messages."""
     can_place = False
-    """True if a message may put the environment into another situation: nothing that it decides by was in an earlier
-    one."""
+    """True if a message may put the environment into another state: no decision depends on earlier states."""
 
     @abc.abstractmethod
     def decide(self, turn: Turn) -> Decision:
         """Return what to do now: `turn.step(…)`, `turn.wait(…)` or `turn.end()`.
 
-        Called while a sequence runs: when an agent has acted, joined or left, at the time that the last `turn.wait`
-        named, and when a Step has waited for `patience` seconds. What it raises refuses the Steps that wait, and is
-        logged.
+        Called while a sequence runs: when an agent has acted, joined or left, at the time of the last `turn.wait`, and
+        when a Step has waited for `patience` seconds. An exception refuses the waiting Steps, and is logged.
         """
 
     def may_begin(self, turn: Turn) -> bool:
-        """Return True to reset the environment for those who ask to begin: here once all agents have asked.
+        """Return True to reset the environment for the agents that ask to begin; by default once all have asked.
 
-        Called for each Step that asks, while nobody plays, or a sequence ends. Who asks later enters the sequence that
-        runs.
+        Called for each Step that asks, while nobody plays or a sequence ends. An agent that asks later enters the
+        running sequence.
         """
         return not turn.running and len(turn.asked) == len(turn.names)
 
     def default_action(self, agent: Any, observation: Any, space: Any) -> Any:
-        """Return an action for an agent that has none; called in the environment's thread.
+        """Return an action for an agent without an action. Called in the environment's thread.
 
         Args:
-            agent: The environment's own id of it, or its name.
-            observation: What it saw last.
+            agent: The environment's own id of the agent, or its name.
+            observation: Its last observation.
             space: Its action space.
         """
         return default_action(agent, observation, space)
 
     def told(self, name: str, transition: Transition) -> Transition:
-        """Return what an agent is told in place of what the environment gave, such as another reward.
+        """Return what an agent is told instead of the environment's result, such as another reward.
 
-        `dataclasses.replace(transition, reward=…)` makes another one.
+        Use `dataclasses.replace(transition, reward=…)` to change it.
         """
         return transition
 
     def spaces_of(self, name: str, spaces: Spaces) -> Spaces:
-        """Return an agent's observation and action space, where those of the environment are not its own."""
+        """Return an agent's observation and action space, if they differ from those of the environment."""
         return spaces
 
     def dropped(self, name: str) -> bool:
-        """Return True to end the sequence for all, since an agent left it: by a Reset, or its client is gone."""
+        """Return True to end the sequence for all after an agent has left it by a Reset, or lost its client."""
         return False
 
     def properties(self) -> Sequence[Property]:
-        """Return what it adds to the properties of its agents, below `world`."""
+        """Return additional properties of its agents, below `world`."""
         return ()
 
 
 def refuse_lanes(pacer: object, lanes: int) -> None:
-    """Raise SettingError where a pacer that takes turns is to step several lanes.
+    """Raise SettingError if a pacer that takes turns would have to step several lanes.
 
     Args:
-        pacer: Its class, or what makes it, for the message.
-        lanes: How many there are.
+        pacer: Its class or factory, for the message.
+        lanes: The number of lanes.
     """
     if lanes != 1:
         name = getattr(pacer, "__name__", repr(pacer))
