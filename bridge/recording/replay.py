@@ -526,8 +526,8 @@ def _missing(stream: RecordedStream) -> str:
     if not stream.first:
         return ""
     return (
-        f"its environment may depend on the {stream.first} calls before, which the recording does not have: a recording "
-        "with max_bytes deletes its oldest files"
+        f"its environment may depend on the {stream.first} calls before, which the recording does not have: a "
+        "recording with max_bytes deletes its oldest files"
     )
 
 
