@@ -1,4 +1,4 @@
-"""Lock step: each Step of the one agent steps the environment, or all lanes."""
+"""Lock step: each Step of a single agent steps the environment, or all lanes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["LockStep"]
 
 
 class LockStep(Pacer):
-    """Steps one environment, or the lanes of a vector environment, by each Step of the one agent that may be in.
+    """Steps one environment, or the lanes of a vector environment, with each Step of the only agent.
 
-    Of lanes the agent stays RUNNING: one that ended begins anew by itself, in this Step or the next.
+    With lanes the agent stays RUNNING: a lane that ended begins its next episode in this Step or the next.
     """
 
     steps_at_once = can_place = True
     SETTINGS = ("seed", "options")
-    """The settings of a Reset; of lanes also `reset_mask`."""
+    """The settings of a Reset; with lanes also `reset_mask`."""
 
     def bind(self, world: PacedWorld) -> None:
-        """Begin with a world.
+        """Attach the pacer to a world.
 
         Raises:
             SettingError: The vector environment does not reset its lanes by itself.
@@ -47,14 +47,14 @@ class LockStep(Pacer):
         self._facts = facts
         self._agent: EnvAgent | None = None
         self._pending: tuple[object, object] = (None, None)
-        """Seed and options of the agent's next sequence; where nobody is in, of the first one of the next agent."""
+        """Seed and options of the agent's next sequence; without an agent, of the next agent's first sequence."""
         self._tried: tuple[object, object] | None = None
-        """Those of the last reset of the environment, whether it failed or not."""
+        """The seed and options of the environment's last reset, even if it failed."""
 
-    # Who is in
+    # Agents
 
     def join(self, settings: Settings) -> Agent:
-        """Return the one agent, where nobody else has it."""
+        """Return the agent, if no other client has it."""
         refuse_unknown(settings, (), "JoinWorld")
         self.world.refuse_if_over()
         if self._agent is not None:
@@ -63,7 +63,7 @@ class LockStep(Pacer):
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         self._agent = EnvAgent(self, ONE)
         if self._agent.lanes is not None:
-            from bridge.core.worlds.same_step import SameStep  # most worlds have no lanes
+            from bridge.core.worlds.same_step import SameStep  # only worlds with lanes need it
 
             self._agent.pacer_state = SameStep(self._agent)
         return self._agent
@@ -75,26 +75,26 @@ class LockStep(Pacer):
 
     @property
     def agents(self) -> int:
-        """1 while an agent is in, else 0."""
+        """1 while there is an agent, otherwise 0."""
         return int(self._agent is not None)
 
     @property
     def players(self) -> Mapping[str, str]:
-        """Who plays the one agent."""
+        """The player of the agent, by the agent's name."""
         return {} if self._agent is None else {ONE: self._agent.player}
 
     def applied_by(self, lane: int) -> object:
-        """Return who the action is of that the environment is stepped by now."""
+        """Return the player whose action the current step uses."""
         return self._agent.player if self._agent is not None else DEFAULT_PLAYER
 
     @property
     def newest(self) -> tuple[object, object] | None:
-        """Observation and info of the running episode; None: nobody plays one."""
+        """Observation and info of the running episode; None: no episode is played."""
         return None if self._agent is None else self._agent.newest
 
     @property
     def ended_lanes(self) -> Array | None:
-        """As of the agent that plays; None also where nobody does."""
+        """See `EnvAgent.ended_lanes`; None also without an agent."""
         return None if self._agent is None else self._agent.ended_lanes
 
     # Requests
@@ -102,15 +102,15 @@ class LockStep(Pacer):
     def reset(self, agent: EnvAgent, settings: Settings, running: bool) -> None:
         """Keep the settings for the next `begin`, so that the environment is reset once (D-14)."""
         pending = self._read_reset(settings)
-        # D-14: a plain Reset between two sequences must not take back the settings of the one before it, unless the
-        # environment has had them, and failed: a Step alone tries it again with them.
+        # D-14: a plain Reset between two sequences must not clear the settings of the Reset before it, unless the
+        # environment was reset with them and failed: only a Step tries again with the same settings.
         if settings or running or self._pending is self._tried:
             self._pending = pending
 
     def _read_reset(self, settings: Settings) -> tuple[object, object]:
-        """Return the seed and the options that Reset settings give.
+        """Return the seed and the options of Reset settings.
 
-        Of lanes, an integer seeds lane i with itself + i; a list gives each lane's, -1 for none.
+        With lanes, an integer n seeds lane i with n + i; a list has each lane's seed, -1 for none.
         """
         lanes = self._facts.num_envs
         asked = read_reset(settings, self.SETTINGS if lanes is None else (*self.SETTINGS, "reset_mask"), lanes)
@@ -127,7 +127,7 @@ class LockStep(Pacer):
     def _seed_of(self, seeds: int | list[int | None] | None) -> int | list[int | None] | None:
         if self._facts.resets_lanes or not isinstance(seeds, list):
             return seeds
-        # Other vector environments take one integer, from which they seed all lanes.
+        # Other vector environments take one integer, and seed all lanes from it.
         first = seeds[0]
         if first is not None and seeds == [first + lane for lane in range(len(seeds))]:
             return first
@@ -142,18 +142,18 @@ class LockStep(Pacer):
         self._pending = asked
 
         def undo() -> None:
-            # Another ResetWorld, or a Reset of the agent, may have brought others since.
+            # Another ResetWorld, or a Reset of the agent, may have replaced the settings.
             if self._pending is asked:
                 self._pending = before
 
         return undo
 
     async def begin(self, agent: EnvAgent) -> int:
-        """Reset the environment with the settings that wait; a lane that fails begins anew in the next step."""
+        """Reset the environment with the pending settings. A lane that fails is reset again in the next step."""
         pending, agent.answer = self._pending, None
         self._tried = pending
         agent.take_reset(await self.world.env.reset(seed=pending[0], options=pending[1]))
-        if self._pending is pending:  # else a ResetWorld brought others meanwhile
+        if self._pending is pending:  # otherwise a ResetWorld has replaced them meanwhile
             self._pending = (None, None)
         if agent.lanes is not None:
             agent.pacer_state.reset(pending[1])
@@ -161,7 +161,7 @@ class LockStep(Pacer):
         return pb.RUNNING
 
     def place(self, agent: EnvAgent, result: Result, lanes: Sequence[int]) -> int:
-        """Have the agent's sequence begin in the situation that the environment is in; other lanes go on."""
+        """Begin the agent's sequence in the environment's current state; other lanes go on."""
         agent.answer = None
         agent.take_reset(result)
         agent.forget_failures()
@@ -170,13 +170,13 @@ class LockStep(Pacer):
         return pb.RUNNING
 
     async def step(self, agent: EnvAgent, action: object) -> int:
-        """Step all lanes with actions of their own. A single environment's agent does it at once."""
+        """Step all lanes, each with its own action. Single environments use the fast path `steps_at_once`."""
         begin = agent.ended_lanes
         result = await agent.world.env.step(action)
         if begin is not None:
             agent.world.begun_in_steps += int(np.count_nonzero(begin))
         failed = agent.take_failures()
-        # Those that ended before: what failed is their reset, and no episode ended by it.
+        # Lanes that had ended before: their reset failed, which did not end an episode.
         unbegun = sum(bool(agent.terminated[lane] or agent.truncated[lane]) for lane in failed)
         agent.take_lanes(result)
         ended: Array = agent.terminated | agent.truncated
@@ -187,9 +187,9 @@ class LockStep(Pacer):
         return pb.RUNNING
 
     def properties_of(self, agent: EnvAgent) -> PropertyTree:
-        """Return what an agent adds to the tree below `world`: of lanes, when its lanes begin anew."""
+        """Return an agent's properties, below `world`: with lanes, when lanes begin their next episodes."""
         return PropertyTree() if agent.lanes is None else agent.pacer_state.properties()
 
     def interrupt(self, agent: EnvAgent) -> None:
-        """End the sequence by truncation, with the last observations."""
+        """End the sequence by truncation, and repeat the last observations."""
         agent.take_cut()

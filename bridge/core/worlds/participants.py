@@ -1,4 +1,4 @@
-"""Participants: agents that take turns, the Steps of theirs that wait, and what the next one will tell."""
+"""Participants: agents that take turns, their waiting Steps, and the results for their next Steps."""
 
 from __future__ import annotations
 
@@ -18,62 +18,62 @@ _NOTHING = Transition(None)
 
 @dataclasses.dataclass(eq=False)
 class Participant:
-    """A joined agent, and what its next Step will report."""
+    """A joined agent and the unreported results for its next Step."""
 
     name: str
     agent: EnvAgent
-    """The agent: the world's `ResetBook` takes note of it, and it says who acts."""
+    """The agent, which the world's `ResetBook` knows; it has the name of the player."""
     sequence: int = -1
-    """The sequence that it last took part in."""
+    """The last sequence that it was in."""
     playing: bool = False
-    """True if an action of it is expected."""
+    """True if it is expected to act."""
     outcome: int | None = None
-    """How its sequence ended, until a Step has told."""
+    """The end of its sequence, until a Step has reported it."""
     absent: bool = False
     """True if the sequence that it asked for began without it."""
     may_enter: bool = False
-    """True if the environment has brought it into the running sequence, and its client has not entered yet."""
+    """True if it has appeared in the running sequence, and its client has not entered yet."""
     agents: Sequence[str] = ()
-    """Those that are alive, where its next Step has to tell them; none: as before, without those that ended."""
+    """The living agents, if its next Step has to report them; empty: as before, without agents that ended."""
     told: Transition = _NOTHING
-    """The last transition that its agent received."""
+    """The agent's last transition."""
     reward: Any = None
-    """The reward that no Step has told yet, of several their sum, a float; None: there is none."""
+    """The unreported reward; the sum of several rewards is a float; None: there is no unreported reward."""
     cut_off: bool = False
-    """True if the Step that is answered now tells that the sequence was ended from outside."""
+    """True if the current Step reports that the sequence was ended from outside."""
 
     def enter(self, sequence: int, seen: Transition) -> None:
-        """Enter a sequence, in which the agent has seen a transition last."""
+        """Enter a sequence; `seen` is the agent's last transition in it."""
         self.sequence, self.playing = sequence, True
         self.outcome, self.absent, self.reward = None, False, None
-        # Brought in by the last step, it may have got something by it. It is alive, whatever that step said of an end
-        # that it had before.
+        # An agent that appeared in the last step may have got a reward in it. It is alive, even if the transition has
+        # the end of its earlier part in the episode.
         if self.may_enter and "reward" not in seen.missing:
             self.reward = kept(seen.reward)
         self.told = dataclasses.replace(seen, terminated=False, truncated=False)
         self.may_enter = False
 
     def add(self, seen: Transition) -> None:
-        """Keep a transition of a step in which the agent played."""
+        """Add a transition of a step in which the agent played."""
         self.told = seen
-        # Adds up over the steps that a late agent missed.
+        # Rewards of steps that a late agent missed are added up.
         if "reward" not in seen.missing:
             waits, reward = self.reward, kept(seen.reward)
             self.reward = reward if waits is None else self.agent.rewards.sum(waits, reward)
         if seen.terminated or seen.truncated:
-            # Kept as it is now: its Step may come later than further steps, which reuse the arrays.
+            # Copy it, because further steps may reuse the arrays before the agent's next Step.
             observation, info = kept((seen.observation, seen.info))
             self.told = dataclasses.replace(seen, observation=observation, info=info)
             self.playing = False
             self.outcome = pb.TERMINATED if seen.terminated else pb.INTERRUPTED
 
     def take_outcome(self) -> int:
-        """Return the state of the Step that is answered now."""
+        """Return the state for the current Step, and clear it."""
         state, self.outcome = self.outcome, None
         return pb.RUNNING if state is None else state
 
     def tell(self, cut_off: bool) -> None:
-        """Fill in what the Step at hand tells: all that the agent has not been told.
+        """Fill in the results for the current Step: everything that was not reported to the agent.
 
         Args:
             cut_off: True if the sequence was ended from outside.
@@ -81,15 +81,15 @@ class Participant:
         agent, told = self.agent, self.told
         agent.observation, agent.info = told.observation, told.info
         agent.terminated[...], agent.truncated[...] = told.terminated, told.truncated
-        # What an earlier answer had to tell, and was asked for no info, is of no interest any more.
+        # Replace additions of an earlier answer that did not request the info.
         agent.infos.beside = {"agents": self.agents} if self.agents else {}
         if told.missing:
             agent.infos.beside["missing"] = told.missing
         if cut_off:
-            # The world ended the sequence, not the environment: it is truncated, with the last observation.
+            # The world ended the sequence, not the environment: report a truncation with the last observation.
             agent.take_cut()
             agent.infos.beside.clear()
-        # After `take_cut`, which sets the reward to 0: what was earned until the end is still told.
+        # Only after `take_cut`, which sets the reward to 0: rewards until the end are still reported.
         reward, self.reward = self.reward, None
         if reward is None:
             agent.reward[...] = 0.0
@@ -99,11 +99,11 @@ class Participant:
 
 @dataclasses.dataclass
 class WaitingStep:
-    """A Step that waits."""
+    """A waiting Step."""
 
     participant: Participant
     deadline: float
     begins: bool
-    """True if it is the first of a sequence, which waits for the next one, or enters the running one."""
+    """True for the first Step of a sequence, which waits for the next sequence or enters the running one."""
     answer: PendingResult[int] = dataclasses.field(default_factory=PendingResult)
-    """Its state, or why it is refused."""
+    """Its state or error, once it is answered."""

@@ -1,12 +1,12 @@
-"""Turns: agents hand in actions, and a pacer decides from them when the environment is stepped, and by what (D-22).
+"""Turns: agents send actions, and a pacer decides when the environment is stepped, and by which action (D-22).
 
-A sequence begins when those are there who have to be; from then on each agent's Step hands in an action for the turn
-and waits for its end, which is a step of the environment. An agent that ends early, or resets, waits in its next Step
-for the next sequence. One that comes during a sequence, or that the environment brings in, may enter it by its next
-Step. Where the environment was stepped without an agent's action, its next Step tells what it has missed: the newest
-observation, and the sum of the rewards.
+A sequence begins once the required agents have asked for it. From then on each agent's Step sends an action for the
+turn and waits for the end of the turn, which is a step of the environment. An agent that ends early, or resets, waits
+in its next Step for the next sequence. An agent that joins or appears during a sequence may enter it with its next
+Step. If the environment was stepped without an agent's action, the agent's next Step returns what it has missed: the
+newest observation, and the sum of the rewards.
 
-`Turns` has all this, and asks a `TurnPacer` what to do, which a pacer of one's own derives from.
+`Turns` implements this, and asks a `TurnPacer` for decisions. Custom pacers derive from `TurnPacer`.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 __all__ = ["Turns"]
 
 
-# The state is in a few fields, and `poll` looks at every Step that waits until none of them leads to a change:
+# The state is in a few fields. `poll` looks at every waiting Step until none of them leads to a change:
 #
-# - `turn.running`: a sequence runs. `_began` sets it. It ends when no participant plays any more, even if the
-#   environment's agents are alive: those that nobody plays keep no sequence going.
-# - `turn.ending`: the sequence ends from outside, by a ResetWorld or a decision. Each agent that plays hears of it by
-#   its next Step and plays no more; after the last one both are False.
-# - A participant's `sequence` and `playing`: it is in the sequence; or was in it until its own end or Reset (the same
-#   number, not playing), and waits for the next; or was in an earlier one, or none, and may enter this one.
-# - `outcome`: its end came while no Step of it waited, because a default action stood in. Its next Step tells it.
-# - `absent`: it waited for a sequence that began without it. An error tells it once, so that it may wait on.
-# - `_job`: the environment is in a call. No Step is answered meanwhile: the result may change what it is to be told.
-#   While a message is answered that may place the environment, it is `_HELD`: no Step waits then, and none is taken.
+# - `turn.running`: a sequence runs. `_began` sets it. It ends when no participant plays any more, even if agents are
+#   alive in the environment: agents without a client do not keep a sequence going.
+# - `turn.ending`: the sequence was ended from outside, by a ResetWorld or a decision. Each playing agent is told by its
+#   next Step and stops playing; after the last one both flags are False.
+# - A participant's `sequence` and `playing`: it is in the sequence; or it was in it until its own end or Reset (same
+#   number, not playing), and waits for the next one; or it was in an earlier one, or none, and may enter this one.
+# - `outcome`: it ended while it had no waiting Step, because a default action was used for it. Its next Step reports
+# it. - `absent`: it waited for a sequence that began without it. One error tells it so, and then it may go on waiting.
+# - `_job`: a call of the environment runs. No Step is answered meanwhile, because the result may change the answer.
+# While a message that may place the environment is answered, it is `_HELD`: no Step waits, and none is accepted.
 #
-# Where a message places the environment, a sequence runs from there on in which nobody plays yet: those that are alive
-# may enter it by their next Step, as if the environment had brought them in.
+# After a message has placed the environment, a sequence runs in which nobody plays yet: living agents may enter it with
+# their next Step, as if they had appeared in the environment.
 _HELD = Job(0, 0, "held")
 
 
 class Turns(Pacer):
-    """Collects what agents hand in, and steps the environment as a `TurnPacer` says.
+    """Collects the actions of agents, and steps the environment as a `TurnPacer` decides.
 
     Args:
-        rules: Decides; of this world alone.
+        rules: Decides; it belongs to this world only.
     """
 
     SETTINGS = ("seed", "options")
@@ -64,11 +64,11 @@ class Turns(Pacer):
 
     def __init__(self, rules: TurnPacer) -> None:
         self.rules = rules
-        """Decides when the environment is stepped, and by what."""
+        """Decides when the environment is stepped, and by which action."""
         self.can_place = rules.can_place
 
     def bind(self, world: PacedWorld) -> None:
-        """Begin with a world.
+        """Attach the pacer to a world.
 
         Raises:
             SettingError: Its environment has lanes.
@@ -79,27 +79,27 @@ class Turns(Pacer):
         self.group = Group(facts, self.rules.players)
         self.group.spaces = {name: self.rules.spaces_of(name, spaces) for name, spaces in self.group.spaces.items()}
         self.participants: dict[str, Participant] = {}
-        """The agents that are in, by name."""
+        """The joined agents, by name."""
         self.carried: tuple[Any, object] = (None, None)
-        """Seed and options of the next sequence."""
+        """The seed and options of the next sequence."""
         self._names = tuple(self.group)
         self._waits: dict[Participant, WaitingStep] = {}
         self.turn = Turn(self._names, self.participants, self._waits)
-        """The turn, and what is known of its sequence."""
+        """The turn and its sequence."""
         self._resets = world.resets
         self._scheduler = world.scheduler
         self._job: Job | None = None
         self._acted: frozenset[str] = frozenset()
-        """Whose Steps led to the job."""
+        """The agents whose Steps led to the job."""
         self._until = math.inf
         self._timer: Timer | None = None
         self._timer_at = math.inf
         self._changes_told = type(self.rules).told is not TurnPacer.told
 
-    # Who is in
+    # Agents
 
     def join(self, settings: Settings) -> Agent:
-        """Return the agent that the setting `agent` names, or the first that is free."""
+        """Return the agent that the setting `agent` names, or the first free one."""
         refuse_unknown(settings, ("agent",) if len(self._names) > 1 else (), "JoinWorld")
         wanted = self.group.read(settings)
         self.world.refuse_if_over()
@@ -111,7 +111,7 @@ class Turns(Pacer):
         return agent
 
     def leave(self, agent: EnvAgent) -> None:
-        """Free an agent whose client leaves or has died; `TurnPacer.dropped` says what that means for the others."""
+        """Free an agent whose client leaves or has died. `TurnPacer.dropped` decides whether the sequence ends."""
         participant: Participant = agent.pacer_state
         if self.participants.get(participant.name) is participant:
             del self.participants[participant.name]
@@ -121,16 +121,16 @@ class Turns(Pacer):
 
     @property
     def agents(self) -> int:
-        """How many agents are in."""
+        """The number of joined agents."""
         return len(self.participants)
 
     @property
     def players(self) -> Mapping[str, str]:
-        """Who plays, by the name of the agent."""
+        """The players, by the name of the agent."""
         return {name: participant.agent.player for name, participant in self.participants.items()}
 
     def applied_by(self, lane: int) -> object:
-        """Return who acts in the environment's step that is under way: of several agents by name, `default` nobody."""
+        """Return the players of the current step; with several agents a dict by name, with `default` for nobody."""
         acting = {name: participant.agent.player for name, participant in self.participants.items()}
         if self.group.several:
             actions = {} if self._job is None else self._job.actions
@@ -143,24 +143,24 @@ class Turns(Pacer):
 
     @property
     def newest(self) -> tuple[object, object] | None:
-        """Observation and info of the running episode; None: none runs, or each of several agents has its own."""
+        """Observation and info of the running episode; None: no episode runs, or there are several agents."""
         if self.group.several or not self.turn.running or not self.turn.latest:
             return None
         latest = self.turn.latest[self._names[0]]
         return latest.observation, latest.info
 
     def drop(self, participant: Participant) -> None:
-        """Take an agent out of the running sequence."""
+        """Remove an agent from the running sequence."""
         was_playing, participant.playing, participant.outcome = participant.playing, False, None
         participant.may_enter = False
         self._settle()
-        # `_settle` has cleared `running` if this was the last one: then there is nobody whom it concerns.
+        # If this was the last agent, `_settle` has cleared `running`, and no other agent is concerned.
         if was_playing and self.turn.running and self.rules.dropped(participant.name):
             self._end_sequence()
 
     def _settle(self) -> None:
-        """The sequence is over when nobody plays any more, and nobody was brought in who may."""
-        # After each step, in which the first one nearly always plays on: a loop needs no generator for that.
+        """End the sequence if nobody plays, and no agent that has appeared may enter."""
+        # Called after each step. Usually the first agent still plays, so a loop is faster than a generator.
         for participant in self.participants.values():
             if participant.playing or (participant.may_enter and not self.turn.ending):
                 return
@@ -170,16 +170,16 @@ class Turns(Pacer):
         """End the sequence: the next Step of each playing agent reports it."""
         if not self.turn.ending:
             self.turn.ending = True
-            # As by a ResetWorld for which nobody waits. Steps that wait are answered by `poll`; before it hands over
-            # any other one, the session asks the book.
+            # Like a ResetWorld for which nobody waits. `poll` answers waiting Steps; for later Steps the session checks
+            # the `ResetBook`.
             self._resets.interrupt()
 
     # Requests
 
     def reset(self, agent: EnvAgent, settings: Settings, running: bool) -> None:
-        """Give up the running sequence; seed and options are for the next one, which begins for all."""
+        """Leave the running sequence; seed and options are for the next one, which begins for all."""
         asked = read_reset(settings, self.SETTINGS, None)
-        # Of a joint reset one agent sends the settings: the plain Resets of the others must not take them back.
+        # In a joint reset one agent sends the settings: plain Resets of the others must not clear them.
         if asked.seed is not None or asked.options is not None:
             self.carried = (asked.seed, asked.options)
         if running or agent.pacer_state.may_enter:
@@ -189,23 +189,23 @@ class Turns(Pacer):
     async def begin(self, agent: EnvAgent) -> int:
         """Wait for the next sequence, or enter the running one."""
         self._refuse_if_held()
-        self._resets.end(agent)  # while it waits, no ResetWorld waits for it
+        self._resets.end(agent)  # a ResetWorld does not wait for an agent that waits here
         state = self._told(agent.pacer_state, await self._wait(agent.pacer_state, begins=True))
         agent.tell_names()
         return state
 
     async def step(self, agent: EnvAgent, action: object) -> int:
-        """Hand in an action and wait for the end of the turn."""
+        """Record an action and wait for the end of the turn."""
         self._refuse_if_held()
         self.turn.handed_in[agent.pacer_state.name] = action
         return self._told(agent.pacer_state, await self._wait(agent.pacer_state, begins=False))
 
     def _wait(self, participant: Participant, *, begins: bool) -> PendingResult[int]:
-        """Take a Step; return its answer: the state that it tells.
+        """Add a waiting Step; return its pending answer: the state to report.
 
         Args:
-            participant: Whose Step.
-            begins: As of a `WaitingStep`.
+            participant: The participant of the Step.
+            begins: See `WaitingStep`.
         """
         deadline = self._scheduler.now() + self.rules.patience
         wait = self._waits[participant] = WaitingStep(participant, deadline, begins)
@@ -220,7 +220,7 @@ class Turns(Pacer):
 
     @contextlib.contextmanager
     def held(self, agent: EnvAgent) -> Iterator[None]:
-        """Take no Step meanwhile; raises RequestError where one waits, or the environment is in a call."""
+        """Accept no Step meanwhile; raise RequestError if a Step waits, or a call of the environment runs."""
         if self._waits or self._job is not None:
             text = "Steps of agents of this world are under way; send the message once they are answered"
             raise RequestError(Code.FAILED_PRECONDITION, text)
@@ -232,7 +232,7 @@ class Turns(Pacer):
             self._scheduler.call_soon(self.advance)
 
     def place(self, agent: EnvAgent, result: Result, lanes: Sequence[int]) -> int:
-        """Begin a sequence in the situation that the environment is in, which agents enter by their next Steps."""
+        """Begin a sequence in the environment's current state, which agents enter with their next Steps."""
         told, _ = self.group.told(Job(0, self.turn.sequence + 1, "reset"), result, self.turn.observation)
         self._begin_sequence(told)
         for participant in self.participants.values():
@@ -242,19 +242,19 @@ class Turns(Pacer):
         return pb.INTERRUPTED
 
     def _told(self, participant: Participant, state: int) -> int:
-        """Fill in what a Step tells that is answered; return its state."""
+        """Fill in the results of an answered Step; return its state."""
         cut_off, participant.cut_off = participant.cut_off, False
         participant.tell(cut_off)
         return state
 
     def interrupt(self, agent: EnvAgent) -> None:
-        """End the sequence for this agent, with what it has seen last."""
+        """End the sequence for this agent, with its last observations."""
         agent.pacer_state.tell(True)
         self.drop(agent.pacer_state)
         self.advance()
 
     def properties_of(self, agent: EnvAgent) -> PropertyTree:
-        """Return what an agent adds to the tree below `world`: its spaces, and what the pacer adds."""
+        """Return an agent's properties, below `world`: its spaces, and those of the pacer."""
         return super().properties_of(agent).merged(PropertyTree(self.rules.properties()))
 
     def hang_up(self, agent: EnvAgent) -> None:
@@ -270,14 +270,14 @@ class Turns(Pacer):
         self.carried, self.turn.ending = carried, self.turn.running
 
         def undo() -> None:
-            if self.carried is carried:  # else another ResetWorld has come since
+            if self.carried is carried:  # otherwise another ResetWorld has arrived since
                 self.carried, self.turn.ending = before
 
         self._scheduler.call_soon(self.advance)
         return undo
 
     def restart(self, caller: Agent | None) -> None:
-        """Take the caller out of its sequence; the environment itself is reset when all begin the next one."""
+        """Remove the caller from its sequence. The environment itself is reset when all begin the next one."""
         for participant in self.participants.values():
             if participant.agent is caller:
                 self.drop(participant)
@@ -297,13 +297,13 @@ class Turns(Pacer):
             answer.set_result(outcome)
 
     def _end(self, error: RequestError) -> None:
-        """Answer every Step that waits: the world is over."""
+        """Answer every waiting Step with an error: the world is over."""
         for participant in list(self._waits):
             self._answer(participant, error)
 
     def next_due(self) -> float | None:
-        """Return when a Step will have waited for too long, or a decision is due; None: never."""
-        # A slow environment is nobody's fault: no Step is late while it is in a call.
+        """Return when a Step will be late, or the next decision is due; None: never."""
+        # No Step is late during a call of the environment, which may be slow.
         if self._job is not None:
             return None
         due = self._until
@@ -312,18 +312,18 @@ class Turns(Pacer):
         return None if due == math.inf else due
 
     def poll(self, now: float) -> Job | None:
-        """Answer Steps that need not wait longer; return the environment's next job, if any."""
-        if self.turn.ending:  # by a ResetWorld, perhaps while nobody played but those who may enter
+        """Answer Steps whose wait is over; return the environment's next job, if any."""
+        if self.turn.ending:  # by a ResetWorld, perhaps while only agents that may enter are left
             self._settle()
         if self._job is not None:
             return None
         changed, turn, self._until = True, self.turn, math.inf
-        # An answer may be what others wait for: the sequence has ended, or an agent that was awaited is out of it.
+        # Repeat, because an answer may end the wait of others: it may end the sequence, or remove an awaited agent.
         while changed and self._job is None:
             changed, late = False, []
             for wait in list(self._waits.values()):
                 participant = wait.participant
-                # Answered in this round, by what the Step of another agent led to.
+                # It was answered in this round, because of another agent's Step.
                 if participant not in self._waits:
                     continue
                 if wait.begins:
@@ -339,17 +339,17 @@ class Turns(Pacer):
         return self._job
 
     def _look_at_first(self, wait: WaitingStep, now: float) -> bool:
-        """Check whether a first Step can be answered; return whether anything changed."""
+        """Answer a first Step if possible; return True if anything changed."""
         participant, expired = wait.participant, now >= wait.deadline
-        # An agent that ended or was reset in this sequence waits for the next one, unless the environment brings it in
-        # again. Another client that joins as it may enter.
+        # An agent that ended or was reset in this sequence waits for the next one, unless it appears in the environment
+        # again. A new client that joins as this agent may enter.
         is_new = participant.sequence != self.turn.sequence or participant.may_enter
         if self.turn.running and not self.turn.ending and is_new and participant.name in self.turn.alive:
             self._enter(participant)
         elif self._may_begin(now, expired):
             self._job = Job(0, self.turn.sequence + 1, "reset", None, *self.carried)
             self.turn.latest = {}
-        # Only where no new sequence can begin at once, which may have a part for the agent.
+        # Only if no new sequence can begin now, in which the agent may be alive.
         elif participant.absent:
             participant.absent = False
             who = participant.name
@@ -362,20 +362,20 @@ class Turns(Pacer):
         return True
 
     def _may_begin(self, now: float, expired: bool) -> bool:
-        """Return whether the pacer has the environment reset now."""
+        """Return True if the environment should be reset now."""
         turn = self.turn
         turn.now, turn.expired = now, expired
-        # Whoever plays would lose an episode that nobody has ended.
+        # Playing agents would lose an episode that nobody has ended.
         if self.turn.running and not self.turn.ending and turn.playing:
             return False
         try:
             return self.rules.may_begin(turn)
-        except (Exception, SystemExit) as error:  # a user's own
+        except (Exception, SystemExit) as error:  # raised by a user's pacer
             self._refuse(error, begins=True)
             return False
 
     def _refuse(self, error: BaseException, *, begins: bool) -> None:
-        """Refuse the Steps that wait for a decision, which raised something."""
+        """Refuse the Steps that wait for a decision, because the pacer raised an exception."""
         answer = environment_failure(f"the pacer {type(self.rules).__name__}", error)
         self.world.report_failure(answer.message)
         for participant in [wait.participant for wait in self._waits.values() if wait.begins is begins]:
@@ -399,15 +399,15 @@ class Turns(Pacer):
         return [name for name in self._names if name not in ready]
 
     def _is_over(self, participant: Participant) -> bool:
-        """Answer the Step of an agent whose sequence is over; return False where its action is for `decide`."""
-        # Asked for each Step that waits whenever anything happens, and nearly always all of this holds.
+        """Answer the Step of an agent whose sequence is over; return False if `decide` still needs its action."""
+        # Fast path: this runs for each waiting Step after each event, and usually nothing is over.
         if participant.playing and participant.outcome is None and not (self.turn.ending or self._resets.orders):
             return False
-        # It ended while a default action stood in for this agent, whose action now comes too late.
+        # The agent ended while a default action was used for it, so this action comes too late.
         if participant.outcome is not None:
             self._answer(participant, participant.take_outcome())
             return True
-        # Not playing: the next sequence has begun without this agent, after the deadline of the others.
+        # Not playing: the next sequence has begun without this agent, after the others' deadline.
         if self.turn.ending or not participant.playing or self._resets.is_due(participant.agent):
             participant.cut_off = True
             self.drop(participant)
@@ -416,11 +416,11 @@ class Turns(Pacer):
         return False
 
     def _carry_on(self, now: float, late: Sequence[Participant]) -> bool:
-        """Do what `decide` says; return whether anything changed.
+        """Execute the decision of `decide`; return True if anything changed.
 
         Args:
             now: The time.
-            late: Those whose actions have waited too long.
+            late: The participants whose Steps have waited for too long.
         """
         self.turn.now, self.turn.expired = now, bool(late)
         try:
@@ -428,7 +428,7 @@ class Turns(Pacer):
             if not isinstance(decision, Decision):
                 raise TypeError(f"expected turn.step(…), turn.wait(…) or turn.end() of decide, got {decision!r:.80}")
             job = self._step_job(decision) if decision.kind == "step" else None
-        except (Exception, SystemExit) as error:  # a user's own
+        except (Exception, SystemExit) as error:  # raised by a user's pacer
             self._refuse(error, begins=False)
             return False
         if job is not None:
@@ -440,9 +440,9 @@ class Turns(Pacer):
             self._until = decision.until
             if decision.until != math.inf:
                 self._wake_at(decision.until)
-            # They still play: the Steps may be sent again, and change nothing until then (D-2).
+            # These agents still play: a refused Step changes nothing (D-2), and may be sent again.
             if late:
-                gone = self.turn.gone  # default actions play on for them, and nobody waits for that
+                gone = self.turn.gone  # these use default actions, so nobody waits for them
                 missing = [name for name in self.turn.alive if name not in self.turn.handed_in and name not in gone]
                 for participant in late:
                     self._answer(participant, self._late(missing))
@@ -461,7 +461,7 @@ class Turns(Pacer):
         return Job(0, self.turn.sequence, "step", action)
 
     def _only_action(self, by_name: Mapping[str, object]) -> object:
-        """Return the action of an environment of one agent, which was given by its name."""
+        """Return the action of a single agent that was given as a dict by name."""
         if self.group.shared or not by_name.keys() <= set(self._names):
             raise TypeError(
                 f"expected one action for the environment of turn.step(…), which {', '.join(self._names)} have "
@@ -479,7 +479,7 @@ class Turns(Pacer):
     # The environment
 
     def advance(self) -> None:
-        """Answer what can be answered, have the environment do what is due, and set the timer for what is not."""
+        """Answer Steps, start the environment's next job, and set the timer for what is due later."""
         try:
             self.world.refuse_if_over()
         except RequestError as error:
@@ -491,9 +491,9 @@ class Turns(Pacer):
             self._wake_at(due)
 
     def _wake_at(self, when: float) -> None:
-        """Set the timer, unless it is due by then anyway."""
-        # One that is due early is kept: nearly all Steps are answered long before their deadline, and a timer for each
-        # would cost more than the rest of `advance`.
+        """Set the timer, unless it is due earlier."""
+        # Keep an earlier timer: Steps are usually answered long before their deadline, and a timer for each Step would
+        # cost more than the rest of `advance`.
         if self._timer is not None:
             if self._timer_at <= when:
                 return
@@ -509,25 +509,25 @@ class Turns(Pacer):
                 self._wake_at(due)
 
     def stop(self) -> None:
-        """Tell those who wait for others that the world is gone."""
+        """Refuse all waiting Steps, because the world is over."""
         self.advance()
         if self._timer is not None:
             self._timer.cancel()
 
     async def _carry_out(self, job: Job) -> None:
-        """Reset or step the environment, and hand each agent its part."""
+        """Reset or step the environment, and pass the results to the agents."""
         try:
             seen, living = await self.group.carry_out(self.world.env, job, self.turn.observation, self._default_action)
         except RequestError:
             raise
-        except Exception as error:  # what the environment of one agent returned cannot be read
+        except Exception as error:  # the result of an environment with a single agent is malformed
             raise answer_to(job.kind, error) from error
         if self._changes_told:
             seen = {name: self.rules.told(name, transition) for name, transition in seen.items()}
         if job.kind == "reset":
             self._began(seen)
             return
-        # An episode of the environment ends with its last agent.
+        # The environment's episode ends with its last agent.
         self.world.episodes += not living
         self._stepped(seen, living)
 
@@ -541,13 +541,13 @@ class Turns(Pacer):
             self._failed(
                 error if isinstance(error, RequestError) else RequestError(Code.INTERNAL, f"the step failed: {error!r}")
             )
-        # Not at once: an environment of this thread was called by `advance`, which has not returned yet.
+        # Later, because `advance` may have called an environment of this thread, and has not returned yet.
         self._scheduler.call_soon(self.advance)
 
     def _began(self, first: Mapping[str, Transition]) -> None:
-        """The environment was reset: answer the agents that wait for it; `first` has all that are alive, in order."""
+        """Handle a reset of the environment: answer waiting agents; `first` has all living agents, in order."""
         self._job = None
-        # Here and not where the job is made: a reset that fails leaves the seed to the next one.
+        # Cleared only now, so that after a failed reset the next one uses the seed.
         self.carried = (None, None)
         self._begin_sequence(first)
         self._settle()
@@ -560,25 +560,25 @@ class Turns(Pacer):
         in_order = self.turn.alive == [name for name in self._names if name in first]
         self.turn.latest = dict(first)
         for participant in self.participants.values():
-            # Also those whose Steps do not wait: what they send next belongs to a sequence that is over.
+            # Includes participants without a waiting Step, whose next Steps belong to the old sequence.
             participant.playing = participant.may_enter = False
             participant.agents = () if in_order else self.turn.alive
             if self.asks(participant):
                 if participant.name in self.turn.alive:
                     self._enter(participant)
                 else:
-                    # `poll` tells it so, or it would wait without knowing that the others play.
+                    # `poll` tells the agent, which would otherwise wait without knowing that the others play.
                     participant.sequence, participant.absent = self.turn.sequence, True
 
     def _stepped(self, seen: Mapping[str, Transition], alive: Sequence[str]) -> None:
-        """The environment was stepped: hand each agent its part.
+        """Handle a step of the environment: pass the results to the agents.
 
         Args:
-            seen: Of every agent that was alive, or is now.
-            alive: The agents that go on.
+            seen: The transition of each agent that was alive before or is alive now.
+            alive: The agents that are alive now.
         """
-        # First, while it is known by the job who acted: an agent that a default action stood in for is told by its next
-        # Step.
+        # Do this first, while the job still shows who acted. An agent with a default action gets its result with its
+        # next Step.
         acted, before = self._take_acted(), self.turn.alive
         self.turn.began = self._scheduler.now()
         self.turn.number += 1
@@ -594,7 +594,8 @@ class Turns(Pacer):
         as_expected = self.turn.alive == expected
         for participant in self.participants.values():
             participant.agents = () if as_expected else self.turn.alive
-            # As expected, nobody came in by this step; those whom an earlier one brought in may enter still.
+            # If the living agents are as expected, no agent appeared in this step. Agents that appeared earlier may
+            # still enter.
             if participant.may_enter or not as_expected:
                 came = participant.name in alive and (participant.name not in expected or participant.may_enter)
                 participant.may_enter = came and not participant.playing
@@ -603,21 +604,21 @@ class Turns(Pacer):
         self._settle()
 
     def _failed(self, error: RequestError) -> None:
-        """The environment raised: the Steps that led to the call are refused."""
-        # The sequence goes on: a refused request changes nothing (D-2), and the agents may Step again or reset.
+        """Handle an exception of the environment: refuse the Steps that led to the call."""
+        # The sequence goes on, because a refused request changes nothing (D-2): agents may Step again or reset.
         acted = self._take_acted()
         for participant in acted:
             self._answer(participant, error)
         if not acted:
             self.world.report_failure(error.message)
-        # A pacer that waits for some time is to wait again, and not to step what fails over and over.
+        # Restart the turn's time, so that a pacer that waits for some time does not step a failing environment at once.
         self.turn.began = self._scheduler.now()
 
     def _take_acted(self) -> list[Participant]:
-        """End the job; return those whose Steps led to it, and still wait."""
+        """End the job; return the participants whose Steps led to it and still wait."""
         job, self._job = self._job, None
         if job is None or job.kind == "reset":
             return [wait.participant for wait in self._waits.values() if wait.begins]
-        # An action that came while a default one stood in for it is for the next step.
+        # An action that arrived while the agent's default action was used is for the next step.
         acted = self._acted
         return [each.participant for each in self._waits.values() if not each.begins and each.participant.name in acted]
