@@ -1,7 +1,7 @@
 """Environments of this process.
 
-All code of an environment runs through its executor, in the one thread that the environment belongs to; its last
-reference is dropped there too.
+All code of an environment runs through its executor, in the one thread that the environment belongs to. The last
+reference to the environment is dropped in that thread too.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ __all__ = ["LaneGroup", "LocalEnv", "adopt", "host_of"]
 
 T = TypeVar("T")
 _owners: weakref.WeakValueDictionary[int, LocalEnv] = weakref.WeakValueDictionary()
-"""What uses the environments of this process, by the ids of the innermost ones; some of it may be closed."""
+"""The owners of this process's environments, by the `id` of the unwrapped environment; some may be closed."""
 
 
 def host_of(env: Known, make: Callable[[], Known]) -> Host[Any]:
     """Return the host of an environment; `make` makes another one like it.
 
     Raises:
-        SettingError: Its rewards have a space that is no Box, or that its lanes do not take.
+        SettingError: The space of its rewards is no Box, or has a shape that lanes cannot have.
         RequestError: Two of its lanes are one object.
     """
     lanes = _innermost(env)
@@ -73,7 +73,7 @@ def host_of(env: Known, make: Callable[[], Known]) -> Host[Any]:
 
 
 def _own(value: Any) -> Any:
-    """Return a value whose arrays and containers are nobody else's."""
+    """Return a copy of a value that shares no array or container with the original."""
     if isinstance(value, np.ndarray):
         return value.copy()
     kind = type(value)
@@ -86,7 +86,7 @@ def _own(value: Any) -> Any:
 
 
 class LocalEnv:
-    """An environment of this process. Made in the thread that it belongs to.
+    """An environment of this process, constructed in the thread that it belongs to.
 
     Args:
         host: Calls the environment; owned by this object from here on.
@@ -107,7 +107,7 @@ class LocalEnv:
     ended: RequestError | None = None
 
     def owns(self, innermost: object) -> bool:
-        """True if it is not closed, and an environment of its, without the wrappers, is this object."""
+        """True if this environment is open, and it, or one of its lanes, is this object without its wrappers."""
         return self._host is not None and any(each is innermost for each in _innermost(self._host.env))
 
     def _hosted(self, lane: int | None = None) -> Host[Any]:
@@ -133,19 +133,19 @@ class LocalEnv:
         return self.executor.run(self.step_now, action, lane)
 
     def step_in_row(self, action: object) -> Result:
-        """Do as `step`, called in the thread of the executor, and return what is nobody else's."""
+        """Step in the thread of the executor, and return copies of what the environment returned."""
         result = self.step_now(action)
-        # Whatever else it is, `EnvAgent.take_step` refuses it.
+        # `EnvAgent.take_step` refuses anything else.
         if type(result) is not tuple or len(result) != 5:
             return result
         observation, reward, terminated, truncated, info = result
-        # Nearly always an array: one call less in each step.
+        # Nearly always an array: this saves a call in each step.
         observation = observation.copy() if type(observation) is np.ndarray else _own(observation)
         return observation, reward, terminated, truncated, _own(info) if info else info
 
     def step_now(self, action: object, lane: int | None = None) -> Result:
-        """Do as `step`, called in the thread of the executor."""
-        # Every step comes through here: no calls that can be left out.
+        """Step in the thread of the executor."""
+        # Every step runs this function, so it makes as few calls as possible.
         host = self._host if lane is None else self._hosted(lane)
         if host is None:
             raise self._closed
@@ -167,7 +167,7 @@ class LocalEnv:
         """Close the environment and drop the last reference to it.
 
         Args:
-            reason: What later calls raise; None: that it was closed.
+            reason: What later calls raise; None: an error that says that the environment was closed.
         """
         try:
             await self.executor.run(self._close, reason)
@@ -180,33 +180,33 @@ class LocalEnv:
         # Worlds and agents may keep the tree, whose functions refer to the environment.
         self._tree = _without_environment(self._tree)
         if host is not None:
-            # It refers to this object, which would stay until the garbage collector comes, with its spaces.
+            # `step` refers to this object: the cycle would keep it, and its spaces, until a garbage collection.
             del self.step
             in_environment("close", host.close)
 
     @property
     def home(self) -> object:
-        """Where it lives: equal for all environments of this process."""
+        """The process of the environment: equal for all environments of this process."""
         return os.getpid()
 
     def run_message(self, message: SessionMessage, request: bytes) -> Call[PartOutcome]:
-        """Have the part of a message answer a request."""
+        """Have the environment's part of a message answer a request."""
         return self.executor.run(self._run_message, message, request, threading.get_ident())
 
     def _run_message(self, message: SessionMessage, request: bytes, asked_in: int) -> PartOutcome:
         began = time.thread_time()
         outcome = in_environment(f"the message {message.form.name}", self._hosted().run_message, message, request)
-        # What is used in the thread of the session is measured there.
+        # The session measures the time that its own thread uses.
         if threading.get_ident() == asked_in:
             return outcome
         return dataclasses.replace(outcome, seconds=time.thread_time() - began)
 
     def _run(self, where: str, function: Callable[[Host[Any]], T]) -> Call[T]:
-        """Call the environment by its host, which may be closed before it is its turn."""
+        """Call a function with the host; the environment may be closed before the call runs."""
         return self.executor.run(in_environment, where, lambda: function(self._hosted()))
 
     def render(self, lanes: Sequence[int]) -> Call[list[object]]:
-        """Return what `render()` gives now for some lanes, copied."""
+        """Return copies of what `render()` returns now for some lanes."""
         return self._run("render", lambda host: host.draw(lanes))
 
     def properties(self) -> PropertyTree:
@@ -234,7 +234,7 @@ def _without_environment(tree: PropertyTree) -> PropertyTree:
 
 
 class LaneGroup(EnvironmentProxy):
-    """Environments with a thread or a process each, as the lanes of one world.
+    """Environments, each with a thread or a process of its own, as the lanes of one world.
 
     Args:
         lanes: The environments, all of one kind.
@@ -248,12 +248,12 @@ class LaneGroup(EnvironmentProxy):
         self._scheduler = scheduler
         self.facts = dataclasses.replace(lanes[0].facts, kind="LaneGroup", num_envs=len(lanes), steps_lanes=True)
         for lane in lanes:
-            # Shared, so that the world counts the steps of all lanes, and tells the notes of each.
+            # Shared, so that the world counts the steps of all lanes and reports the notes of every lane.
             lane.times, lane.notes = self.times, self.notes
 
     @property
     def ended(self) -> RequestError | None:
-        """The error to answer with if one of their processes has ended; None: none has."""
+        """The error of the first lane whose process has ended; None: no process has ended."""
         return next((lane.ended for lane in self.lanes if lane.ended is not None), None)
 
     def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
@@ -269,7 +269,7 @@ class LaneGroup(EnvironmentProxy):
         await gather(self._scheduler, [lane.close(reason) for lane in self.lanes])
 
     async def render(self, lanes: Sequence[int]) -> list[object]:
-        """Return what `render()` gives now for some lanes, copied."""
+        """Return copies of what `render()` returns now for some lanes."""
         drawn = await gather(self._scheduler, [self.lanes[lane].render([0]) for lane in lanes])
         return [frame for frames in drawn for frame in frames]
 
@@ -277,7 +277,7 @@ class LaneGroup(EnvironmentProxy):
         """Return what the environments add to the tree below `world`."""
         leaves = [Property("world.num_envs", NUMBER, "the number of lanes", lambda: len(self.lanes))]
         key = f"world.{LANE_WRAPPERS}"
-        # Each lane tells of itself alone.
+        # Each lane reports its own wrappers only.
         found = [lane.properties().get(key) for lane in self.lanes]
         if None not in found:
             wrappers = wrappers_by_lane([kinds[index] for kinds, indices in found for index in indices])
@@ -287,9 +287,9 @@ class LaneGroup(EnvironmentProxy):
         return self.lanes[0].properties().merged(PropertyTree(leaves))
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Read or write a property of all lanes, whose value is a list with an item a lane; list that of the first."""
+        """Read or write a property of all lanes, as a list with one item per lane; list the first lane's properties."""
         kind = request.WhichOneof("payload")
-        # The same for all lanes, and no list with a value for each.
+        # These have one value for all lanes, not a list.
         shared = {each.key for each in environment_properties()}
         if kind == "list_property" or request.read_property.key in shared:
             return await self.lanes[0].answer_property(request)
@@ -306,12 +306,12 @@ class LaneGroup(EnvironmentProxy):
         return responses[0]
 
     async def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
-        """Refuse: these lanes have a thread or a process each, and no part of a message stands beside all of them."""
+        """Refuse: each lane has a thread or a process of its own, so no part of a message can reach all of them."""
         text = f"the message {message.form.name!r} is not served for lanes with a thread or a process each"
         raise RequestError(Code.UNIMPLEMENTED, text)
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
-        """Call a public method, or read a public attribute, on the lanes that the request names; none: on all."""
+        """Call a public method, or read a public attribute, on the lanes of the request; without lanes, on all."""
         chosen = checked_lanes(request.lanes, len(self.lanes))
         part = bridge_pb2.CallRequest()
         part.CopyFrom(request)
@@ -323,13 +323,13 @@ class LaneGroup(EnvironmentProxy):
 
 
 def _innermost(env: Known) -> list[object]:
-    """Return an environment without its wrappers, or so each of its lanes that are objects of this process."""
+    """Return the environment without its wrappers, or its lanes without theirs if they are objects of this process."""
     parts = kinds.local_parts(env)
     return [kinds.attribute_layers(part)[-1] for part in parts] or [list(kinds.layers_of(env))[-1]]
 
 
 def _refuse_owned(env: Known) -> None:
-    """Raise RequestError where another world steps the same object already."""
+    """Raise RequestError if another world steps the same object already."""
     for each in _innermost(env):
         owner = _owners.get(id(each))
         if owner is not None and owner.owns(each):
@@ -337,7 +337,7 @@ def _refuse_owned(env: Known) -> None:
 
 
 def _shared(env: object, who: str) -> RequestError:
-    """Return the error for a function such as `lambda: env`: who stepped it would step, and reset, everybody's."""
+    """Return the error for a function such as `lambda: env`, whose one environment two worlds or lanes would step."""
     text = (
         f"its function returned the same {type(env).__name__} again, which another {who} steps already; expected a "
         "function that makes a new environment each time, as `lambda: MyEnv()` does and `lambda: env` does not"
@@ -364,7 +364,7 @@ async def adopt(make: Callable[[], Known], executor: Executor) -> LocalEnv:
             _owners.update((id(each), made) for each in _innermost(env))
             return made
         except BaseException:
-            # It cannot be served, so no world will own it. The refusal says more than an error of its `close`.
+            # No world will own the environment. An error of its `close` must not replace the reason of the refusal.
             with contextlib.suppress(Exception):
                 env.close()
             raise
@@ -372,6 +372,6 @@ async def adopt(make: Callable[[], Known], executor: Executor) -> LocalEnv:
     try:
         return await executor.run(in_environment, "its construction", here)
     except BaseException:
-        # Nothing owns the thread where there is no environment.
+        # Without an environment, nothing else closes the executor.
         executor.close()
         raise

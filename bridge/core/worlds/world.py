@@ -1,4 +1,4 @@
-"""The world of an environment: who takes part is its group's matter, and when it is stepped its pacer's."""
+"""The world of an environment. Its group says who takes part, its pacer when the environment is stepped."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bridge.core.worlds.settings import Settings
 __all__ = ["EnvWorld", "WorldKind", "env_world", "paced_by"]
 
 WorldKind: TypeAlias = Callable[[str, Environment, Scheduler], World]
-"""Makes a world: of its name, its environment, which it owns from then on, and what runs that it waits for."""
+"""Makes a world from its name, its environment, which the world owns from then on, and its scheduler."""
 
 
 class EnvWorld(PacedWorld):
@@ -27,16 +27,16 @@ class EnvWorld(PacedWorld):
         name: The world's name.
         env: The environment, owned by the world from here on.
         scheduler: Runs what the world waits for.
-        pacer: Decides when the environment is stepped; of this world alone.
+        pacer: Decides when the environment is stepped; serves this world alone.
 
     Raises:
-        SettingError: The pacer cannot step such an environment.
+        SettingError: The pacer cannot step this kind of environment.
     """
 
     def __init__(self, name: str, env: Environment, scheduler: Scheduler, pacer: Pacer) -> None:
         super().__init__(name, env, scheduler)
         self.pacer = pacer
-        """Decides when it is stepped."""
+        """Decides when the environment is stepped."""
         self.lingers, self.steered_by_all = pacer.lingers, pacer.steered_by_all
         pacer.bind(self)
 
@@ -59,12 +59,12 @@ class EnvWorld(PacedWorld):
 
     @property
     def agents(self) -> int:
-        """How many agents are in."""
+        """The number of agents in the world."""
         return self.pacer.agents
 
     @property
     def has_players(self) -> bool:
-        """True if agents are in that do not only watch."""
+        """True if at least one agent plays, that is, does more than watch."""
         return self.pacer.has_players
 
     @property
@@ -78,13 +78,13 @@ class EnvWorld(PacedWorld):
         return self.pacer.players
 
     def applied_by(self, lane: int) -> object:
-        """Return who the action is of that the environment is stepped by now.
+        """Return who chose the action of the current step.
 
         Args:
-            lane: Which of the environments that are stepped one by one.
+            lane: The lane, where lanes are stepped one by one.
 
         Returns:
-            A text such as `agent`, `agent:PPO`, `person:Ann` or `default`; of several agents one for each, by name.
+            A text such as `agent`, `agent:PPO`, `person:Ann` or `default`; of several agents a dict by name.
         """
         return self.pacer.applied_by(lane)
 
@@ -97,26 +97,26 @@ class EnvWorld(PacedWorld):
 
     @property
     def ended_lanes(self) -> Array | None:
-        """True for each lane that the next step resets in place of stepping it, `(lanes,)`; None: there are none."""
+        """True for each lane that the next call of `step` resets, shape `(lanes,)`; None: there are none."""
         return self.pacer.ended_lanes
 
     @property
     def fps(self) -> float | None:
-        """Frames a second of its clock; None: it has none."""
+        """Frames per second of the world's clock; None: it has no clock."""
         return self.pacer.fps
 
     @property
     def clock_frames(self) -> int | None:
-        """Frames of its clock until now; None: it has none."""
+        """The number of frames of the world's clock so far; None: it has no clock."""
         return self.pacer.frames
 
     @property
     def allows_substitutes(self) -> bool:
-        """True if an observer may put other actions in the place of an agent's."""
+        """True if an observer may replace an agent's action."""
         return self.pacer.allows_substitutes
 
     def counts(self) -> WorldCounts:
-        """Return how much it has done; a call that failed counts as a step too."""
+        """Return the numbers of lanes, steps and episodes; a step that failed counts too."""
         counts = self.pacer.counts()
         if counts is not None:
             return counts
@@ -125,7 +125,7 @@ class EnvWorld(PacedWorld):
         return WorldCounts(lanes, steps, self.episodes)
 
     def describe(self) -> dict[str, object]:
-        """Return its lanes, whether it has begun, and what its pacer and features have a page show."""
+        """Return what a page shows: the lanes, whether the first reset was made, and entries of pacer and features."""
         begun = bool(self.env.times.reset.count)
         return {
             "lanes": self.env.facts.num_envs,
@@ -150,23 +150,23 @@ class EnvWorld(PacedWorld):
         return self.pacer.prepare_reset(settings, caller)
 
     def restart(self, caller: Agent | None) -> None:
-        """Begin the new sequence of a ResetWorld: every other agent was told that its own is over."""
+        """Begin the new sequence of a ResetWorld, after every other agent was told that its sequence has ended."""
         self.pacer.restart(caller)
 
     async def close(self) -> None:
         """Close the environment; one that is in a call is closed when the call returns."""
         if not self.closed:
-            # First: those whose waits `stop` ends look at it.
+            # Set first: the waiting calls that `stop` ends read it.
             self.closed = True
             self.pacer.stop()
             await self.env.close(self.destroyed())
 
 
 def env_world(world: World) -> EnvWorld | None:
-    """Return a world as one that has an environment; None: it has none, as a lobby in another server."""
+    """Return the world as an EnvWorld; None: it has no environment, such as a lobby of another server."""
     return world if isinstance(world, EnvWorld) else None
 
 
 def paced_by(make_pacer: Callable[[], Pacer]) -> WorldKind:
-    """Return what makes worlds with pacers; each world has a pacer of its own."""
+    """Return a function that makes worlds, each with a pacer of its own."""
     return lambda name, env, scheduler: EnvWorld(name, env, scheduler, make_pacer())
