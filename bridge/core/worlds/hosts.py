@@ -1,7 +1,7 @@
 """Environments in the thread that they belong to: resets, steps, frames, properties, attributes and methods.
 
-A host is the same in the server and in an isolated world's process: `bridge.core.worlds.local` calls it by an executor,
-`bridge.core.worlds.isolated.child` for messages. `reset` and `step` raise whatever the environment raises.
+The server and an isolated world's process use the same hosts: `bridge.core.worlds.local` calls them through an
+executor, `bridge.core.worlds.isolated.child` for messages. `reset` and `step` raise whatever the environment raises.
 """
 
 from __future__ import annotations
@@ -56,24 +56,24 @@ LANE_WRAPPERS = "lane_wrappers"
 
 _log = SafeLog(__name__)
 _MOST_NAMES = 100
-_MOST_ITEMS = 1000  # a longer list or dict is not looked through
+_MOST_ITEMS = 1000  # the items of a longer list or dict are not examined
 E = TypeVar("E", bound=Known)
 T = TypeVar("T")
 
 
 class Host(abc.ABC, Generic[E]):
-    """The common part of all kinds of environments.
+    """The base class of the hosts of all kinds of environments.
 
     Args:
         env: The environment, owned by this object from here on.
-        facts: Its description.
-        make: Makes another one.
+        facts: The environment's description.
+        make: Makes another environment like it.
     """
 
     can_place = False
-    """True if a message may put it into another situation, in which an episode goes on; of lanes, one of them."""
+    """True if a message may put the environment, or one of the lanes, into another situation of a running episode."""
     can_place_all = False
-    """True if a message may put all lanes there together."""
+    """True if a message may put all lanes into another situation together."""
 
     def __init__(self, env: E, facts: EnvFacts, make: Callable[[], Known]) -> None:
         self.env = env
@@ -81,34 +81,34 @@ class Host(abc.ABC, Generic[E]):
         self.make = make
         """Makes another environment like it."""
         self.result: Result | None = None
-        """What `reset` or `step` returned last, set by whoever calls them; None: nothing, or the last call failed."""
+        """What `reset` or `step` returned last, set by the caller; None: no call yet, or the last call failed."""
         self._parts: dict[str, MessagePart] = {}
         self._message: SessionMessage | None = None
-        """The message at hand."""
+        """The message that is answered now, or was answered last."""
         self.fresh = True
-        """True as long as it was not reset, and no client has called or changed it."""
+        """True until the environment is reset, or a client calls a method or sets an attribute."""
         self._callees: dict[int, Callee] = {}
-        """What is called in the place of environments, by lane."""
+        """What is called in place of the environment, by lane."""
         self._placed: dict[int, tuple[Any, Any]] = {}
-        """What environments see, by lane, which the message at hand has put into another situation."""
+        """Observation and info, by lane, of the environments that the current message put into another situation."""
         self._origins: dict[int, Origin | None] = {}
-        """When an environment was in that situation before, by lane."""
+        """When the environment was in that situation before, by lane."""
         self.lanes: Sequence[EnvHost] = ()
-        """The environments that can be stepped one by one, where they are several."""
+        """The hosts of lanes that can be stepped one by one; empty: one environment, or lanes without hosts."""
         self.notes: list[str] = []
-        """Remarks for clients on what it returned."""
+        """Remarks for clients on what the environment returned."""
         self.failures: dict[int, str] = {}
-        """Why lanes failed in the last call, by lane, where each fails alone; always the same dict."""
+        """Why lanes failed in the last call, by lane, if lanes fail alone; always the same dict."""
         self.names: AttributeList | None = None
-        """What its attributes are called; None: nobody is told, as of lanes."""
+        """The names of the environment's attributes; None: clients get no names, for example of lanes."""
         self.retried: list[str] = []
-        """What resets of such lanes raised that were tried again; whoever logs them takes them."""
+        """The errors of resets that were tried again, for the log; the logging code empties the list."""
 
     def reset(self, seed: object, options: Any) -> Result:
-        """Reset it, as a local caller would: not every `reset` takes both."""
+        """Reset the environment. As not every `reset` takes both arguments, only those that are given are passed."""
         given: dict[str, Any] = {} if seed is None else {"seed": seed}
         if options is not None:
-            # A copy: an environment may take out what it has read, and other lanes, or the next attempt, get the same.
+            # A copy: an environment may remove what it has read, and other lanes, or the next attempt, get these too.
             given["options"] = dict(options)
         self.fresh = False
         result = cast("Result", self._callees.get(0, self.env).reset(**given))
@@ -117,12 +117,12 @@ class Host(abc.ABC, Generic[E]):
         return result
 
     def step(self, action: Any) -> Result:
-        """Step it."""
+        """Step the environment."""
         result: Result = self.env.step(action)
         return result
 
     def close(self) -> None:
-        """Close it, after the parts of messages."""
+        """Close the parts of messages, then the environment."""
         parts, self._parts = self._parts, {}
         try:
             for part in parts.values():
@@ -130,11 +130,11 @@ class Host(abc.ABC, Generic[E]):
         finally:
             self.env.close()
 
-    # Messages: this is their `Stage`
+    # Messages: a host is the `Stage` of their parts
 
     @property
     def envs(self) -> Sequence[Any]:
-        """The environments that are stepped one by one; none: lanes that are elsewhere."""
+        """The environments that are stepped one by one; empty: the lanes are in other processes."""
         return kinds.local_parts(self.env)
 
     @property
@@ -143,7 +143,7 @@ class Host(abc.ABC, Generic[E]):
         return self.env
 
     def intercept(self, lane: int, callee: Callee | None) -> None:
-        """Have something called in the place of an environment; None: itself."""
+        """Call an object in place of an environment; None: call the environment itself again."""
         if callee is None:
             self._callees.pop(lane, None)
         else:
@@ -151,14 +151,14 @@ class Host(abc.ABC, Generic[E]):
         self._set_callee(lane, self.envs[lane] if callee is None else callee)
 
     def replace(self, lane: int, env: Any) -> None:
-        """Step another environment from here on, and close the one that was stepped."""
+        """Step another environment from now on, and close the one that was stepped until now."""
         before = self.envs[lane]
         self._callees.pop(lane, None)
         self._set_env(lane, env)
         self._set_callee(lane, env)
         try:
             before.close()
-        except Exception:  # of one that nobody steps any more
+        except Exception:  # the replaced environment is not stepped any more
             _log.exception("an environment that another one took the place of: its close() raised")
 
     def _set_callee(self, lane: int, callee: Any) -> None:
@@ -168,14 +168,14 @@ class Host(abc.ABC, Generic[E]):
         raise RequestError(Code.UNIMPLEMENTED, f"{self.facts.kind} is not replaced")
 
     def newest(self, lane: int | None) -> tuple[Any, Any]:
-        """Return the last observation and info of an environment; raises RequestError where no episode runs in it."""
+        """Return the last observation and info of an environment; raises RequestError if it runs no episode."""
         result = self.result
         if result is None or (len(result) > 2 and bool(result[2] or result[3])):
             raise no_episode(None)
         return result[0], result[-1]
 
     def check_place(self, lane: int | None = 0) -> None:
-        """Raise where no environment may be put into another situation."""
+        """Raise RequestError if the current message may not put the environment into another situation."""
         message = self._message
         assert message is not None, "called by the part of a message"
         if not message.form.places:
@@ -186,18 +186,18 @@ class Host(abc.ABC, Generic[E]):
 
     @property
     def moment(self) -> str:
-        """A name for what the environments have done so far; empty: nobody keeps an account of it."""
+        """A name for what the environments have done so far; empty: nothing keeps a record of it."""
         return "" if self._message is None else self._message.moment
 
     def place(self, lane: int | None, observation: Any, info: Any, origin: Origin | None = None) -> None:
-        """Note that an environment, or all lanes, are in another situation, in which an episode runs."""
+        """Note that an environment, or all lanes, were put into another situation of a running episode."""
         self.check_place(lane)
         for each in range(self.facts.num_envs or 1) if lane is None else [lane]:
             own = origin if origin is None or lane is not None else dataclasses.replace(origin, lane=each)
             self._placed[each], self._origins[each] = (observation, info), own
 
     def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
-        """Have the part of a message answer a request. Raises RequestError, whatever the part raises."""
+        """Have the part of a message answer a request. Converts what the part raises to RequestError."""
         name = message.form.name
         self._placed.clear()
         self._origins.clear()
@@ -219,7 +219,7 @@ class Host(abc.ABC, Generic[E]):
         return PartOutcome(bytes(answer), self.result, lanes, origins=tuple(self._origins[lane] for lane in lanes))
 
     def _take_placed(self) -> Result:
-        """Take what the environments see that were put into another situation; return it as a reset does."""
+        """Return, in the form of a reset's result, what the environments in another situation observe."""
         return self._placed[0]
 
     # Properties
@@ -243,12 +243,12 @@ class Host(abc.ABC, Generic[E]):
         ]
         access = self._get_attr, self._set_attr, self._names, self._look_for
         attributes = Family("world.attributes", "an attribute, a value for each lane", *access, in_environment=True)
-        if not facts.agents:  # each of several has spaces of its own, which worlds add
+        if not facts.agents:  # several agents have spaces of their own, which worlds add
             leaves += self._of_gymnasium()
         if facts.num_envs is None:  # vector environments have no attributes of their lanes
             names = self.names = AttributeList(kinds.attribute_layers(env))
             text = "the names of public attributes and methods, those of methods with (), separated by spaces"
-            # Known at all times, so that a join does not wait for an environment that is in a long step.
+            # Read without the environment, so that a join does not wait for a long step.
             leaves.append(Property(NAMES, TEXT, text, lambda: names.text))
         if facts.agents:
             about = "the space of what state() returns, as JSON; empty: none"
@@ -257,13 +257,13 @@ class Host(abc.ABC, Generic[E]):
         return PropertyTree(leaves, [attributes])
 
     def _of_gymnasium(self) -> list[Property]:
-        """Return the properties that environments of one agent have."""
+        """Return the properties that only environments with one agent have."""
         env: Any = self.env
-        # Of the environment itself: the facts have a plain space where its space is of a class of its own.
+        # The environment's own spaces: the facts have a standard space in place of one of a custom class.
         one = "single_" if isinstance(env, VectorEnv) else ""
         names = "observation_space", "action_space"
         spaces = {name: space_to_json(getattr(env, f"{one}{name}")) for name in names}
-        # Nobody can tell of lanes that are elsewhere.
+        # The wrappers of lanes in other processes are not known.
         wrappers = wrappers_by_lane(
             [_wrappers_of(part) for part in kinds.local_parts(env)] or [[]] * (self.facts.num_envs or 1)
         )
@@ -276,7 +276,7 @@ class Host(abc.ABC, Generic[E]):
         ]
 
     def _told_by_features(self, *, of_agents: bool = False) -> list[Property]:
-        """Return what features tell of the environment; of several agents, what they do not tell of each."""
+        """Return the features' properties of the environment; with several agents, those that are not per agent."""
         return [
             _live(each.name, TEXT, each.description, partial(self._read, each.read))
             for each in environment_properties()
@@ -284,7 +284,7 @@ class Host(abc.ABC, Generic[E]):
         ]
 
     def _read(self, read: Callable[[Any], object]) -> object:
-        # Of the environment that is stepped then: another one may have taken its place.
+        # `self.env` at the time of the call: the environment may have been replaced.
         return read(self.env)
 
     def _random(self) -> list[dict[str, object]]:
@@ -297,14 +297,14 @@ class Host(abc.ABC, Generic[E]):
             raise RequestError(Code.FAILED_PRECONDITION, f"the random state cannot be sent: {error}") from error
 
     def draw(self, lanes: Sequence[int]) -> list[object]:
-        """Return what `render()` gives now for some lanes, copied; no other lanes are drawn where that can be."""
+        """Return copies of what `render()` returns now for some lanes; draws no other lanes where possible."""
         environments = kinds.local_parts(self.env)
         with failures_in("render"):
             frames = {lane: environments[lane].render() for lane in lanes} if environments else self.frame()
         return [None if frames[lane] is None else np.array(frames[lane]) for lane in lanes]
 
     def frame(self) -> list[object]:
-        """Return what `render()` gives now, a list with an entry a lane."""
+        """Return what `render()` returns now, a list with one entry per lane."""
         with failures_in("render"):
             return [self.env.render()]
 
@@ -313,21 +313,22 @@ class Host(abc.ABC, Generic[E]):
     def _names(self) -> list[str]:
         """Return the names of public attributes whose values can be sent, at most 100; runs no code of the environment.
 
-        Those of the outermost wrapper come first; of lanes the first is inspected, and none that runs elsewhere.
+        Those of the outermost wrapper come first. Of several lanes only the first is inspected, and no lane of another
+        process.
         """
         found: dict[str, object] = {}
         with failures_in("listing its attributes"):
             for name, value, _ in named_values(kinds.attribute_layers(self.env)):
-                # The outermost layer wins, as where an attribute is looked up.
+                # The outermost layer wins, as in an attribute look-up.
                 found.setdefault(name, value)
             return [name for name, value in found.items() if _listed(value)][:_MOST_NAMES]
 
     def _look_for(self, name: str) -> None:
-        """Raise NOT_FOUND where the environment has no attribute or method of a name."""
+        """Raise NOT_FOUND if the environment has no attribute or method of this name."""
         refuse_private(name)
         with failures_in(f"looking for {name}"):
             layers = kinds.attribute_layers(self.env)
-            # Nothing is known here of lanes in other processes: there the call itself fails.
+            # Lanes in other processes cannot be inspected: there the call itself fails.
             if layers and not any(kinds.has_attribute(layer, name) for layer in layers):
                 raise RequestError(Code.NOT_FOUND, f"the environment has no method or attribute {name!r}")
 
@@ -383,7 +384,7 @@ class Host(abc.ABC, Generic[E]):
         return [value(*args, **kwargs) if callable(value) else value for value in self._find(name, lanes)]
 
     def _find(self, name: str, lanes: list[int]) -> list[object]:
-        """Return an attribute, or a method, of the environment or of some lanes, which must be here."""
+        """Return an attribute or a method of some lanes, which must be in this process."""
         parts = kinds.local_parts(self.env)
         if not parts:
             raise RequestError(Code.UNIMPLEMENTED, f"the lanes of {self.facts.kind} are elsewhere")
@@ -391,7 +392,7 @@ class Host(abc.ABC, Generic[E]):
 
     @abc.abstractmethod
     def _set(self, name: str, value: list[object]) -> None:
-        """Set an attribute, which has a value for each lane."""
+        """Set an attribute, given a value for each lane."""
 
 
 class EnvHost(Host[GymEnv]):
@@ -424,13 +425,13 @@ class ParallelHost(Host[ParallelEnv]):
         """What is stepped."""
 
     def reset(self, seed: object, options: object) -> Result:
-        """Reset it."""
+        """Reset the environment."""
         observations, infos = super().reset(seed, options)
         # A copy, because environments may change the list in their next step.
         return observations, infos, list(self.env.agents)
 
     def step(self, action: Any) -> Result:
-        """Step it."""
+        """Step the environment."""
         return *self._callee.step(action), list(self.env.agents)
 
     def newest(self, lane: int | None) -> tuple[Any, Any]:
@@ -439,7 +440,7 @@ class ParallelHost(Host[ParallelEnv]):
         if result is None or not result[-1]:
             raise no_episode(None)
         observations, *_, infos, alive = result
-        # As a reset returns them: nothing of those that have ended.
+        # As a reset returns them: without the agents that have ended.
         seen, told = ({agent: part[agent] for agent in alive if agent in part} for part in (observations, infos))
         return seen, told
 
@@ -457,14 +458,14 @@ class ParallelHost(Host[ParallelEnv]):
 
 
 def no_episode(lane: int | None) -> RequestError:
-    """Return the refusal of what needs an episode that runs."""
+    """Return the error for a request that needs a running episode."""
     where = "no episode runs" if lane is None else f"no episode runs in lane {lane}"
     return RequestError(Code.FAILED_PRECONDITION, f"{where}: the last one has ended, or none has begun; reset first")
 
 
 @contextlib.contextmanager
 def _failures_of(name: str) -> Iterator[None]:
-    """Convert what the part of a message raises: no failure of the environment, and of nobody's episode."""
+    """Convert what the part of a message raises to RequestError: it is no failure of the environment or an episode."""
     try:
         yield
     except RequestError:
@@ -479,14 +480,14 @@ def _failures_of(name: str) -> Iterator[None]:
 
 
 def checked_lanes(lanes: Sequence[int], count: int) -> list[int]:
-    """Return the lanes that a request names of so many; all of them where it names none. Raises RequestError."""
+    """Return the lanes that a request names, or all `count` lanes if it names none. Raises RequestError."""
     if any(not 0 <= lane < count for lane in lanes):
         raise RequestError(Code.INVALID_ARGUMENT, f"expected lanes 0 to {count - 1}, got {list(lanes)}")
     return list(lanes) or list(range(count))
 
 
 def checked_values(value: object, count: int) -> list[object]:
-    """Return the values that a request gives, one for each of so many lanes. Raises RequestError."""
+    """Return the values of a request, one for each of `count` lanes. Raises RequestError."""
     if not isinstance(value, list) or len(value) != count:
         raise RequestError(Code.INVALID_ARGUMENT, f"expected a list of {count} values, one a lane, got {value!r:.80}")
     return value
@@ -510,7 +511,7 @@ def _wrappers_of(env: object) -> list[str]:
 def wrappers_by_lane(lanes: Sequence[list[str]]) -> tuple[list[list[str]], list[int]]:
     """Return the different lists among those of the lanes, and each lane's index in them.
 
-    Lanes are nearly always alike: so the names of a thousand take no more bytes than those of one.
+    Lanes nearly always have the same wrappers: then the names of a thousand lanes need no more bytes than those of one.
     """
     different: list[list[str]] = []
     for found in lanes:
@@ -520,17 +521,17 @@ def wrappers_by_lane(lanes: Sequence[list[str]]) -> tuple[list[list[str]], list[
 
 
 def _fixed(name: str, kind: str, description: str, value: object) -> Property:
-    """A property that is read once, when the environment has been made."""
+    """Return a property with a constant value, read when the environment has been made."""
     return Property(f"world.{name}", kind, description, lambda: value)
 
 
 def _live(name: str, kind: str, description: str, read: Callable[[], object]) -> Property:
-    """A property whose value is computed by the environment."""
+    """Return a property whose value the environment computes."""
     return Property(f"world.{name}", kind, description, read, in_environment=True)
 
 
 def look_up(look: Callable[[], T], name: str) -> T:
-    """Return what a look-up of an attribute gives. Raises NOT_FOUND where the environment has none of that name."""
+    """Return the result of an attribute look-up. Raises NOT_FOUND if the environment has no attribute of that name."""
     try:
         return look()
     except AttributeError as error:
@@ -538,13 +539,13 @@ def look_up(look: Callable[[], T], name: str) -> T:
 
 
 def _raised_by_setattr(error: AttributeError) -> bool:
-    """True if Python itself refused to set an attribute, as one without a setter; False: code of the environment."""
+    """True if Python refused to set an attribute, such as one without a setter; False: the environment's code did."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None:
         return False
-    # The functions that call `setattr`: ours, and Gymnasium's. An environment may have some of these names, too.
+    # The functions of this package and of Gymnasium that call `setattr`; an environment may use the same names.
     package = str(trace.tb_frame.f_globals.get("__name__")).partition(".")[0]
     return package in ("bridge", "gymnasium") and trace.tb_frame.f_code.co_name in (
         "set_attr",
@@ -559,11 +560,11 @@ def _plain_dict(data: Mapping[Any, object]) -> dict[str, object]:
 
 
 def _state_space_of(env: Any) -> str:
-    """Return the space of an environment's global state as JSON; "": it has none, or one that does not travel."""
+    """Return the space of an environment's global state as JSON; "": there is none, or it cannot be sent."""
     try:
         space = kinds.read_attribute(env, "state_space", None)
         return space_to_json(space) if isinstance(space, gymnasium.Space) else ""
-    except (NotImplementedError, UnsupportedSpaceError):  # the environment can be played all the same
+    except (NotImplementedError, UnsupportedSpaceError):  # the environment can be played without it
         return ""
 
 
@@ -579,9 +580,9 @@ def _describe_spec(spec: EnvSpec | None) -> dict[str, object] | None:
 
 
 def _listed(value: object) -> bool:
-    """True if an attribute with a value is listed: one that can be sent, and is not too large to look through.
+    """True if an attribute with this value is listed: the value can be sent, and is not too large to examine.
 
-    None does not count: it may be replaced later by anything, such as the window of an environment once it has drawn.
+    None is not listed: any object may replace it later, such as the window of an environment once it has drawn.
     """
     is_large = isinstance(value, (list, tuple, dict)) and len(value) > _MOST_ITEMS
     return value is not None and not is_large and _travels(value)
@@ -608,16 +609,15 @@ _METHODS = (
     staticmethod,
     partialmethod,
 )
-# What every environment and every wrapper of Gymnasium's has, and `env`: a loop that looks for the innermost
-# environment by `hasattr(env, "env")` has to end at the remote one.
+# The attributes of every Gymnasium environment and wrapper, and `env`: a loop that looks for the innermost environment
+# by `hasattr(env, "env")` must end at the remote environment.
 _OF_ALL = frozenset((*dir(gymnasium.Env), *dir(gymnasium.Wrapper), "env"))
 
 
 def named_values(layers: Sequence[object]) -> Iterator[tuple[str, object, bool]]:
-    """Give the public names of some layers, the outermost first, with what is found there and whether in a class.
+    """Yield each public name of some layers, the outermost first, with its value and whether a class defines it.
 
-    A name that comes again is hidden by the first of it. What is found in a class may be a descriptor: no property is
-    run.
+    The first occurrence of a name hides the later ones. A value of a class may be a descriptor: no property is run.
     """
     for layer in layers:
         for owner in (layer, *type(layer).__mro__):
@@ -628,21 +628,20 @@ def named_values(layers: Sequence[object]) -> Iterator[tuple[str, object, bool]]
 
 
 class AttributeList:
-    """The names that clients are told.
+    """The names of attributes and methods that clients get.
 
     Args:
-        layers: The wrappers, the outermost first, and the environment. They are not kept: whoever holds this list does
-            not keep the environment alive.
+        layers: The wrappers, the outermost first, and the environment. This object keeps no reference to them.
     """
 
     def __init__(self, layers: Sequence[object]) -> None:
         self._seen: list[frozenset[str]] = []
         self.text = AttributeNames()
-        """The names as they travel."""
+        """The names in the form that is sent."""
         self.renew(layers)
 
     def renew(self, layers: Sequence[object]) -> bool:
-        """Look again, which costs some microseconds where no layer has another attribute; return whether one has."""
+        """Renew the names; return True if a layer has other attributes. Takes some microseconds if none has."""
         # Classes do not change, and most environments have all their attributes from their construction on.
         dicts = [getattr(layer, "__dict__", {}) for layer in layers]
         if len(dicts) == len(self._seen) and all(map(_same, dicts, self._seen)):
@@ -651,12 +650,12 @@ class AttributeList:
         names: dict[str, bool] = {}
         for name, value, of_class in named_values(layers):
             if name not in _OF_ALL and name.isidentifier():
-                # A function in an instance may be replaced by anything: only what a class has is surely a method.
+                # Any object may replace a function in an instance: only a function of a class is surely a method.
                 names.setdefault(name, of_class and isinstance(value, _METHODS))
         self.text = AttributeNames.of(names)
         return True
 
 
 def _same(attributes: Any, names: frozenset[str]) -> bool:
-    # By the length first: it is nearly always what differs.
+    # The lengths first: they nearly always differ if the names do.
     return len(attributes) == len(names) and attributes.keys() == names
