@@ -1,8 +1,8 @@
-"""Lanes that begin their next episodes within the Step that ends the last ones, for a client that asks for it.
+"""Lanes that begin their next episodes in the same Step that ends the previous ones, if the client asks for it.
 
-A client that has set the property `world.autoreset` to `same_step` gets with the answer to a Step also the answer to
-what it would ask next: the Reset of the lanes that ended, and the Step that begins their episodes. The environment is
-called as if it had asked, so observers and recordings see the same.
+If a client has set the property `world.autoreset` to `same_step`, the response to a Step also contains the responses
+to the client's next requests: the Reset of the lanes that ended, and the Step that begins their episodes. The
+environment is called as if the client had sent these requests, so observers and recordings see no difference.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IN_NEXT_STEP, _IN_SAME_STEP = "next_step", "same_step"
 
 
 class SameStep:
-    """What an agent of lanes is told, where its client asks for next episodes within the same Step.
+    """The responses of an agent of lanes whose client asks for next episodes in the same Step.
 
     Args:
         agent: The agent.
@@ -41,42 +41,42 @@ class SameStep:
         self._agent: EnvAgent = weakref.proxy(agent)  # it owns this, and is to be freed at once
         self._on = False
         self._unbegun: Sequence[int] = ()
-        """The lanes that the Step before ended, and that failed to begin their next episodes with it."""
+        """The lanes that the previous Step ended, and whose next episodes failed to begin in it."""
 
     def reset(self, options: object) -> None:
-        """Note that a Reset of the client's own begins episodes: of all lanes, or of those of its `reset_mask`."""
+        """Note that the client's own Reset begins episodes, in all lanes or in those of its `reset_mask`."""
         mask = options.get("reset_mask") if isinstance(options, Mapping) else None
         self._unbegun = [] if mask is None else [lane for lane in self._unbegun if not mask[lane]]
 
     def placed(self, lanes: Sequence[int]) -> None:
-        """Note that lanes are in another situation, from which they go on."""
+        """Note that lanes were put into another situation, from which they continue."""
         self._unbegun = [lane for lane in self._unbegun if lane not in lanes]
 
     async def stepped(self, lanes: list[int], ended: Array) -> None:
-        """Begin the next episodes of lanes that a Step ended, where the client asks for that.
+        """Begin the next episodes of lanes that a Step ended, if the client asks for it.
 
         Args:
-            lanes: These lanes, in rising order.
-            ended: The same as bools `(lanes,)`.
+            lanes: The numbers of these lanes, ascending.
+            ended: The same lanes as a mask, bool, shape `(lanes,)`.
         """
         if not (self._on and self._agent.asks_as_usual):
             return
         if self._unbegun:
-            # The client takes the step in which they begin for an episode of its own, which was cut, and asks anew.
+            # The client counts the step that begins them as an episode that was truncated, and asks for a new one.
             ended[list(self._unbegun)] = True
             lanes = ended.nonzero()[0].tolist()
         if lanes:
             await self._begin_next(lanes, ended)
 
     async def _begin_next(self, lanes: list[int], ended: Array) -> None:
-        """Begin the next episodes of lanes that ended, and keep what the Step is answered."""
+        """Begin the next episodes of lanes that ended, and keep the response to the Step."""
         agent, world = self._agent, self._agent.world
-        # First: notes are told once, and the client reads this part first. Copies, because an environment may write
-        # what it observes next into the same arrays.
+        # Read before the reset: each note is sent once, in the values that the client reads first. The arrays are
+        # copied, because an environment may write its next observation into the same arrays.
         *parts, info = agent.values(agent.usual)
         told: list[Any] = [np.array(part) for part in parts]
         self._unbegun = ()
-        # Messages of protobuf that stand one behind the other are read as one: the info, and what is beside it.
+        # Protobuf reads concatenated messages as one merged message: here the info, and the fields beside it.
         beside = bridge_pb2.Value()
         begun = beside.begun
         begun.lanes.extend(lanes)
@@ -90,7 +90,7 @@ class SameStep:
             begun.rows.extend(rows)
             if begun_info != values.EMPTY_DICT:
                 begun.info = begun_info
-        except Exception as error:  # the Reset would have been refused; the step was taken all the same
+        except Exception as error:  # the Reset is refused, but the step was made
             refused = answer_to("reset", error)
             if refused.code is Code.INTERNAL:
                 world.report_failure(refused.message)
@@ -98,7 +98,7 @@ class SameStep:
         agent.answer = [*told, cast(bytes, info) + beside.SerializeToString()]
 
     def properties(self) -> PropertyTree:
-        """Return the property by which the client asks for it, where the lanes can do so."""
+        """Return the property by which the client asks for it; empty if the lanes do not support it."""
         facts = self._agent.world.env.facts
         if facts.autoreset is not AutoresetMode.NEXT_STEP or not facts.resets_lanes:
             return PropertyTree()

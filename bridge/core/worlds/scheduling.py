@@ -1,10 +1,10 @@
 """Waiting without threads: coroutines, the results that they wait for, and timers.
 
 A request that has to wait (for an environment in another thread or process, for other agents, for a clock) is a
-coroutine that awaits a `PendingResult` result. The producer calls `set_result` or `set_error`, and the scheduler
-resumes the coroutine. Nothing here waits by itself: an event loop calls `run` again and again.
+coroutine that awaits a `PendingResult`. The producer calls `set_result` or `set_error`, and the scheduler resumes the
+coroutine. Nothing here blocks: an event loop calls `run` again and again.
 
-All methods are called by the thread that runs the event loop at that time, unless their docstring says otherwise.
+All methods are called by the thread that runs the event loop, unless their docstrings say otherwise.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 __all__ = ["Executor", "PendingResult", "Runtime", "Scheduler", "Timer", "gather"]
 
 T = TypeVar("T")
-# Cancelled timers that may wait until they are due, however few timers there are.
+# So many cancelled timers may stay in the heap until they are due, however few other timers there are.
 _MOST_CANCELLED = 100
 
 
 class PendingResult(Generic[T]):
-    """A result that is not there yet. Any number of coroutines may `await` it."""
+    """A result that is available later. Any number of coroutines may `await` it."""
 
     __slots__ = ("_callbacks", "_error", "_result", "done")
 
     def __init__(self) -> None:
         self.done = False
-        """True if the result, or the error, is there."""
+        """True if the result, or the error, is set."""
         self._result: T | None = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], None]] = []
 
     def set_result(self, result: T) -> None:
-        """Let those who wait go on with a result. Once it is done, this changes nothing."""
+        """Resume the waiting coroutines with a result. Has no effect if `done`."""
         self.finish(result, None)
 
     def set_error(self, error: BaseException) -> None:
-        """Let those who wait go on with an exception. Once it is done, this changes nothing."""
+        """Raise an exception in the waiting coroutines. Has no effect if `done`."""
         self.finish(None, error)
 
     def finish(self, result: T | None, error: BaseException | None) -> None:
-        """Take a result, or an error where there is one: what `Scheduler.start` calls at the end."""
+        """Set the error if there is one, otherwise the result; `Scheduler.start` calls this at the end."""
         if self.done:
             return
         self.done, self._result, self._error = True, result, error
-        # A result may be kept for long, but not what its callbacks refer to.
+        # A result may be kept for long; the objects that its callbacks refer to must not be.
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
-        """Have a function called once the result is there; at once where it is."""
+        """Call a function when the result is set; at once if it is set already."""
         if self.done:
             callback()
         else:
@@ -74,7 +74,7 @@ Done: TypeAlias = Callable[[T | None, BaseException | None], None]
 
 
 class Timer:
-    """A call that is due at some time; `cancel` keeps it from being made."""
+    """A call that is made at a given time, unless it is cancelled."""
 
     __slots__ = ("_scheduler", "callback")
 
@@ -83,7 +83,7 @@ class Timer:
         self._scheduler = scheduler
 
     def cancel(self) -> None:
-        """Do not make the call. May be called twice, or too late."""
+        """Cancel the call. Has no effect on a call that was made, or cancelled, before."""
         if self.callback is not None:
             self.callback = None
             self._scheduler.timer_cancelled()
@@ -98,7 +98,7 @@ async def gather(scheduler: Scheduler, coroutines: Iterable[Waiting[T]]) -> list
     results, problem = [], None
     for pending in waiting:
         try:
-            # All are awaited, also after an error: lanes must not be closed while one of them is in a call.
+            # All are awaited, also after an error: the caller may close the lanes then, and none may be in a call.
             results.append(await pending)
         except Exception as error:
             problem = problem or error
@@ -111,17 +111,17 @@ class Executor(Protocol):
     """Runs the calls of environments in the one thread that they belong to."""
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
-        """Call a function in that thread, after those that were asked for before; return what it returns."""
+        """Call a function in that thread, after all earlier ones; return what it returns."""
 
     def close(self) -> None:
-        """Take note that an environment is closed: a thread of its own ends, one that others have too goes on."""
+        """Note that an environment is closed: ends its own thread, but not a thread that it shares."""
 
 
 class Scheduler:
-    """Runs callbacks, timers and coroutines, in the thread that serves.
+    """Runs callbacks, timers and coroutines in the serving thread.
 
     Args:
-        clock: Gives the time in seconds; it never goes back.
+        clock: Returns the time in seconds; it never decreases.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -133,7 +133,7 @@ class Scheduler:
         self._numbers = itertools.count()
         self._cancelled = 0
         self.is_inside: Callable[[], bool] = lambda: False
-        """True if the calling thread is the one that calls the environments, and so must not wait for the scheduler."""
+        """Returns True if the calling thread runs the environments: it must not wait for the scheduler."""
 
     def now(self) -> float:
         """Return the time, in seconds."""
@@ -151,12 +151,12 @@ class Scheduler:
     def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
         """Call a function at a time, in seconds of `now()`."""
         timer = Timer(callback, self)
-        # The number keeps timers of one time in their order, and timers from being compared with each other.
+        # The number keeps timers for the same time in order; without it, the heap would compare `Timer` objects.
         heapq.heappush(self.timers, (when, next(self._numbers), timer))
         return timer
 
     def timer_cancelled(self) -> None:
-        """Count a cancelled timer. Once most of many are, they are removed, long before they would have been due."""
+        """Count a cancelled timer, and remove all cancelled timers if they are many and most of the heap."""
         self._cancelled += 1
         # Each call of an isolated environment sets a timer of `call_timeout`, 300 s by default, and cancels it when the
         # call returns. All of them would stay in the heap until they are due.
@@ -182,8 +182,8 @@ class Scheduler:
             self.start_after(pending, coroutine, done)
 
     def start_after(self, pending: PendingResult[Any], coroutine: Waiting[T], done: Done[T]) -> None:
-        """Go on with a coroutine, as `start`, once the result is there that it waits for."""
-        # Not within `set_result`: whoever calls that is in the midst of something, which the coroutine may change.
+        """Resume a coroutine, as `start` does, when the result that it awaits is set."""
+        # Not within `set_result`: the coroutine may change what the caller of `set_result` works on.
         pending.add_done_callback(lambda: self.call_soon(lambda: self.start(coroutine, done)))
 
     def next_due(self) -> float | None:
@@ -196,12 +196,12 @@ class Scheduler:
 
     def run(self) -> None:
         """Call what is ready, and the timers that are due, in their order."""
-        # Only what is ready now: callbacks that call for others again and again must not hold up timers and sockets.
+        # Only what is ready now: callbacks that keep adding others must not delay timers and sockets.
         for _ in range(len(self.ready)):
             if not self.ready:  # a long call lets another thread run the rest
                 break
             self.ready.popleft()()
-        # And only timers that are due now: a frame that takes longer than it may sets the next one to no delay.
+        # Only timers that are due now: a frame that takes too long makes the next one due at once.
         now = self.now()
         while (due := self.next_due()) is not None and due <= now:
             timer = heapq.heappop(self.timers)[2]
@@ -215,23 +215,23 @@ class Runtime(Protocol):
 
     scheduler: Scheduler
     executor: Executor
-    """Calls environments in the serving thread, one after the other."""
+    """Calls environments in the serving thread, one call after the other."""
     processes: set[object]
-    """The processes of isolated worlds, each with a method `abandon`, which ends it at once."""
+    """The processes of isolated worlds, each with a method `abandon`, which ends the process at once."""
     note_failure: Callable[[str, str], None]
-    """Logs and counts the end of an environment whose process is gone: its world's name, and what ended it."""
+    """Logs and counts the end of an environment's process. Takes the name of the world, and the reason."""
 
     def start_thread(self, name: str) -> Executor:
         """Return an executor with a thread of its own, for environments of a server with `thread_safe=True`."""
 
     def add_reader(self, file: object, callback: Callable[[], None]) -> None:
-        """Call a function when a file or socket is readable. It may also be called when there is nothing to read."""
+        """Call a function when a file or socket is readable. The function must expect that there is nothing to read."""
 
     def add_writer(self, file: object, callback: Callable[[], None]) -> None:
-        """Call a function also whenever a socket that is being read can be written."""
+        """Call a function whenever a socket, which has a reader already, is writable."""
 
     def remove_writer(self, file: object) -> None:
-        """Watch a socket only for reading again."""
+        """Stop watching whether a socket is writable; its reader stays."""
 
     def remove_reader(self, file: object) -> None:
         """Stop watching a file or socket."""

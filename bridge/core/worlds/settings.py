@@ -1,6 +1,7 @@
-"""Settings of requests, read and checked: the one place that does so, for all kinds of worlds.
+"""Read and check the settings of requests, for all kinds of worlds.
 
-Every reader raises RequestError with INVALID_ARGUMENT, which names the setting and says what was expected.
+Every function that reads a setting raises RequestError with INVALID_ARGUMENT; the error names the setting and says
+what was expected.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ ROLES = ("player", "spectator")
 Settings: TypeAlias = Mapping[str, pb.Tensor]
 """The settings of a request, by name."""
 
-# Settings that other worlds than the one at hand take.
+# The kind of worlds that take a setting, for the error of a world that does not.
 _ELSEWHERE = {
     "role": "real-time worlds, served with fps=",
     "wait": "real-time worlds, served with fps=",
@@ -57,7 +58,7 @@ _ELSEWHERE = {
 
 
 def refuse_unknown(settings: Settings, known: Sequence[str], request: str) -> None:
-    """Raise INVALID_ARGUMENT where a setting is none of `known`; `request` is the request's name, for the message."""
+    """Raise INVALID_ARGUMENT if a setting is not in `known`; `request` is the request's name, for the message."""
     unknown = sorted(set(settings) - set(known))
     if unknown:
         allowed = ", ".join(known) or "none"
@@ -68,7 +69,7 @@ def refuse_unknown(settings: Settings, known: Sequence[str], request: str) -> No
 
 @contextlib.contextmanager
 def reading(request: str) -> Iterator[None]:
-    """Convert a TensorError, of a tensor that is malformed or not what was expected, to INVALID_ARGUMENT."""
+    """Convert a TensorError, raised for a malformed or unexpected tensor, to INVALID_ARGUMENT."""
     try:
         yield
     except TensorError as error:
@@ -76,7 +77,7 @@ def reading(request: str) -> Iterator[None]:
 
 
 def read_scalar(settings: Settings, name: str, request: str = "JoinWorld") -> object:
-    """Return a setting as a scalar of NumPy or a text, an array where it is one; None: it is not given."""
+    """Return a setting as a NumPy scalar, a string or an array; None: it is not given."""
     if name not in settings:
         return None
     with reading(request):
@@ -84,7 +85,7 @@ def read_scalar(settings: Settings, name: str, request: str = "JoinWorld") -> ob
 
 
 def wrong(name: str, expected: str, value: object) -> RequestError:
-    """Return the error of a setting that is not what was expected."""
+    """Return the error for a setting with an unexpected value."""
     return RequestError(Code.INVALID_ARGUMENT, f"expected the setting {name} to be {expected}, got {value!r:.100}")
 
 
@@ -107,7 +108,7 @@ def read_string(settings: Settings, name: str, request: str) -> str | None:
 
 
 def read_text(settings: Settings, name: str, request: str, pattern: re.Pattern[str], expected: str) -> str:
-    """Return a setting that is given, and a text that `pattern` matches as a whole; `expected` says so in words."""
+    """Return a required setting, a string that `pattern` matches in full; `expected` describes it for the error."""
     value = read_scalar(settings, name, request)
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise wrong(name, expected, value)
@@ -125,13 +126,13 @@ def read_bool(settings: Settings, name: str, request: str, default: bool) -> boo
 
 
 def _decoded(settings: Settings, name: str) -> object:
-    """Return a setting that travels in the values codec; None: it is not given."""
+    """Return a setting that is encoded with the values codec; None: it is not given."""
     if name not in settings:
         return None
     tensor = settings[name]
     if tensor.WhichOneof("payload") != "uint8s":
         raise TensorError(f"expected the setting {name!r} as uint8 bytes of the values codec")
-    # With a bound on the number of values, because it comes from a client.
+    # `decode_request` limits the number of values, because they come from a client.
     return values.decode_request(tensor.uint8s.array)
 
 
@@ -139,18 +140,18 @@ def _decoded(settings: Settings, name: str) -> object:
 
 
 class SentKwargs(dict[str, object]):
-    """Keyword arguments of an environment, of which a client sent some: what they name is not imported."""
+    """Keyword arguments of an environment, some of them from a client: classes that they name are not imported."""
 
 
 def read_kwargs(settings: Settings, known: Sequence[str], defaults: Mapping[str, object]) -> dict[str, object]:
-    """Return an environment's keyword arguments: `kwargs`, `kwargs.NAME` and `render_mode` go on top of `defaults`.
+    """Return an environment's keyword arguments: `kwargs`, `kwargs.NAME` and `render_mode` override `defaults`.
 
-    They are `SentKwargs` where the client sent some of the first two.
+    Returns `SentKwargs` if the client sent `kwargs` or `kwargs.NAME`.
 
     Args:
-        settings: Of CreateWorld; the caller reads the others.
-        known: The names of all that its worlds take.
-        defaults: The server's own.
+        settings: The settings of CreateWorld; the caller reads the remaining ones.
+        known: The names of all settings that the server's worlds take.
+        defaults: The server's keyword arguments.
     """
     plain = {name: tensor for name, tensor in settings.items() if not name.startswith("kwargs.")}
     refuse_unknown(plain, (*known, "kwargs.NAME"), "CreateWorld")
@@ -163,7 +164,7 @@ def read_kwargs(settings: Settings, known: Sequence[str], defaults: Mapping[str,
         for name, tensor in settings.items():
             if name.startswith("kwargs."):
                 array = unpack_tensor(tensor, name)
-                # A scalar as Python's own type, so that an environment's arguments look as they do locally.
+                # A scalar becomes a Python object, so that an environment gets the arguments that it gets locally.
                 kwargs[name.removeprefix("kwargs.")] = array if array.shape else array.item()
     render_mode = read_string(settings, "render_mode", "CreateWorld")
     if render_mode:
@@ -175,15 +176,15 @@ def read_kwargs(settings: Settings, known: Sequence[str], defaults: Mapping[str,
 
 
 _EMPTY = "reset_mask_alone"
-"""Beside `reset_mask`: the lanes get an empty dict, as Gymnasium's from a user who gave the mask alone."""
+"""A key beside `reset_mask`: the lanes get an empty dict, as Gymnasium's lanes do if a user passes only the mask."""
 
 
 def masked(options: Mapping[str, object] | None, mask: Array) -> dict[str, object]:
     """Return the options of a reset of some lanes.
 
     Args:
-        options: What their environments get.
-        mask: The lanes, bools `(lanes,)`.
+        options: The options for the environments.
+        mask: The lanes, bool, shape `(lanes,)`.
     """
     if options is None:
         return {"reset_mask": mask}
@@ -191,9 +192,9 @@ def masked(options: Mapping[str, object] | None, mask: Array) -> dict[str, objec
 
 
 def without_mask(options: Mapping[str, Any] | None) -> tuple[dict[str, Any] | None, Any]:
-    """Return what environments get of the options of a reset, and its `reset_mask`; None where it has none.
+    """Return the options of a reset that the environments get, and the `reset_mask`, None if there is none.
 
-    A mask alone, as where lanes begin anew by themselves, gives them None, as a reset without options does.
+    With a mask alone, as in an automatic reset of lanes, the environments get None, as in a reset without options.
     """
     if options is None:
         return None, None
@@ -203,7 +204,7 @@ def without_mask(options: Mapping[str, Any] | None) -> tuple[dict[str, Any] | No
 
 
 def for_gymnasium(options: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the options of a reset as Gymnasium takes them, whose lanes get an empty dict beside a mask."""
+    """Return the options of a reset in Gymnasium's form, without the key that stands for an empty dict."""
     return None if options is None else {key: value for key, value in options.items() if key != _EMPTY}
 
 
@@ -212,9 +213,9 @@ class ResetRequest:
     """The settings of a reset, read and checked."""
 
     seed: int | list[int | None] | None
-    """One seed, from which each lane has its own, or one for each lane."""
+    """One seed, from which each lane's seed is derived, or one seed for each lane."""
     options: dict[str, object] | None
-    """For the environment's `reset`."""
+    """The options for the environment's `reset`."""
     mask: Array
     """True for each lane to reset, bool, shape `(lanes,)`; `(1,)` for a world without lanes."""
     restart: bool
@@ -222,7 +223,7 @@ class ResetRequest:
 
     @property
     def seeds(self) -> Sequence[int | None]:
-        """A seed for each lane; None: none."""
+        """A seed for each lane; None: the lane gets no seed."""
         if isinstance(self.seed, list):
             return self.seed
         return [None] * len(self.mask) if self.seed is None else range(self.seed, self.seed + len(self.mask))
@@ -232,9 +233,9 @@ def read_reset(settings: Settings, known: Sequence[str], lanes: int | None) -> R
     """Read the settings of a reset.
 
     Args:
-        settings: Of Reset or ResetWorld.
-        known: The names of those that the world takes.
-        lanes: The number of lanes; None: it is of a single environment, or of several agents.
+        settings: The settings of Reset or ResetWorld.
+        known: The names of the settings that the world takes.
+        lanes: The number of lanes; None: a single environment, or several agents.
     """
     refuse_unknown(settings, known, "Reset")
     with reading("Reset"):
