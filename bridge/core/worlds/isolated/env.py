@@ -1,6 +1,6 @@
 """Environments that run in processes of their own.
 
-The world itself, with its agents and its clock, stays in the server and works as with an environment of its process.
+The world, with its agents and its clock, stays in the server, as with an environment of the server's process.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["IsolatedEnv", "start_isolated"]
 
 
 class IsolatedEnv:
-    """Stands for an environment in a process of its own.
+    """The server's proxy of an environment in a process of its own.
 
     Args:
-        process: Its process.
-        description: The environment, as `WorldProcess.start` returned it.
-        executor: Runs what belongs to the environment in this process.
+        process: The process of the environment.
+        description: The description of the environment that `WorldProcess.start` returned.
+        executor: Runs the environment's code that belongs in the server's process.
     """
 
     step_in_row = None
@@ -50,20 +50,20 @@ class IsolatedEnv:
         self.failures: dict[int, str] = {}
         self.retried: list[str] = []
         self._known = {key: value for key, _, _, live, value in leaves if not live}
-        """The values of properties that are known without the environment."""
+        """The values of the properties that are read without the environment."""
         found = [
             Property(key, kind, text, partial(self._known.get, key), in_environment=live)
             for key, kind, text, live, _ in leaves
         ]
         self._tree = PropertyTree(found, [_family(*family) for family in families])
         self._told: set[str] = set()
-        """The names of the messages whose parts its process has."""
+        """The names of the messages whose parts were sent to the process."""
         self._codecs = Codec(facts), Codec(facts.of_lane)
-        """Of the environment, and of a lane that is stepped by itself."""
+        """The codec of the environment, and that of a lane that is stepped by itself."""
 
     @property
     def ended(self) -> RequestError | None:
-        """The error to answer with if its process ended unexpectedly; None: it did not."""
+        """The error for later requests if the process ended unexpectedly; None: it did not."""
         return self.process.ended
 
     async def close(self, reason: RequestError | None = None) -> None:
@@ -77,13 +77,13 @@ class IsolatedEnv:
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
         """Read, write or list a property for which code of the environment runs."""
         kind = str(request.WhichOneof("payload"))
-        # A property whose code hangs or crashes is named in the error as what the environment was doing.
+        # If the code of a property hangs or crashes, the error says what the environment was doing.
         where = {"read_property": "render" if request.read_property.key == "world.frame" else "reading a property"}
         data = await self.process.ask(b"p", request.SerializeToString(), where.get(kind, "its properties"))
         return properties_pb2.PropertyResponse.FromString(data)
 
     async def render(self, lanes: Sequence[int]) -> list[object]:
-        """Return what `render()` gives now for some lanes."""
+        """Return what `render()` returns now for some lanes."""
         frame = properties_pb2.ReadPropertyRequest(key="world.frame")
         response = await self.answer_property(properties_pb2.PropertyRequest(read_property=frame))
         frames = read_encoded(response.read_property.value)
@@ -96,16 +96,16 @@ class IsolatedEnv:
 
     @property
     def home(self) -> object:
-        """Its process."""
+        """The process of the environment."""
         return self.process
 
     async def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
-        """Have the part of a message beside the environment answer a request."""
+        """Have the part of a message in the environment's process answer a request."""
         name = message.form.name
         made = b""
         if name not in self._told:
             try:
-                # The part alone: a handler stays in the server.
+                # Only the part: the handler stays in the server.
                 made = cloudpickle.dumps(dataclasses.replace(message, handler=None))
             except Exception as error:  # whatever the pickling of another package's objects raises
                 text = f"the message {name!r} cannot be sent to the world's process: {error!r}"
@@ -131,14 +131,14 @@ class IsolatedEnv:
         return self._ask(codec, b"s", [lane, codec.pack_action(action)], "step", self.times.step)
 
     async def _ask(self, codec: Codec, kind: bytes, payload: list[object], where: str, times: Samples) -> Result:
-        """Have the environment reset or stepped, and time it."""
+        """Reset or step the environment, and measure the time."""
         began = time.perf_counter()
         try:
             answer = await self.process.ask(kind, values.encode(payload), where)
             packed, notes, failures, retried, *names = values.decode(answer)
         finally:
             times.add(time.perf_counter() - began)
-        if names:  # a reset has changed them
+        if names:  # a reset changed them
             self._known[NAMES] = names[0]
         self.notes.extend(notes)
         self.failures.clear()
@@ -157,7 +157,7 @@ def _family(key: str, text: str) -> Family:
 async def start_isolated(
     name: str, recipe: bytes, factory: bytes | None, isolation: Isolation, runtime: Runtime
 ) -> IsolatedEnv:
-    """Start a process, have it make its environment, and return what stands for that; as `WorldProcess.start`.
+    """Start a process, have it make its environment, and return the proxy. See `WorldProcess.start`.
 
     Raises:
         RequestError: The environment could not be made, or not within `call_timeout`.
@@ -166,6 +166,6 @@ async def start_isolated(
     try:
         return IsolatedEnv(process, await process.start(recipe, factory), runtime.executor)
     except BaseException:
-        # Also where the environment could not be made: its process would wait for requests for ever.
+        # Also if the environment could not be made: its process would wait for requests for ever.
         await process.close()
         raise

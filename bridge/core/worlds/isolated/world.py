@@ -1,9 +1,9 @@
-"""The server's end of the process that runs a world's environment.
+"""The server's side of the process that runs a world's environment.
 
 If the environment crashes, exits, runs out of memory or does not return, only its world ends: waiting requests get an
-error that says what happened, and the process is reaped. The process sends protocol messages as bytes; nothing that it
-sends is unpickled here. `bridge.core.worlds.isolated.env` is the interface for worlds,
-`bridge.core.worlds.isolated.child` the other end.
+error that says what happened, and the process is reaped. The process sends protocol messages as bytes; the server
+unpickles nothing that it receives. `bridge.core.worlds.isolated.env` is the interface for worlds,
+`bridge.core.worlds.isolated.child` the process's side.
 """
 
 from __future__ import annotations
@@ -32,49 +32,49 @@ __all__ = ["WorldProcess"]
 
 T = TypeVar("T")
 _GRACE = 2.0
-"""Seconds that a world's process has for closing its environment, once it is idle."""
+"""Seconds that an idle process may take to close its environment."""
 _START = 120.0
-"""Seconds that a process has for its start and its imports, before the environment is made."""
+"""Seconds that a process may take to start and to import, before it makes the environment."""
 _ITS_START = (
     "its start: what it printed says why (a script that serves has to do so below `if __name__ == '__main__':`)"
 )
-"""What a process is said to have ended in that did not get as far as making its environment."""
+"""The call that an error names if the process ended before it made its environment."""
 _CHUNK = 1 << 18
-"""Bytes that are read from the pipe at a time: the memory for as many is allocated for each read, however few come."""
+"""Most bytes of one read from the pipe. Each read allocates memory for all of them, however few are received."""
 _LOOK = 0.01
-"""Seconds between two looks at a process that is ending, where the event loop cannot wait for it."""
+"""Seconds between two polls of a process that is ending, where the event loop cannot wait for it."""
 _WAITS_FOR_PROCESSES = os.name == "posix"
-"""True if the event loop can wait for a process: on Windows `select` takes sockets alone, and a sentinel is none."""
+"""True if the event loop can wait for a process: on Windows `select` takes only sockets, and a sentinel is none."""
 # `Process.start` polls all processes that this program has started. With the forkserver each poll reads the exit status
-# from a pipe: read beside another thread's `join`, it is lost, and the exit code becomes 255.
+# from a pipe: if another thread's `join` reads it too, the status is lost, and the exit code becomes 255.
 _starting = threading.Lock()
 
 
 class _Ask:
-    """A message to the process, and its pending answer."""
+    """A request to the process, and its pending response."""
 
     def __init__(self, message: bytes, where: str, limit: float | None) -> None:
         self.message = message
         self.where = where
-        """The call that the environment is in, for messages; empty: none."""
+        """What the environment does meanwhile, for error messages; empty: nothing to name."""
         self.limit = limit
-        """Seconds that the answer may take; None: for ever."""
+        """Seconds that the response may take; None: no limit."""
         self.answer: PendingResult[bytes] = PendingResult()
 
 
-# Whatever ends the process, `_on_exit` takes note of it: called for its sentinel, by the look for its exit code on
-# Windows, or by `abandon`. Whoever wants it to end only kills it, or asks it to close, and waits for `_gone`. `_killed`
-# keeps our reason for a kill, which the exit status does not tell. `_closing` tells an end that was asked for from one
-# that was not: then `ended` stays None. `_end` is set once, when the process is reaped, and refuses all later requests.
+# However the process ends, `_on_exit` handles it: called for the process's sentinel, by the poll of the exit code on
+# Windows, or by `abandon`. Code that ends the process only kills it, or asks it to close, and waits for `_gone`.
+# `_killed` keeps the server's reason for a kill, which the exit status does not say. `_closing` marks an end that was
+# requested: then `ended` stays None. `_end` is set once, when the process is reaped; all later requests are refused.
 class WorldProcess:
-    """A process that holds an environment, and answers one message after the other.
+    """A process that owns an environment, and answers one request after the other.
 
-    Its pipe is one of the files that the event loop watches: no thread waits for it.
+    The event loop watches the pipe to the process: no thread waits for it.
 
     Args:
         name: The world's name.
-        isolation: What the process may use.
-        runtime: Watches the pipe.
+        isolation: The limits of the process.
+        runtime: Provides the event loop that watches the pipe.
     """
 
     def __init__(self, name: str, isolation: Isolation, runtime: Runtime) -> None:
@@ -90,7 +90,7 @@ class WorldProcess:
         self._timer: Timer | None = None
         self._end: tuple[Code, str] | None = None
         self._killed: tuple[Code, str] | None = None
-        """Why we killed it, until it is gone."""
+        """Why the server killed the process; used when the process has ended."""
         self._closing = False
         self._gone: PendingResult[None] = PendingResult()
 
@@ -98,22 +98,22 @@ class WorldProcess:
         """Start the process, and have it make its environment.
 
         Args:
-            recipe: What the process makes the environment of: a pickle of ours.
-            factory: A client's own factory, which nobody unpickles but that process; None: there is none.
+            recipe: The server's pickle of the recipe from which the process makes the environment.
+            factory: A client's pickled factory, which only the process unpickles; None: there is none.
 
         Returns:
-            The environment as the process describes it: facts, and the leaves and families of its properties.
+            The description of the environment: its facts, and the leaves and families of its properties.
 
         Raises:
-            RequestError: The environment could not be made, or not within `call_timeout`.
+            RequestError: The environment could not be made, or took longer than `call_timeout`.
         """
         runtime = self._runtime
-        await runtime.executor.run(self._launch, recipe, factory)  # the first start imports much
+        await runtime.executor.run(self._launch, recipe, factory)  # the first start imports many modules
         runtime.add_reader(self._sock, self._on_readable)
         if _WAITS_FOR_PROCESSES:
-            # The end of the pipe is not enough: what the environment has started itself may hold its other end open.
+            # The pipe's end is not enough: processes that the environment has started may hold the other end open.
             runtime.add_reader(self._process.sentinel, self._on_exit)
-        await self.ask(b"h", b"", _ITS_START, limit=_START)  # imports are not its time
+        await self.ask(b"h", b"", _ITS_START, limit=_START)  # `call_timeout` does not include the imports
         description: list[Any] = values.decode(await self.ask(b"?", b"", "its construction"))
         return description
 
@@ -127,9 +127,9 @@ class WorldProcess:
             self._sock.close()
             raise
         finally:
-            # The process has its own copy. While ours is open, the pipe does not end with the process.
+            # The process has its own copy. While this copy is open, the pipe does not end with the process.
             theirs.close()
-        # The server ends those that are left when its event loop has ended (`abandon`).
+        # When its event loop has ended, the server ends the processes that are left, by `abandon`.
         self._runtime.processes.add(self)
 
     def _make_process(self, theirs: socket.socket, recipe: bytes, factory: bytes | None) -> Any:
@@ -143,12 +143,12 @@ class WorldProcess:
 
     @property
     def pid(self) -> int | None:
-        """The number of its process; None once that is gone."""
+        """The process id; None if the process has ended."""
         return None if self._end is not None else self._process.pid
 
     @property
     def ended(self) -> RequestError | None:
-        """The error to answer with if the process ended unexpectedly; None: it did not."""
+        """The error for later requests if the process ended unexpectedly; None: it did not."""
         if self._end is None or self._closing:
             return None
         code, how = self._end
@@ -157,17 +157,17 @@ class WorldProcess:
         return RequestError(code, text)
 
     async def ask(self, kind: bytes, payload: bytes, where: str, *, limit: float | None = None) -> bytes:
-        """Send one message to the process and wait for the answer.
+        """Send one request to the process and wait for the response.
 
         Args:
             kind: One byte: the kind of request.
             payload: The request's data.
-            where: What the environment is doing, for messages.
+            where: What the environment does meanwhile, for error messages.
             limit: Seconds to wait; None: `call_timeout`.
 
         Raises:
-            RequestError: What the environment answered; DEADLINE_EXCEEDED after `call_timeout`, and UNAVAILABLE where
-                the process is gone: the world has ended then.
+            RequestError: The error that the environment's process returned. DEADLINE_EXCEEDED after `call_timeout`,
+                and UNAVAILABLE if the process has ended: then the world has ended too.
         """
         if self._closing or self._end is not None:
             raise self._over()
@@ -201,14 +201,14 @@ class WorldProcess:
     def _on_writable(self) -> None:
         waited = bool(self._unsent)
         try:
-            # The process may read slowly: the rest is sent when the event loop says that the socket can be written.
+            # The process may read slowly: the rest is sent when the socket is writable again.
             while self._unsent:
                 self._unsent = self._unsent[self._sock.send(self._unsent) :]
         except BlockingIOError:
             self._runtime.add_writer(self._sock, self._on_writable)
             return
         except OSError:
-            self._unsent = memoryview(b"")  # it is gone, which its sentinel says
+            self._unsent = memoryview(b"")  # the process has ended: its sentinel calls `_on_exit`
         if waited and self._end is None:
             self._runtime.remove_writer(self._sock)
 
@@ -228,11 +228,11 @@ class WorldProcess:
         if len(received) >= start and len(received) >= start + LENGTH.unpack_from(received)[0]:
             answer, self._received = bytes(memoryview(received)[start:]), bytearray()
             self._answered(answer)
-        if closed:  # the process ends, which its sentinel says; one that does not is killed
+        if closed:  # the process is ending, and its sentinel calls `_on_exit`; if it does not end, it is killed
             self._runtime.remove_reader(self._sock)
             if not _WAITS_FOR_PROCESSES:
                 self._runtime.scheduler.call_later(_LOOK, self._look_for_end)
-            # In place of a call's limit, and of itself where `_on_exit` reads the end of the pipe once more.
+            # Replaces the timer of a call, or this timer where `_on_exit` reads the end of the pipe again.
             self._stop_timer()
             self._timer = self._runtime.scheduler.call_later(_GRACE, self._kill)
 
@@ -254,7 +254,7 @@ class WorldProcess:
         ask = self._current
         if ask is None or self._end is not None:
             return
-        # Noted first: the exit alone would read as "by SIGKILL (perhaps out of memory)".
+        # Set first: from the exit status alone, the reason would be "by SIGKILL (perhaps out of memory)".
         self._killed = (
             Code.DEADLINE_EXCEEDED,
             f"was ended, because the environment did not return from {ask.where} within call_timeout={ask.limit:g} s",
@@ -262,10 +262,10 @@ class WorldProcess:
         self._kill()
 
     def _kill(self) -> None:
-        if self._end is not None:  # it was reaped: its number may be another program's by now
+        if self._end is not None:  # the process was reaped: another process may have its id now
             return
-        # The whole group, with what the environment has started itself. There is none yet where the process has not
-        # reached `setsid`, and none on Windows: then the process alone is killed.
+        # The process group, which includes the processes that the environment has started. Before the process calls
+        # `setsid`, and on Windows, there is no group: then only the process is killed.
         if hasattr(os, "killpg"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -273,12 +273,12 @@ class WorldProcess:
             self._process.kill()
 
     def abandon(self) -> None:
-        """End the process at once: the event loop has ended, so nobody would hear of its end."""
+        """End the process at once, and reap it here: the event loop has ended, so nothing else would."""
         self._kill()
         self._on_exit(abandoned=True)
 
     def _look_for_end(self) -> None:
-        """Reap the process as soon as it has ended. Its pipe, which nobody else holds there, has ended already."""
+        """Poll until the process has ended, then reap it. The pipe, which no other process has open, has ended."""
         if self._end is None:
             if self._process.exitcode is None:
                 self._runtime.scheduler.call_later(_LOOK, self._look_for_end)
@@ -286,25 +286,25 @@ class WorldProcess:
                 self._on_exit()
 
     def _on_exit(self, *, abandoned: bool = False) -> None:
-        """Reap the process, and tell everybody who waits for it."""
+        """Reap the process, and answer all waiting requests."""
         if self._end is not None:
             return
-        self._on_readable()  # a last answer
+        self._on_readable()  # perhaps a last response
         where = self._current.where if self._current is not None else ""
         if _WAITS_FOR_PROCESSES:
             self._runtime.remove_reader(self._process.sentinel)
         self._runtime.remove_reader(self._sock)
-        with _starting:  # where other threads look at processes too
-            # With a limit, because the event loop stands still meanwhile: after `abandon` the process was killed, but
-            # may not be gone.
+        with _starting:  # other threads poll processes too
+            # With a limit, because it blocks the event loop: `abandon` has killed the process, which may take a moment
+            # to end.
             self._process.join(_GRACE)
             code = self._process.exitcode
-        self._kill()  # what it started itself, in its group
+        self._kill()  # the processes that it started, in its group
         self._runtime.processes.discard(self)
-        # Before anybody is answered: `_over` and whoever asks next read it.
+        # Set before any request is answered: `_over` and the next request read it.
         self._end = self._killed or (Code.UNAVAILABLE, f"ended{_cause(code)}" + (f" in {where}" if where else ""))
-        # Here, and not with the request that it fails: an idle environment may crash too, one in real time is asked by
-        # nobody, and where several requests wait each is refused.
+        # Reported here, not with a failed request: an idle environment, or one in real time, may crash without any
+        # request, and several requests may wait at once.
         if not (self._closing or abandoned):
             self._runtime.note_failure(self.name, f"the environment's process {self._end[1]}")
         self._stop_timer()
@@ -321,20 +321,20 @@ class WorldProcess:
         """Close the environment and end the process; one that is in a call that does not return is killed.
 
         Raises:
-            RequestError: What the environment raised in its `close`; the process is gone all the same.
+            RequestError: What the environment raised in its `close`; the process has ended nevertheless.
         """
         if self._process is None or self._end is not None or self._closing:
             if self._process is not None:
                 await self._gone
             return
-        # From here on the end is expected: `ended` is None, and the world is told to be destroyed, not lost.
+        # From now on the end is expected: `ended` stays None, and errors say that the world was destroyed.
         self._closing = True
         waiting, self._queue = self._queue, deque()
-        # Not served any more: a world must not take minutes to close because of what is queued.
+        # Queued requests are refused: closing a world must not wait minutes for them.
         for ask in waiting:
             ask.answer.set_error(self._over())
         failure: RequestError | None = None
-        with contextlib.suppress(RequestError):  # it is gone without an answer
+        with contextlib.suppress(RequestError):  # the process ended without a response
             if self._current is not None:
                 await self._within_grace(self._current.answer)
             if self._end is None:
@@ -346,7 +346,7 @@ class WorldProcess:
             raise failure
 
     async def _within_grace(self, result: Awaitable[T]) -> T:
-        """Wait for a result; the process is killed where that takes too long."""
+        """Wait for a result; kill the process if it takes too long."""
         timer = self._runtime.scheduler.call_later(_GRACE, self._kill)
         try:
             return await result
