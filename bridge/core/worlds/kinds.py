@@ -1,12 +1,12 @@
-"""Looks at what a user gave as an environment and says what it is: one environment, lanes, or several agents.
+"""Recognise the kind of an environment that a user gave: one environment, lanes, or several agents.
 
-This is the only file that asks an object which attributes it has. `recognise` returns a `gymnasium.Env`, a `VectorEnv`
-or a `ParallelEnv`, so that everything else is written for these three types:
+This is the only file that tests objects for attributes. `recognise` returns a `gymnasium.Env`, a `VectorEnv` or a
+`ParallelEnv`, so that all other code is written for these three types:
 
-- whatever has `num_envs`, `single_observation_space` and `single_action_space` is lanes, whatever its class: batched
-  simulators are a `gymnasium.Env` (Isaac Lab), a `VectorEnv` (ManiSkill) or both (EnvPool);
-- otherwise an object with `possible_agents` has several agents, if it is no `gymnasium.Env`;
-- otherwise an object with `reset`, `step` and the two spaces is one environment, also where it is no `gymnasium.Env`.
+- an object with `num_envs`, `single_observation_space` and `single_action_space` has lanes, whatever its class:
+  batched simulators are a `gymnasium.Env` (Isaac Lab), a `VectorEnv` (ManiSkill) or both (EnvPool);
+- otherwise an object with `possible_agents` has several agents, unless it is a `gymnasium.Env`;
+- otherwise an object with `reset`, `step` and the two spaces is one environment, even if it is no `gymnasium.Env`.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ Lanes = VectorEnv[Any, Any, Any]
 EnvWrapper = gymnasium.Wrapper[Any, Any, Any, Any]
 _OF_LANES = ("num_envs", "single_observation_space", "single_action_space")
 _OF_ALL = ("reset", "step")
-# The wrappers of Gymnasium that count or keep something for one environment, and what that does to several: their
-# episodes end at different steps, and begin anew without a `reset` that a wrapper would see. By their names, because
-# some cannot be imported without extras, and older versions of Gymnasium lack some.
+# Gymnasium's wrappers that keep state of one environment, and what each does to several environments, whose episodes
+# end at different steps, and begin again without a `reset` that a wrapper would see. Listed by name, because some
+# need extras to be imported, and older versions of Gymnasium do not have all of them.
 _OF_ONE = {
     "TimeLimit": "counts the steps of one environment, and ends the episodes of all of them for ever",
     "Autoreset": "resets all of them when one ends",
@@ -88,16 +88,16 @@ _REMEDIES = {
         "leave it out; serve_gym(array='torch') or 'jax' gives the simulator arrays of that library",
     ),
 }
-# Not None, which an attribute may be: `reward_space = None` says that rewards are numbers.
+# Not None, which is a possible value: `reward_space = None` says that rewards are numbers.
 _MISSING = object()
 
 
 Joint: TypeAlias = Mapping[Hashable, Any]
-"""A part of each agent, such as its observation, by the environment's own ids."""
+"""One value for each agent, such as its observation, by the environment's agent ids."""
 
 
 class ParallelEnv(Protocol):
-    """A PettingZoo ParallelEnv, as far as a world uses it."""
+    """The part of PettingZoo's ParallelEnv that worlds use."""
 
     possible_agents: list[Hashable]
     agents: list[Hashable]
@@ -126,7 +126,7 @@ Known = GymEnv | Lanes | ParallelEnv
 
 
 class _Unregistered:
-    """The common part of environments that are of none of Gymnasium's classes.
+    """The base class of adapters for environments that derive from no Gymnasium class.
 
     Args:
         env: The environment, with `reset` and `step`.
@@ -139,7 +139,7 @@ class _Unregistered:
         self.spec: EnvSpec | None = spec_of(env)
 
     def reset(self, **given: Any) -> Any:
-        """Reset the environment: it may not take both `seed` and `options`."""
+        """Reset the environment, with the arguments that are given: not every `reset` takes `seed` and `options`."""
         return self.env.reset(**given)
 
     def step(self, action: Any) -> Any:
@@ -147,16 +147,16 @@ class _Unregistered:
         return self.env.step(action)
 
     def render(self) -> Any:
-        """Return the environment's frame; None: it has none."""
-        # A simulator may have `render = None`, and the same of `close`.
+        """Return the environment's frame; None: it cannot be rendered."""
+        # A simulator may have `render = None` or `close = None`.
         return (read_attribute(self.env, "render", None) or (lambda: None))()
 
     def close(self, **keywords: object) -> None:
-        """Close the environment, where it can be closed."""
+        """Close the environment, if it has a `close`."""
         (read_attribute(self.env, "close", None) or (lambda: None))()
 
     def get_wrapper_attr(self, name: str) -> object:
-        """Return an attribute of the environment or of one in it."""
+        """Return an attribute of the environment, or of an environment that it wraps."""
         return attribute_of(self.env, name)
 
     def set_wrapper_attr(self, name: str, value: object, *, force: bool = True) -> bool:
@@ -166,10 +166,10 @@ class _Unregistered:
 
 
 class BatchVector(_Unregistered, Lanes):
-    """A batched simulator that is no `VectorEnv`, as one.
+    """Adapts a batched simulator that is no `VectorEnv` to `VectorEnv`.
 
     Raises:
-        SettingError: A wrapper around it is for one environment, and would make its data false.
+        SettingError: A wrapper around the simulator is for one environment, and would make wrong data.
     """
 
     def __init__(self, env: Any) -> None:
@@ -185,11 +185,11 @@ class BatchVector(_Unregistered, Lanes):
         """Step all lanes.
 
         Raises:
-            RequestError: One flag says of all lanes that their episodes ended, as from a wrapper for one environment.
+            RequestError: One flag ends the episodes of all lanes, as a wrapper for one environment would return it.
         """
         result = self.env.step(action)
         flags_by_name = zip(("terminated", "truncated"), result[2:4], strict=True) if len(result) == 5 else ()
-        # NumPy would spread the one flag over all lanes, and a trainer would learn from ends that never were.
+        # NumPy would broadcast the flag to all lanes, and a trainer would learn from episodes that did not end.
         for name, flags in flags_by_name:
             if np.shape(flags) != (self.num_envs,) and np.size(flags) == 1 and bool(flags):
                 raise RequestError(
@@ -201,7 +201,7 @@ class BatchVector(_Unregistered, Lanes):
 
 
 class _Single(_Unregistered, GymEnv):
-    """One environment that is no `gymnasium.Env`, as one."""
+    """Adapts one environment that is no `gymnasium.Env` to `gymnasium.Env`."""
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
@@ -210,23 +210,23 @@ class _Single(_Unregistered, GymEnv):
 
 
 def recognise(env: object) -> Known:
-    """Return what a user's function returned as one of the three types that worlds step.
+    """Return a user's environment as one of the three types that worlds step.
 
     Raises:
-        SettingError: It is none of them, or is lanes in a wrapper for one environment; the message begins with what it
-            is, and says what it lacks or what to do.
+        SettingError: The object is none of them, or has lanes in a wrapper for one environment. The message begins with
+            the object's class, and says what is missing or what to do.
     """
     if is_parallel(env):
         return env
     if isinstance(env, VectorEnv) and not _lacking(env):
         return env
-    # Before `gymnasium.Env`: Isaac Lab's environments are that too, but step all lanes.
+    # Tested before `gymnasium.Env`: Isaac Lab's environments are instances of it, but step all lanes.
     if _is_batched(env):
         return BatchVector(env)
     if isinstance(env, gymnasium.Env):
         return env
     lacking = _lacking(env)
-    # An object with one of the attributes of lanes is taken for lanes that lack the others.
+    # An object with some attributes of lanes is treated as lanes without the others.
     needed = (*_OF_ALL, *(_OF_LANES if len(lacking) < len(_OF_LANES) else ("observation_space", "action_space")))
     missing = [name for name in needed if read_attribute(env, name) is _MISSING]
     if missing or not _is_steppable(env):
@@ -251,9 +251,9 @@ def _is_steppable(env: object) -> bool:
 
 
 def _is_unbatched(env: object) -> bool:
-    """True if a wrapper makes a simulator of one lane an ordinary environment, as ManiSkill's CPUGymWrapper does."""
-    # A wrapper that has `num_envs` and the spaces of lanes itself is batched, and one that has not leaves it to the
-    # inner environment, unless its actions are those of one lane.
+    """True if a wrapper turns a simulator with one lane into one environment, as ManiSkill's CPUGymWrapper does."""
+    # A wrapper that has `num_envs` and the spaces of lanes itself is batched. Any other wrapper is what the inner
+    # environment is, unless the wrapper's actions are those of one lane.
     if not isinstance(env, gymnasium.Wrapper) or all(name in dir(env) for name in _OF_LANES):
         return False
     return bool(env.action_space == read_attribute(env, "single_action_space"))
@@ -266,7 +266,7 @@ def _stack(env: object) -> str:
 
 
 def _refuse_wrappers_of_one(env: object) -> None:
-    """Raise SettingError where a wrapper of Gymnasium that is for one environment stands around a batched simulator."""
+    """Raise SettingError if one of Gymnasium's wrappers for one environment wraps a batched simulator."""
     for layer in layers_of(env):
         for kind in type(layer).__mro__:
             of_gymnasium = kind.__module__.startswith("gymnasium.wrappers.") and kind.__name__ in _OF_ONE
@@ -279,27 +279,27 @@ def _refuse_wrappers_of_one(env: object) -> None:
 
 
 def _steps_as(own: type, kind: type) -> bool:
-    """True if the `step` of a class is that of a class that it derives from, or calls it by `super()`."""
+    """True if a class inherits the `step` of its base class `kind`, or calls it by `super()`."""
     step, inherited = getattr(own, "step", None), getattr(kind, "step", None)
-    # Python's compiler gives this variable to each function that has a `super()`.
+    # Python's compiler adds this variable to each function that uses `super()`.
     return step is inherited or "__class__" in getattr(getattr(step, "__code__", None), "co_freevars", ())
 
 
 def _space_of_lane(env: object, name: str, lanes: int) -> Any:
-    """Return one lane's `observation_space` or `action_space`, as the wrappers around a simulator leave it.
+    """Return one lane's `observation_space` or `action_space`, as changed by the wrappers around a simulator.
 
     Raises:
-        SettingError: A wrapper changed the space of all lanes to one that does not have the same part for each.
+        SettingError: A wrapper changed the space of all lanes to one that is not a batch of equal spaces.
     """
     single = read_attribute(env, f"single_{name}")
     for layer in layers_of(env):
-        # Statically: a wrapper that hands on the attributes of what it wraps does not say it itself.
+        # Statically: an attribute that a wrapper only forwards from the wrapped environment does not count.
         if inspect.getattr_static(layer, f"single_{name}", _MISSING) is not _MISSING:
             break
     own, inner = getattr(env, name, None), getattr(layer, name, None)
     if own is inner or own in (inner, single):
         return single
-    # The wrapper knows the space of all lanes alone: RescaleAction changes their bounds, DtypeObservation their dtype.
+    # The wrapper changed only the space of all lanes: RescaleAction changes the bounds, DtypeObservation the dtype.
     part = _part_of(own, lanes)
     if part is None:
         raise SettingError(
@@ -311,7 +311,7 @@ def _space_of_lane(env: object, name: str, lanes: int) -> Any:
 
 
 def _part_of(space: Any, lanes: int) -> Space[Any] | None:
-    """Return the space of which a space is the batch; None: it is that of none, or not known."""
+    """Return the space of one lane, given a batched space; None: the space is no batch, or of an unknown kind."""
     part: Space[Any] | None = None
     if isinstance(space, spaces.Box) and space.shape[:1] == (lanes,):
         part = spaces.Box(space.low[0], space.high[0], space.shape[1:], cast(Any, space.dtype).type)
@@ -323,14 +323,13 @@ def _part_of(space: Any, lanes: int) -> Space[Any] | None:
 
 
 def is_parallel(env: object) -> TypeGuard[ParallelEnv]:
-    """True if an object is an environment of several agents; a class is not."""
-    # A class that has the attribute is a factory.
+    """True if an object is an environment of several agents. Classes are not: a class is a factory."""
     return hasattr(env, "possible_agents") and not (isinstance(env, (gymnasium.Env, VectorEnv)) or inspect.isclass(env))
 
 
 def read_attribute(env: object, name: str, default: object = _MISSING) -> Any:
-    """Return an attribute of an environment or of one that its wrappers hold; `default` where none has it."""
-    # Layer by layer, because the wrappers of Gymnasium 1.0 and later hand on no attributes of what they wrap.
+    """Return an attribute of the outermost layer of an environment that has it; `default` if no layer has it."""
+    # Layer by layer, because since Gymnasium 1.0 wrappers do not forward the attributes of the wrapped environment.
     for layer in layers_of(env):
         if (value := getattr(layer, name, _MISSING)) is not _MISSING:
             return value
@@ -338,18 +337,18 @@ def read_attribute(env: object, name: str, default: object = _MISSING) -> Any:
 
 
 def attribute_of(env: object, name: str) -> Any:
-    """Return an attribute or a method of an environment that a user may name; raises AttributeError."""
+    """Return an attribute or a method of an environment by a name that a user gave; raises AttributeError."""
     if isinstance(env, gymnasium.Env):
         return env.get_wrapper_attr(name)
     for layer in attribute_layers(cast(Known, env)) if is_parallel(env) else layers_of(env):
         if (value := getattr(layer, name, _MISSING)) is not _MISSING:
             return value
-    served = env.env if isinstance(env, BatchVector) else env  # a user has never heard of Batch
+    served = env.env if isinstance(env, BatchVector) else env  # name the user's class in the error, not the adapter
     raise AttributeError(f"{type(served).__name__!r} object has no attribute {name!r}")
 
 
 def set_attribute(env: GymEnv | ParallelEnv, name: str, value: object) -> None:
-    """Set an attribute of an environment where it is read from: one of a wrapper would hide one further in."""
+    """Set an attribute in the layer that it is read from: a new attribute of a wrapper would hide an inner one."""
     if isinstance(env, gymnasium.Env):
         env.set_wrapper_attr(name, value)
         return
@@ -357,23 +356,23 @@ def set_attribute(env: GymEnv | ParallelEnv, name: str, value: object) -> None:
         if defines(layer, name):
             setattr(layer, name, value)
             return
-    # Not all environments that have agents know `unwrapped`.
+    # Not all environments of several agents have `unwrapped`.
     setattr(read_attribute(env, "unwrapped", env), name, value)
 
 
 def has_attribute(layer: object, name: str) -> bool:
-    """True if a wrapper, or the environment in it, has an attribute itself."""
-    # A property may take its time: only what is there in no plain way is asked for.
+    """True if a layer, that is a wrapper or the environment in it, has an attribute."""
+    # The static test comes first, because a property may take long to compute.
     return defines(layer, name) or hasattr(layer, name)
 
 
 def defines(layer: object, name: str) -> bool:
-    """True if a layer has an attribute of its own, which it does not only hand on from what it wraps."""
+    """True if a layer itself has an attribute, and does not only forward that of the layer inside."""
     return inspect.getattr_static(layer, name, _MISSING) is not _MISSING
 
 
 def layers_of(env: object) -> Iterator[Any]:
-    """Give the wrappers, the outermost first, and the environment in them."""
+    """Yield the wrappers, the outermost first, then the environment in them."""
     yield env
     while isinstance(env, (gymnasium.Wrapper, VectorWrapper, _Unregistered)):
         env = env.env
@@ -381,10 +380,10 @@ def layers_of(env: object) -> Iterator[Any]:
 
 
 def attribute_layers(env: Known) -> Sequence[object]:
-    """Return the layers in which attributes are looked up, the outermost first; none where they are elsewhere."""
+    """Return the layers in which attributes are looked up, the outermost first; empty: not in this process."""
     parts = [env] if isinstance(env, BatchVector) else local_parts(env)
     found = list(layers_of(parts[0])) if parts else []
-    # PettingZoo's wrappers, and its conversions, are of many classes, which keep what they wrap by one of these names.
+    # PettingZoo's wrappers and conversions have many classes, which store the wrapped environment by these names.
     while found and is_parallel(env):
         attributes = getattr(found[-1], "__dict__", {})
         inner = next((attributes[name] for name in ("env", "aec_env", "_env") if name in attributes), None)
@@ -395,7 +394,7 @@ def attribute_layers(env: Known) -> Sequence[object]:
 
 
 def local_parts(env: Known) -> Sequence[Any]:
-    """Return what can be called one by one: the environment, or the lanes of a SyncVectorEnv.
+    """Return the environments that can be called one by one: the environment, or the lanes of a SyncVectorEnv.
 
     Empty: the lanes are in other processes, or in one simulator.
     """
@@ -406,12 +405,12 @@ def local_parts(env: Known) -> Sequence[Any]:
 
 
 def call_simulator(env: Lanes, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Sequence[object]:
-    """Call a public method of a simulator once, or read an attribute; return what it gives for each lane.
+    """Call a public method of a simulator once, or read an attribute; return a value for each lane.
 
-    What has an item for each lane is taken for a batch, anything else for a value that all lanes share.
+    A result with one item per lane is treated as a batch, any other as a value that all lanes share.
 
     Raises:
-        AttributeError: There is none of that name.
+        AttributeError: The simulator has no attribute or method of that name.
     """
     if (call := read_attribute(env, "call", None)) is not None:
         value = call(name, *args, **kwargs)
@@ -421,19 +420,19 @@ def call_simulator(env: Lanes, name: str, args: Sequence[object], kwargs: Mappin
 
 
 def each_lane(value: Any, lanes: int) -> Sequence[Any]:
-    """Return the items of what has one for each lane; of anything else, which all lanes share, the value for each."""
+    """Return a value that has one item per lane; repeat any other value, which all lanes share, for each lane."""
     sized = hasattr(value, "__getitem__") and hasattr(value, "__len__") and getattr(value, "shape", None) != ()
     return value if sized and not isinstance(value, (str, bytes, Mapping)) and len(value) == lanes else [value] * lanes
 
 
 def spec_of(env: object) -> EnvSpec | None:
-    """Return how Gymnasium's registry made an environment; None: it did not. EnvPool's `spec` is one of its own."""
+    """Return an environment's EnvSpec of Gymnasium's registry; None: there is none. EnvPool's `spec` is no EnvSpec."""
     spec = read_attribute(env, "spec", None)
     return spec if isinstance(spec, EnvSpec) else None
 
 
 def metadata_of(env: object) -> Mapping[str, Any]:
-    """Return an environment's metadata, which some set to None."""
+    """Return an environment's metadata; empty if the environment has None or no metadata."""
     return read_attribute(env, "metadata", None) or {}
 
 
@@ -441,8 +440,8 @@ def facts_of(env: Known) -> EnvFacts:
     """Describe an environment.
 
     Raises:
-        SettingError: Its rewards have a space that is no Box, it is lanes of which each steps several environments, or
-            it is of several agents, but has none.
+        SettingError: The space of its rewards is no Box, each of its lanes steps several environments, or its
+            `possible_agents` is empty.
     """
     *_, innermost = layers_of(env)
     kind = type(innermost).__name__
@@ -455,7 +454,7 @@ def facts_of(env: Known) -> EnvFacts:
             )
         pair = _published(env.single_observation_space, env.single_action_space)
         of_gymnasium = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
-        # Isaac Lab and ManiSkill do not say it: simulators that step all lanes at once reset them at once too.
+        # Isaac Lab and ManiSkill do not set it. Simulators that step all lanes at once reset ended lanes at once too.
         mode = metadata_of(env).get("autoreset_mode", None if of_gymnasium else AutoresetMode.SAME_STEP)
         return EnvFacts(
             kind,
@@ -465,7 +464,7 @@ def facts_of(env: Known) -> EnvFacts:
             autoreset=None if mode is None else AutoresetMode(mode),
             # Simulators do not know the option `reset_mask`.
             resets_lanes=of_gymnasium,
-            # Not `env.unwrapped`: lanes that are stepped one by one would go past the wrappers of the vector.
+            # Not `env.unwrapped`: stepping lanes one by one would bypass the wrappers of the vector environment.
             steps_lanes=isinstance(env, SyncVectorEnv),
         )
     if isinstance(env, gymnasium.Env):
@@ -482,17 +481,17 @@ def _published(observation_space: Space[object], action_space: Space[object]) ->
 
 
 def _reward_space_of(env: GymEnv | Lanes) -> Space[object] | None:
-    """Return the space of an environment's rewards where they are arrays, None where they are numbers.
+    """Return the space of an environment's rewards if they are arrays, None if they are numbers.
 
-    The outermost wrapper with an attribute `reward_space` says it; MO-Gymnasium's LinearReward makes numbers. A wrapper
-    of one's own that makes numbers says so by `reward_space = None`. Of lanes the first is asked.
+    The outermost wrapper with an attribute `reward_space` decides; MO-Gymnasium's LinearReward returns numbers. A
+    custom wrapper that returns numbers sets `reward_space = None`. Of several lanes, the first decides.
     """
     space: Any = None
     for layer in layers_of(next(iter(local_parts(env)), env)):
-        # By its name, because MO-Gymnasium need not be installed.
+        # Compared by name, because MO-Gymnasium need not be installed.
         if any(kind.__name__ == "LinearReward" for kind in type(layer).__mro__):
             break
-        # Of the layer itself: one that hands on the attributes of what it wraps says nothing about its own rewards.
+        # Of the layer itself: a forwarded attribute says nothing about the layer's own rewards.
         if inspect.getattr_static(layer, "reward_space", _MISSING) is not _MISSING:
             space = layer.reward_space
             break
@@ -507,10 +506,10 @@ def _reward_space_of(env: GymEnv | Lanes) -> Space[object] | None:
 
 
 class SingleAgentEnv:
-    """A Gymnasium environment as a parallel one of a single agent, `agent0`.
+    """Adapts a Gymnasium environment to a parallel environment with a single agent, `agent0`.
 
     Args:
-        env: The environment, whose other attributes and methods are this one's.
+        env: The environment; all other attributes and methods are forwarded to it.
     """
 
     def __init__(self, env: GymEnv) -> None:
@@ -519,7 +518,7 @@ class SingleAgentEnv:
         self.agents: list[Hashable] = []
 
     def __getattr__(self, name: str) -> Any:
-        # Copying asks for special methods before `_env` is set, which would lead here again without end.
+        # Copying looks up special methods before `_env` is set, which would recurse endlessly.
         if name.startswith("_"):
             raise AttributeError(name)
         return self._env.get_wrapper_attr(name)
@@ -556,19 +555,19 @@ class SingleAgentEnv:
 
 
 def as_parallel(env: object) -> ParallelEnv:
-    """Return an environment as a parallel one of PettingZoo; an AEC one goes through PettingZoo's own conversion.
+    """Return an environment as a PettingZoo ParallelEnv; an AECEnv is converted by PettingZoo.
 
     A Gymnasium environment has one agent, `agent0`.
 
     Raises:
-        SettingError: It is none of these.
+        SettingError: The object is no ParallelEnv, AECEnv or `gymnasium.Env`.
     """
     if isinstance(env, gymnasium.Env):
         return SingleAgentEnv(env)
     if hasattr(env, "agent_iter"):
         from pettingzoo.utils import conversions
 
-        # Agents of a turn-based game act one by one, and `aec_to_parallel` refuses it.
+        # The agents of a turn-based game act one by one: `aec_to_parallel` refuses such a game.
         parallelizable = metadata_of(env).get("is_parallelizable", False)
         convert = conversions.aec_to_parallel if parallelizable else conversions.turn_based_aec_to_parallel
         return cast(ParallelEnv, convert(env))

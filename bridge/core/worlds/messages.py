@@ -1,20 +1,20 @@
-"""Messages of features and of other packages, which a joined session answers: what serves one, and what it is given.
+"""Messages of features and of other packages, which a joined session answers.
 
-A `SessionMessage` has up to two parts. Its *part beside the environment* runs where the environment is stepped: in the
-environment's thread, and of an isolated world in the world's process. Its *handler*, one object a server, runs in the
-serving thread: it knows the clients, keeps what outlives a request, and asks the part, as often as it likes. One that
-only looks at environments needs no handler, one that only answers from what it knows needs no part.
+A `SessionMessage` has a part, a handler, or both. The *part* runs beside the environment: in the environment's thread
+or, for an isolated world, in the world's process. The *handler*, one object per server, runs in the serving thread: it
+knows the clients, keeps data between requests, and may ask the part any number of times. A message that only reads
+environments needs no handler; a message that is answered from the handler's data needs no part.
 
-The core hands on bytes, and knows what no message means. It checks who sends one (who plays, and has its world alone),
-how large it is, and what it costs.
+The core forwards bytes, and does not know what a message means. It checks that the sender plays and is alone in its
+world, how large the message is, and what it costs.
 
-Another package names one by an entry point in its `pyproject.toml`: a function that returns a `SessionMessage`, whose
-keywords are what an operator may set.
+Another package registers a message by an entry point in its `pyproject.toml`: a function that returns a
+`SessionMessage`, and whose keyword arguments an operator may set.
 
     [project.entry-points."gymnasium_bridge.messages"]
     note = "my_package.note:note_message"
 
-It is served where the operator says so: `serve_gym(…, messages=["note"])`, `gymnasium-bridge serve --message note`.
+An operator enables it by `serve_gym(…, messages=["note"])` or `gymnasium-bridge serve --message note`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ GROUP = "gymnasium_bridge.messages"
 
 
 class Stage(Protocol):
-    """What the part of a message beside the environment reaches. Used in the environment's thread alone."""
+    """The access of a message's part to the environment. Used only in the environment's thread."""
 
     facts: Any
     """What the environment is, an `EnvFacts`: its spaces, and how many lanes one call steps."""
@@ -56,29 +56,29 @@ class Stage(Protocol):
 
     @property
     def moment(self) -> str:
-        """A name for what the environments have done so far, by whoever keeps an account of it; empty: nobody does.
+        """A name for what the environments have done so far; empty: nothing keeps a record of it.
 
         A part that puts an environment into this situation later gives it back, as an `Origin`.
         """
 
     @property
     def fresh(self) -> bool:
-        """True as long as no environment was reset, and no client has called or changed one."""
+        """True until an environment is reset, or a client calls a method or sets an attribute of one."""
 
     def intercept(self, lane: int, callee: Callee | None) -> None:
-        """Have something called in the place of an environment, which calls it.
+        """Call an object in place of an environment; the object calls the environment.
 
         Args:
             lane: Its index in `envs`.
-            callee: What is called; None: the environment itself, as at first.
+            callee: The object to call; None: the environment itself again.
         """
 
     def replace(self, lane: int, env: Any) -> None:
-        """Step another environment of the same kind from here on; the one that was stepped is closed.
+        """Step another environment of the same kind from now on; the previous one is closed.
 
         Args:
             lane: Its index in `envs`.
-            env: The other one.
+            env: The other environment.
         """
 
     def newest(self, lane: int | None) -> tuple[Any, Any]:
@@ -92,24 +92,24 @@ class Stage(Protocol):
         """
 
     def check_place(self, lane: int | None = 0) -> None:
-        """Raise what `place` would, before anything is changed.
+        """Raise the error that `place` would raise, before anything is changed.
 
         Raises:
-            RequestError: UNIMPLEMENTED: this world cannot follow, as one in real time; or the form of the message does
-                not say `places`.
+            RequestError: UNIMPLEMENTED: this world cannot follow, such as a world in real time; or the form of the
+                message does not set `places`.
         """
 
     def place(self, lane: int | None, observation: Any, info: Any, origin: Origin | None = None) -> None:
-        """Say that an environment is in another situation now, in which an episode runs.
+        """Report that the part has put an environment into another situation, in which an episode runs.
 
-        The world follows once the request is answered: the episode that ran is over, the client that asks sees the new
-        situation as it sees what a reset returns, and so do observers. Call it last: where the request raises
+        The world follows when the request is answered: the previous episode ends, and the client and the observers get
+        the new situation in the way they get the result of a reset. Call this method last: if the part raises
         afterwards, the world does not follow.
 
         Args:
-            lane: Its index in `envs`; None: all lanes are, which are stepped as a whole.
-            observation: What it sees there, which `step` goes on from; kept as it is.
-            info: The info that goes with it.
+            lane: Its index in `envs`; None: all lanes, which are stepped as a whole.
+            observation: The observation in that situation, from which `step` continues; kept without a copy.
+            info: The info of that situation.
             origin: When an environment was in this situation before; None: that is not known.
 
         Raises:
@@ -118,13 +118,13 @@ class Stage(Protocol):
 
 
 class Callee(Protocol):
-    """What is called in the place of an environment, and calls it: `Stage.intercept`."""
+    """An object that is called in place of an environment, and calls it: see `Stage.intercept`."""
 
     def reset(self, **given: Any) -> tuple[Any, Any]:
-        """Reset the environment; as of `gymnasium.Env`."""
+        """Reset the environment, as `gymnasium.Env.reset` does."""
 
     def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Step the environment; as of `gymnasium.Env`."""
+        """Step the environment, as `gymnasium.Env.step` does."""
 
     def called(self, request: Any) -> None:
         """Note that a client calls a method, or reads an attribute; `request` is its `CallRequest`."""
@@ -146,46 +146,46 @@ class MessagePart:
         self.stage = stage
 
     def answer(self, request: bytes) -> bytes:
-        """Answer what the handler asks, or where there is none, a client's request.
+        """Answer a request of the handler or, without a handler, of a client.
 
-        What it raises is the answer: a `bridge.errors.RequestError` with its code, anything else as INTERNAL with the
-        traceback. Nobody's episode ends by it.
+        An exception is sent as the answer: a `bridge.errors.RequestError` with its code, any other exception as
+        INTERNAL with the traceback. No episode ends because of it.
         """
         raise NotImplementedError
 
     def close(self) -> None:
-        """End with the environment, which is closed after this."""
+        """Release what the part holds; the environment is closed afterwards."""
 
 
 PartMaker: TypeAlias = Callable[[Stage], MessagePart]
 
 
 class AskedMessage(Protocol):
-    """A request that a handler answers, and the environments that its client plays in."""
+    """A request that a handler answers, with access to the environments in which the client plays."""
 
     client: object
-    """Whose request it is: equal for all connections of one client, as far as the server can tell."""
+    """The client that sent the request: equal for all connections of one client, as far as the server can tell."""
     world: str
     """The name of the world."""
     home: object
-    """Where they live: equal for all that share a process."""
+    """The process of the environments: equal for all environments in one process."""
 
     async def run(self, request: bytes) -> bytes:
-        """Have the part beside the environment answer a request; return what it returned.
+        """Have the part answer a request; return its answer.
 
         Raises:
-            RequestError: What it raised; or the world is over.
+            RequestError: The error that the part raised; or the world has ended.
         """
 
     def charge(self, seconds: float) -> None:
-        """Charge the client processor time that was used elsewhere for its request."""
+        """Charge the client for processor time that its request used in another thread or process."""
 
 
 class MessageHandler:
-    """The part of a message in a server: one object a server. Subclasses override what they need.
+    """The handler of a message: one object per server. Subclasses override what they need.
 
-    All of it runs in the serving thread, so it may not take long. Others are served while it awaits `AskedMessage.run`,
-    and it may await nothing else: there is no event loop of asyncio.
+    All methods run in the serving thread, so they must return soon. Other clients are served while a method awaits
+    `AskedMessage.run`; it may await nothing else, because there is no asyncio event loop.
 
     Args:
         scheduler: Makes calls later: `call_later(seconds, function)`, and `call_soon_threadsafe` from other threads.
@@ -195,24 +195,24 @@ class MessageHandler:
         self.scheduler = scheduler
 
     async def answer(self, request: bytes, asked: AskedMessage) -> bytes:
-        """Answer a request of a client; what it raises is the answer, as of `MessagePart.answer`."""
+        """Answer a request of a client; an exception is sent as `MessagePart.answer` says."""
         return await asked.run(request)
 
     async def joined(self, asked: AskedMessage) -> None:
-        """Note that a client that may send the message has joined a world, and says that it is going to."""
+        """Note that a client has joined a world, may send the message, and has announced that it will."""
 
     def left(self, client: object) -> None:
-        """Note that a client is gone which has sent requests: none of its connections is in a world any more."""
+        """Note that a client that has sent requests has left: none of its connections is in a world any more."""
 
     def ended(self, home: object) -> None:
-        """Note that the process of an isolated world is gone, with all that its part had."""
+        """Note that the process of an isolated world has ended, and with it the data of the message's part."""
 
     def properties(self) -> Sequence[Property]:
-        """Return what clients can read about it, below `server.messages.NAME`."""
+        """Return the properties of the message that clients can read, below `server.messages.NAME`."""
         return ()
 
     def close(self) -> None:
-        """End with the server."""
+        """Release what the handler holds; the server is closing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,18 +228,17 @@ class SessionMessage:
         >>> message = SessionMessage(MessageForm("count", *urls), part=Count)
 
     Args:
-        form: How it travels.
-        part: Makes the part beside an environment: a class of `MessagePart`, or a function. For isolated worlds it is
-            pickled, as `isolation="process"` does with what makes environments. None: there is none.
-        handler: Makes the part in a server: a class of `MessageHandler`, or a function. None: the part beside the
-            environment answers alone.
-        free_seconds: The processor time of one request that is not charged. Where others wait for the server, a client
-            that used more is read later, for as long as it used more. By default none: small requests without end would
-            cost their client nothing.
-        moment: What `Stage.moment` says; set for each request by what stands between a world and its environment.
+        form: The name and the types of the message, and the limits of a request.
+        part: Makes the part: a subclass of `MessagePart`, or a function. For isolated worlds it is pickled, as the
+            functions that make environments are. None: there is no part.
+        handler: Makes the handler: a subclass of `MessageHandler`, or a function. None: the part answers alone.
+        free_seconds: The processor time of one request that is not charged. While other clients wait for the server,
+            the next request of a client that used more is read later, by the time in excess. The default is 0, because
+            otherwise endless small requests would cost the client nothing.
+        moment: The value of `Stage.moment`, set for each request by the code between a world and its environment.
 
     Raises:
-        SettingError: It has neither part.
+        SettingError: The message has neither a part nor a handler.
     """
 
     form: MessageForm
@@ -255,15 +254,15 @@ class SessionMessage:
 
 @dataclasses.dataclass(frozen=True)
 class PartOutcome:
-    """What came of a request to a part."""
+    """The outcome of a request to a part."""
 
     answer: bytes
     """What the part returned."""
     placed: tuple[Any, ...] | None = None
-    """Observations and infos, as a reset returns them, where environments are in another situation; None: none is."""
+    """Observations and infos, as a reset returns them, of environments in another situation; None: there are none."""
     lanes: tuple[int, ...] = ()
-    """Which are."""
+    """The lanes in another situation."""
     origins: tuple[Origin | None, ...] = ()
-    """For each of these lanes, when an environment was in its situation before."""
+    """For each of these lanes, when an environment was in this situation before."""
     seconds: float = 0.0
-    """Processor time that it took in another thread, or another process."""
+    """Processor time that the request took in another thread, or another process."""
