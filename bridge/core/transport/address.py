@@ -21,6 +21,7 @@ import contextlib
 import dataclasses
 import ipaddress
 import os
+import re
 import warnings
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
@@ -46,6 +47,11 @@ _OF_DIRECTORIES = (
 )
 _DEFAULT_PORTS = {"ws": 80, "wss": 443}
 _INSTEAD = {"tcp": "grpc", "tcps": "grpcs", "http": "grpc", "https": "grpcs"}
+_HAS_USER = "it holds a user name or password"
+_NO_SLASHES = re.compile(
+    # A host may have such a name: `grpc:50051`.
+    rf"(?i:(?P<scheme>{'|'.join((*SCHEMES, *_INSTEAD))}))(?::/?|//)(?!/|\d+(?:[/?]|$))(?P<rest>.+)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,12 +170,13 @@ def parse_address(url: str, *, listed: bool = False) -> Address:
     if not text:
         raise AddressError(url, "it is empty")
     if "://" not in text.partition("?")[0]:
+        _check_slashes(url, text)
         text = f"grpc://{text}"
     try:
         parts = urlsplit(text)
         if "@" in parts.netloc:  # looked at first: no other message may show a password
             user = f"{parts.netloc.rpartition('@')[0]}@"
-            raise AddressError(url.replace(user, "…@"), "it holds a user name or password")
+            raise AddressError(url.replace(user, "…@"), _HAS_USER)
         # `port` is parsed here, and raises ValueError if it is no number.
         port = _DEFAULT_PORTS.get(parts.scheme) if parts.port is None else parts.port
     except AddressError:
@@ -209,12 +216,25 @@ def parse_address(url: str, *, listed: bool = False) -> Address:
     )
 
 
+def _check_slashes(url: str, text: str) -> None:
+    """Raise AddressError where a scheme is written without its `://`: `grpc:host:50051`, `grpc//host:50051`."""
+    found = _NO_SLASHES.fullmatch(text)
+    if found is not None:
+        scheme, rest = found["scheme"].lower(), found["rest"]
+        if "@" in rest:
+            raise AddressError(url.replace(f"{rest.rpartition('@')[0]}@", "…@"), _HAS_USER)
+        new = f"{_INSTEAD.get(scheme, scheme)}://{'/' if scheme == 'unix' else ''}{shown_url(rest)}"
+        raise AddressError(url, f"no :// follows its scheme, {scheme}; write {new}")
+
+
 def _check_host(url: str, parts: SplitResult, port: int | None) -> None:
     """Raise AddressError where the parts of a URL name no host and port that a client can connect to."""
     if not parts.hostname:
         raise AddressError(url, "it names no host")
     if port is None:
-        raise AddressError(url, "it names no port")
+        alone = parts.hostname.isdecimal()
+        hint = f"it has a port alone, no host; for this machine write grpc://localhost:{parts.hostname}"
+        raise AddressError(url, hint if alone else "it names no port")
     try:
         parts.hostname.encode("idna")
     except UnicodeError as error:
