@@ -101,7 +101,9 @@ def test_an_address_that_refuses_is_followed_by_the_next_at_once(monkeypatch: py
 
 
 def test_a_name_that_nobody_knows_is_told() -> None:
-    with pytest.raises(errors.ConnectError, match=r"the host 'nobody\.invalid' is not known"):
+    with pytest.raises(
+        errors.ConnectError, match=r"the host 'nobody\.invalid' is not known: .*\. Check how it is spelled"
+    ):
         make_remote("grpc://nobody.invalid:1", timeout=20.0)
 
 

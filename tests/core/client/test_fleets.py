@@ -353,6 +353,7 @@ def test_what_became_of_a_server_is_said_in_words_that_need_no_explanation(caplo
         while not lines(caplog, f"^{re.escape(server.url)} no longer answers: "):
             assert time.monotonic() < deadline, caplog.text
             envs.step(zeros(envs))
+        assert not lines(caplog, f" no longer answers: .*{re.escape(server.url)}"), "once is enough"
         with serve_gym(lambda: CountingEnv(5), port=server.port):
             while not lines(caplog, f"^{re.escape(server.url)} answers again$"):
                 assert time.monotonic() < deadline, caplog.text

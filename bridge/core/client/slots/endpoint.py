@@ -482,7 +482,9 @@ class Placement:
             if changed:
                 self._log.info("%s %s", shown_url(key), change_of(before, record.state))
         elif changed:
-            self._log.warning("%s %s: %s", shown_url(key), change_of(before, record.state), why)
+            url = shown_url(key)
+            said = why.removeprefix(url).removeprefix(":").lstrip()  # the error's text begins with the same URL
+            self._log.warning("%s %s: %s", url, change_of(before, record.state), said)
         return back
 
     def _pause(self, failures: int) -> float:

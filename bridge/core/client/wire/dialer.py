@@ -178,7 +178,8 @@ class Dialer:
         self._resolving = False
         self.poller.remove_poster()
         if isinstance(found, OSError):
-            self.failed(f"the host {self.address.host!r} is not known: {found}", True)
+            remedy = "Check how it is spelled, or write the machine's address"
+            self.failed(f"the host {self.address.host!r} is not known: {found}. {remedy}", True)
         else:
             self._targets = deque(found)
             self._try_next()

@@ -92,7 +92,7 @@ def call_error(url: str, address: Address, code: int, details: str, *, answered:
     if code == Code.UNIMPLEMENTED:
         return ConnectError(url, f"a gRPC server is there, but it does not speak dm_env_rpc: {details}")
     details += withheld(address) if code == Code.UNAUTHENTICATED else ""
-    return RefusedError(url, f"the stream was ended: {details}", int(code))
+    return RefusedError(url, details, int(code))
 
 
 def _is_refused(stream: Stream, event: Event) -> bool:
