@@ -209,3 +209,22 @@ def test_behind_the_words_of_a_match_it_stays_dark(opened):
         assert page.evaluate("() => document.getElementById('canvas').dataset.pictures > 0")
         frame, raised = page.evaluate(BANDS)
         assert frame != raised
+
+
+def test_a_number_of_steps_in_the_thousands_has_no_decimals(opened):
+    with serve_gym(Paddle, web=True) as server:
+        page = opened(server.web_url)
+        says(page, "#status-text", "connected")
+        for steps, text in ((2357.2, "4714"), (5.2, "10.4")):  # within half a second
+            shown = page.evaluate(
+                """async (steps) => {
+                  const [{state}, {figures}] = await Promise.all([import("/state.js"), import("/figures.js")]);
+                  const now = performance.now();
+                  state.frames.arrived = [now - 500, now];
+                  state.frames.steps = [[now - 500, 0], [now, steps]];
+                  figures();
+                  return document.getElementById("steps").textContent;
+                }""",
+                steps,
+            )
+            assert shown == text

@@ -42,7 +42,8 @@ export function figures() {
   if (!comes) $("steps").textContent = "–";
   else if (steps.length > 1) {
     const span = (steps.at(-1)[0] - steps[0][0]) / 1000;
-    $("steps").textContent = span ? ((steps.at(-1)[1] - steps[0][1]) / span).toFixed(span < 1 ? 1 : 0) : "–";
+    const rate = (steps.at(-1)[1] - steps[0][1]) / span;
+    $("steps").textContent = span ? rate.toFixed(span < 1 && rate < 100 ? 1 : 0) : "–";
   }
   $("data").textContent = `${((state.frames.bytes * 8) / 1e6).toFixed(2)} Mbit/s`;
   state.frames.bytes = 0;
