@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-__all__ = ["connecting_lines", "joining_url", "naming_url"]
+__all__ = ["as_python", "connecting_lines", "joining_url", "naming_url"]
+
+
+def as_python(value: object) -> str:
+    """Write a value as Python's source, with text in double quotes as in the lines around it."""
+    text = repr(value)
+    return text if '"' in text else re.sub(r"'([^'\\]*)'", r'"\1"', text)
 
 
 def joining_url(url: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from bridge.cli.hints import connecting_lines, naming_url
+from bridge.cli.hints import as_python, connecting_lines, naming_url
 from bridge.cli.program import OK, add_wait_option, positive, say
 from bridge.core.back_off import until_up
 from bridge.core.client.world.inspector import Inspector
@@ -277,7 +277,7 @@ def _vector_form(texts: Mapping[str, str]) -> str:
 def _given(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the credentials of the command line as keywords in Python, without the token itself."""
     found = credential_keywords(arguments)
-    return {name: "…" if name == "token" else repr(value) for name, value in found.items()}
+    return {name: "…" if name == "token" else as_python(value) for name, value in found.items()}
 
 
 def _print_specs(specs: pb.ActionObservationSpecs) -> None:

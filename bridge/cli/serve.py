@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import Any, Protocol
 
-from bridge.cli.hints import connecting_lines, joining_url
+from bridge.cli.hints import as_python, connecting_lines, joining_url
 from bridge.cli.program import OK, bytes_count, port_number, say, seconds
 from bridge.cli.running import add_running_options, read_key, run_server, server_logging, stop_on_eof
 from bridge.cli.short_help import add_short_help
@@ -527,18 +527,18 @@ def client_credentials(keywords: Mapping[str, Any]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     if "token_file" in keywords:
-        found["token_file"] = repr(keywords["token_file"])
+        found["token_file"] = as_python(keywords["token_file"])
     elif "token" in keywords or os.environ.get(TOKEN_VARIABLE):
         found["token"] = "…"
     tls: dict[str, str] = {}
     if "tls_certificate" in keywords:
         authority = Path(keywords["tls_certificate"]).with_name("ca.pem")
         if authority.exists():
-            tls["ca"] = repr(str(authority))
+            tls["ca"] = as_python(str(authority))
     if "tls_client_ca" in keywords:
         own = Path(keywords["tls_client_ca"]).with_name("client.pem")
-        tls["certificate"] = repr(str(own)) if own.exists() else "…"
-        tls["key"] = repr(str(own.with_suffix(".key"))) if own.exists() else "…"
+        tls["certificate"] = as_python(str(own)) if own.exists() else "…"
+        tls["key"] = as_python(str(own.with_suffix(".key"))) if own.exists() else "…"
     if tls:
         found["tls"] = f"TLS({', '.join(f'{name}={value}' for name, value in tls.items())})"
     return found

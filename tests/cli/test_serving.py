@@ -626,7 +626,8 @@ def test_the_banner_has_what_a_client_needs(tmp_path: Path) -> None:
         env = paste(lines[2:4])
         env.reset()
         env.close()
-    assert f"token_file='{token}'" in lines[3]
+    assert f'token_file="{token}"' in lines[3]
+    assert "'" not in lines[3]
 
 
 def test_the_banner_of_a_match_tells_people_and_programs_how_to_take_a_seat() -> None:

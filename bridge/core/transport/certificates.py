@@ -197,11 +197,12 @@ def run(arguments: argparse.Namespace) -> int:
     paths = make_certificates(arguments.out, arguments.name, days=arguments.days)
     print(f"wrote {arguments.out}, valid for {arguments.days:g} days:")
     server, key, ca = paths["server.pem"], paths["server.key"], paths["ca.pem"]
-    print(f"  server: tls=TLS(certificate='{server}', key='{key}')")
+    print(f'  server: tls=TLS(certificate="{server}", key="{key}")')
     print(f"          or --tls-certificate {server} --tls-key {key}")
-    print(f"  client: tls=TLS(ca='{ca}'), or --tls-ca {ca}; its URL begins with grpcs://")
-    print(f"  to let in only clients with a certificate: client_ca='{ca}' in the server's TLS(…),")
+    print(f'  client: tls=TLS(ca="{ca}"), or --tls-ca {ca}; its URL begins with grpcs://')
+    print(f'  to let in only clients with a certificate: client_ca="{ca}" in the server\'s TLS(…),')
     print(f"          or --tls-client-ca {ca}; and")
-    print(f"          certificate='{paths['client.pem']}', key='{paths['client.key']}' in the client's")
+    own, own_key = paths["client.pem"], paths["client.key"]
+    print(f'          certificate="{own}", key="{own_key}" in the client\'s')
     print(f"Keep {paths['ca.key']} to yourself: whoever has it can make certificates that your clients trust.")
     return 0
