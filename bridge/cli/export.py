@@ -91,7 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     said = f"{len(episodes)} of {len(found)} episodes"
     whole = [episode for episode in found if is_complete(episode)] if arguments.complete else found
     if partial := len(found) - len(whole):
-        said += f"; left out are {partial} that failed, or are without a step, an end or all rows (--unfinished)"
+        are = "is" if partial == 1 else "are"
+        said += f"; left out {are} {partial} that failed, or {are} without a step, an end or all rows (--unfinished)"
     if idle := sum(map(is_idle, whole)) if arguments.acted else 0:
         said += f"; left out {'is' if idle == 1 else 'are'} {idle} in which nobody acted (--unattended)"
     say(said)

@@ -18,6 +18,7 @@ from gymnasium import spaces
 
 from bridge.cli.program import FAILED, OK, clean
 from bridge.cli.running import read_key
+from bridge.core.logs import counted
 from bridge.core.worlds.group import neutral_action
 from bridge.errors import PacketError, SettingError
 from bridge.perlert import player
@@ -282,7 +283,7 @@ class _Terminal:
         if step.done:
             self.playing = False
             self.keys.close()
-            note = f", {self.me.stats.lost} steps lost" if self.me.stats.lost else ""
+            note = f", {counted(self.me.stats.lost, 'step')} lost" if self.me.stats.lost else ""
             self.say(f"the run is over: return {step.ret:f} after step {step.step}{note}")
             if self.once or self.input.ended:
                 self.quit = True

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.program import OK, USAGE, positive_int, say, table
+from bridge.core.logs import counted
 from bridge.errors import RecordingError
 from bridge.recording.selection import add_selection_options, names_of, selection_of
 
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         for line in table(rows, _NUMBERS):
             say(line)
         steps = sum(episode.length for episode in episodes)
-        say(f"{len(episodes)} episodes, {steps} steps")
+        say(f"{counted(len(episodes), 'episode')}, {counted(steps, 'step')}")
     for line in folder.warnings():
         say(f"warning: {line}")
     return OK

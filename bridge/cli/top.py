@@ -14,6 +14,7 @@ from typing import Any
 
 from bridge.cli.program import FAILED, OK, clean, in_options, positive, positive_int, say, table
 from bridge.core.extras import is_installed
+from bridge.core.logs import counted
 from bridge.core.transport.credentials import ClientCredentials, add_credential_options, credential_keywords
 from bridge.fleet.top import SERVES, ServerRow, Snapshot, Top, find_directory
 
@@ -260,12 +261,13 @@ def _summary(snapshot: Snapshot) -> list[str]:
         servers += f", {count} {state}"
     # Of servers none of which says how much it can carry there is no number, nor where none serves.
     known = total["slots"] is not None and total["serving"]
-    slots = f"{total['slots_used']:,} of {total['slots']:,}" if known else f"{total['slots_used']:,}"
-    failures = f", {total['failures']:,} failures" if total["failures"] else ""
+    used = f"{total['slots_used']:,} of " if known else ""
+    slots = f"{used}{counted(total['slots'] if known else total['slots_used'], 'slot')}"
+    failures = f", {counted(total['failures'], 'failure')}" if total["failures"] else ""
     rate = total["steps_per_second"]
     return [
         servers,
-        f"{total['worlds']:,} worlds, {slots} slots used, {total['episodes']:,} episodes{failures}",
+        f"{counted(total['worlds'], 'world')}, {slots} used, {counted(total['episodes'], 'episode')}{failures}",
         *([] if rate is None else [f"{rate:,.0f} steps/s  {_bars(snapshot.history)}".rstrip()]),
     ]
 

@@ -24,6 +24,7 @@ __all__ = [
     "LimitedLog",
     "Progress",
     "SafeLog",
+    "counted",
     "reason_of",
     "tell",
     "warn",
@@ -33,6 +34,11 @@ ADVICE = "Fix the environment, or call reset() to begin a new episode."
 """How the text ends that a client gets of an environment that raised; the server's log, for others, leaves it out."""
 RESET_ADVICE = "Fix its reset(). The next reset() calls it again, and may give it another seed or other options."
 """The same where it raised in `reset`."""
+
+
+def counted(number: int, what: str) -> str:
+    """Write how many of something there are: `1 world`, `2,000 worlds`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def reason_of(error: BaseException) -> str:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
 from bridge.core.extras import install_command
+from bridge.core.logs import counted
 from bridge.errors import SettingError
 from bridge.facade.make import make_vec_remote
 from bridge.testing import ServerProcess
@@ -174,7 +175,9 @@ def run_demo(demo: Demo, out: TextIO | None = None) -> Outcome:
     from bridge.wrappers import BlockingReset
 
     with ExitStack() as stack:
-        screen.line(f"Starting {demo.servers} servers of {demo.lanes} {ENV_ID} environments each, as processes …")
+        screen.line(
+            f"Starting {counted(demo.servers, 'server')} of {demo.lanes} {ENV_ID} environments each, as processes …"
+        )
         arguments = (ENV_ID, "--num-envs", str(demo.lanes))
         servers = [stack.enter_context(ServerProcess(*arguments)) for _ in range(demo.servers)]
         urls = [server.url for server in servers]

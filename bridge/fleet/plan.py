@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from bridge.core.logs import counted
 from bridge.errors import shown_url
 
 __all__ = ["FleetStatus", "ServerStatus", "ports_clash", "servers_needed", "servers_to_drain", "too_few"]
@@ -94,9 +95,10 @@ class FleetStatus:
         lines = [f"fleet {self.name!r}: {serving} of {self.wanted} servers serve, {slots}, {self.age:.1f} s ago"]
         for server in self.servers:
             where = shown_url(server.url) or server.node or "-"
-            done = f"{server.slots_used}/{server.slots} slots, {server.steps} steps, {server.episodes} episodes"
-            more = [f"{server.failures} failures"] if server.failures else []
-            more += [f"{server.restarts} restarts"] if server.restarts else []
+            done = f"{server.slots_used}/{server.slots} slots, {counted(server.steps, 'step')}, "
+            done += counted(server.episodes, "episode")
+            more = [counted(server.failures, "failure")] if server.failures else []
+            more += [counted(server.restarts, "restart")] if server.restarts else []
             more += [f"as of {server.age:.0f} s ago"] if server.age > _OLD else []
             more += [server.problem] if server.problem else []
             lines.append(f"  {server.name}  {server.state:<8}  {where}  {', '.join([done, *more])}")

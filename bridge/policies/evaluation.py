@@ -22,6 +22,7 @@ from bridge.core.client.slots.slot import SlotState
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import feature, provided
 from bridge.core.keywords import check_counts
+from bridge.core.logs import counted
 from bridge.core.transport.credentials import ClientCredentials, given_access
 from bridge.errors import InvalidActionError, RemoteError, SettingError
 from bridge.policies.remote_policy import RemotePolicy
@@ -106,13 +107,16 @@ class Evaluation:
         }
 
     def __str__(self) -> str:
-        lines = [f"{len(self.episodes)} episodes, {self.steps} steps in {self.seconds:.1f} s"]
+        played = f"{counted(len(self.episodes), 'episode')}, {counted(self.steps, 'step')}"
+        lines = [f"{played} in {self.seconds:.1f} s"]
         lines += [f"{name:8} {interval}" for name, interval in self.intervals().items()]
         rate, share = self.steps / self.seconds, self.seconds_in_policy / self.seconds
         lines.append(f"time     {rate:.0f} steps/s, policy {share:.0%}, environments and network {1 - share:.0%}")
         if self.missed:  # a robot went on by an old action then: the policy is better than the result, if it is faster
             lines.append(f"missed   {self.missed} of {self.steps} frames, in which the last action went on: act faster")
-        by_others = [f"{episode.number} ({episode.corrected} steps)" for episode in self.episodes if episode.corrected]
+        by_others = [
+            f"{episode.number} ({counted(episode.corrected, 'step')})" for episode in self.episodes if episode.corrected
+        ]
         if by_others:  # they say how good both are together: who reads the means has to know
             lines.append(f"others   acted in the policy's place in episode {', '.join(by_others)}")
         return "\n".join([*lines, *(f"again    {text}" for text in self.lost)])

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bridge.core.extras import needed
+from bridge.core.logs import counted
 from bridge.errors import RecordingError, SettingError
 from bridge.recording.episodes import EpisodeData, facts_of, load_stretches, observed_rows, stacked
 from bridge.recording.reader import RecordedEpisode, RecordedStream
@@ -92,12 +93,14 @@ def export_minari(
             _write_dataset(minari, dataset, episodes[0].stream, data, author=author, **more)
             names.append(dataset)
             steps = sum(len(one.actions) for one in data)
-            say(f"{dataset}: {len(data)} episodes, {steps} steps{told_infos(data)}{told_branches(data, 'metadata')}")
+            kept = f"{counted(len(data), 'episode')}, {counted(steps, 'step')}"
+            say(f"{dataset}: {kept}{told_infos(data)}{told_branches(data, 'metadata')}")
             counts = {one.episode.id: count for one in data if (count := one.not_finite())}
             if counts:
+                affected = counted(sum(counts.values()), "step")
                 say(
-                    f"warning: {dataset} keeps the NaN or infinities that {sum(counts.values())} steps have in the "
-                    f"episodes {', '.join(counts)}; --finite (finite=True) leaves these out"
+                    f"warning: {dataset} keeps the NaN or infinities of {affected} in the episode"
+                    f"{'' if len(counts) == 1 else 's'} {', '.join(counts)}; --finite (finite=True) leaves out such"
                 )
         undo.pop_all()  # all of them are written
     return names
@@ -176,7 +179,8 @@ def datasets_of(
         if finite:
             found, data = len(data), [one for one in data if not one.not_finite()]
             if len(data) < found:
-                say(f"left out are {found - len(data)} episodes with a NaN or an infinity (--finite)")
+                are = "is" if found - len(data) == 1 else "are"
+                say(f"left out {are} {counted(found - len(data), 'episode')} with a NaN or an infinity (--finite)")
             if not data:
                 raise RecordingError(
                     "each of these episodes has a NaN or an infinity: leave out --finite, or mend the environment"
@@ -262,7 +266,7 @@ def export_mp4(
         write_film(path, (frame() if frame is not None else None for _, _, frame in rows), rate)
         written.append(path)
         branch = "" if episode.parent is None else f"; a branch of {episode.parent}, which a film has no place for"
-        say(f"{path}: {episode.length + 1} frames at {rate:g} a second{branch}")
+        say(f"{path}: {counted(episode.length + 1, 'frame')} at {rate:g} a second{branch}")
     return written
 
 

@@ -23,6 +23,7 @@ from gymnasium import Space, spaces
 from bridge.core.encoding.spaces import is_picture
 from bridge.core.encoding.tensors import Array
 from bridge.core.extras import imported_from
+from bridge.core.logs import counted
 from bridge.errors import RecordingError, SettingError
 from bridge.recording.episodes import EpisodeData, facts_of, has_frames, observed_rows
 from bridge.recording.exports import (
@@ -120,7 +121,7 @@ def export_lerobot(
             dataset.write()
             written.append(path)
             told = f"{told_infos(data)}{told_branches(data, 'row')}"
-            say(f"{path}: {len(data)} episodes, {dataset.frames} frames{told}")
+            say(f"{path}: {counted(len(data), 'episode')}, {counted(dataset.frames, 'frame')}{told}")
             for told in dataset.rounded:
                 say(f"warning: {path}: {told}")
     except BaseException:  # half a dataset reads as one
@@ -421,8 +422,9 @@ def _check_finite(name: str, column: Array, episode: str) -> None:
     """
     if column.dtype.kind == "f" and not (fine := np.isfinite(column.reshape(len(column), -1)).all(axis=1)).all():
         raise RecordingError(
-            f"{episode}: expected finite numbers, got a NaN or an infinity in {name} of {(~fine).sum()} frames, "
-            f"first in frame {np.argmin(fine)}. LeRobot normalizes by means, which it would make NaN for all: leave "
+            f"{episode}: expected finite numbers, got a NaN or an infinity in {name} of "
+            f"{counted((~fine).sum(), 'frame')}, first in frame {np.argmin(fine)}. LeRobot normalizes by means, "
+            "which it would make NaN for all: leave "
             "such episodes out (finite=True), or replace it where the environment is made, as by "
             "gymnasium.wrappers.TransformObservation"
         )

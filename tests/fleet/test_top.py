@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -108,6 +109,12 @@ def test_a_table_in_a_file_begins_with_its_title_and_no_line_ends_with_blanks(
     assert any(line.endswith(" steps/s") for line in lines)
     assert main(["top", "grpc://127.0.0.1:1", "--count", "1"]) == 1
     assert "0 worlds, 0 slots used," in capsys.readouterr().out
+
+
+def test_one_of_something_is_not_named_in_the_plural(capsys: pytest.CaptureFixture[str]) -> None:
+    with serve_gym("CartPole-v1") as server, contextlib.closing(make_remote(server.url)):
+        assert main(["top", server.url, "--count", "1"]) == 0
+    assert "\n1 world, 1 slot used, 0 episodes\n" in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_there_is_told_without_a_number_of_the_system(

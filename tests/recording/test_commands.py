@@ -150,7 +150,7 @@ def test_an_export_leaves_out_episodes_in_which_nobody_acted(tmp_path, capsys):
     said = capsys.readouterr().out
     left = int(re.search(r"; left out are (\d+) in which nobody acted \(--unattended\)", said)[1])
     assert left >= len(rows) - 1 > 1
-    assert "acted: 1 episodes" in said
+    assert "acted: 1 episode, " in said
     assert main(["export", runs, *sets[1], "--unattended"]) == 0
     said = capsys.readouterr().out
     assert "nobody" not in said

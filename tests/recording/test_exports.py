@@ -143,7 +143,7 @@ def test_an_export_says_how_many_episodes_failed(tmp_path, datasets, capsys):
             [env.step(0) for _ in range(3)]
         env.close()
     assert main(["export", str(tmp_path), "--minari", "test/none-v0"]) == 1
-    assert "left out are 1 that failed" in (said := "".join(capsys.readouterr()))
+    assert "left out is 1 that failed" in (said := "".join(capsys.readouterr()))
     assert "--unfinished takes also those that failed" in said
     assert main(["export", str(tmp_path), "--minari", "test/all-v0", "--unfinished"]) == 0
 
@@ -463,16 +463,16 @@ def test_what_is_not_finite_is_told_or_left_out_and_refused_where_it_spoils_the_
         play(server.url, 3)
     episode = read_folder(runs).episodes()[1].id
     assert main(["export", str(runs), "--minari", "test/kept-v0"]) == 0
-    assert f"keeps the NaN or infinities that 1 steps have in the episodes {episode};" in "".join(capsys.readouterr())
+    assert f"keeps the NaN or infinities of 1 step in the episode {episode};" in "".join(capsys.readouterr())
     second = list(datasets.load_dataset("test/kept-v0").iterate_episodes())[1]
     assert_identical(second.observations["arm"][0][2, 1], np.float32(broken))
     assert main(["export", str(runs), "--lerobot", str(tmp_path / "set")]) == 1
     said = "".join(capsys.readouterr())
-    assert f"{episode}: expected finite numbers, got a NaN or an infinity in observation.state of 1 frames" in said
+    assert f"{episode}: expected finite numbers, got a NaN or an infinity in observation.state of 1 frame, " in said
     assert "first in frame 2" in said
     assert not (tmp_path / "set").exists()
     assert main(["export", str(runs), "--minari", "test/finite-v0", "--finite"]) == 0
-    assert "left out are 1 episodes with a NaN" in (said := "".join(capsys.readouterr()))
+    assert "left out is 1 episode with a NaN" in (said := "".join(capsys.readouterr()))
     assert "keeps the NaN" not in said
     assert datasets.load_dataset("test/finite-v0").total_episodes == 2
     assert main(["export", str(runs), "--lerobot", str(tmp_path / "set"), "--finite"]) == 0

@@ -111,7 +111,7 @@ def test_a_strangers_file_is_one_line_and_the_rest_is_listed(recorded, capsys, n
     assert main(["runs", str(recorded.parent)]) == 0
     assert main(["replay", str(recorded.parent), "--verify"]) == 1
     out = capsys.readouterr().out
-    assert "1 episodes, 8 steps" in out
+    assert "1 episode, 8 steps" in out
     assert "1 of 1 episodes are verified" in out
 
 
@@ -287,7 +287,7 @@ def test_runs_says_a_line_of_each_file_that_it_cannot_read_and_lists_the_rest(re
         "holiday.parquet",
     ]
     assert "(and 1 more)" in out
-    assert "1 episodes, 8 steps" in out
+    assert "1 episode, 8 steps" in out
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
