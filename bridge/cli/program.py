@@ -24,7 +24,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType, MappingProxyType
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from bridge.core.extras import has_feature, says_what_to_install
 
@@ -91,6 +91,14 @@ def _lacks(command: str) -> str | None:
     return None if name is None or has_feature(name) else name
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose error about what is missing says where it is explained; its sub-parsers are of this class, too."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print an error, and exit."""
+        super().error(f"{message}; `{self.prog} --help` has examples" if "required" in message else message)
+
+
 def make_parser(command: str | None = None, debug: bool = False) -> argparse.ArgumentParser:
     """Return the parser of the command line, with the names of all sub-commands and the options of one.
 
@@ -105,7 +113,7 @@ def make_parser(command: str | None = None, debug: bool = False) -> argparse.Arg
     from bridge.core.plugins import found, package_of
     from bridge.version import __version__
 
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=PROGRAM,
         description="Serve Gymnasium environments, and inspect, measure and play served ones.",
         epilog=_EXIT_CODES,
@@ -168,7 +176,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.print_help(sys.stderr)
         raise SystemExit(USAGE)
     if argv[0] not in (*known, "-h", "--help", "--version"):
-        close = difflib.get_close_matches(argv[0], known, 1)
+        close = difflib.get_close_matches(argv[0], sorted({*known, "--help", "--version"}), 1)
         hint = f"did you mean {close[0]}? " if close else ""
         parser.error(f"there is no command {argv[0]!r}; {hint}`{PROGRAM} --help` lists the commands")
     arguments, unknown = parser.parse_known_args(argv)

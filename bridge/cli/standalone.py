@@ -12,8 +12,8 @@ from bridge.cli.program import OK
 __all__ = ["register"]
 
 _EPILOG = """examples:
-  gymnasium-bridge standalone > serve_env.py                               copy it to the machine of the environment
-  python serve_env.py my_package:MyEnv-v0 --port 50051           there: Python 3.7 or newer
+  gymnasium-bridge standalone > serve_env.py             copy it to the machine of the environment
+  python serve_env.py my_package:MyEnv-v0 --port 50051   there: Python 3.7 or newer
   python serve_env.py CartPole-v1 --port 50051 --num-envs 4
   python serve_env.py --help
 

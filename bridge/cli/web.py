@@ -61,7 +61,7 @@ def register(commands: Any) -> None:
         "perlert://HOST:PORT/NAME:NUMBER of a lobby",
     )
     options = dict(_own_options())
-    text = f"the port to listen on; 0: any free port (default: {_PORT})"
+    text = f"the port to listen on, 0 for any free port (default: {_PORT})"
     options["--port"] = {**options["--port"], "default": _PORT, "help": text}
     add_sections(parser, options.items())
     for keyword, text in _scheme_keywords().items():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +16,7 @@ from bridge.cli import main
 from bridge.errors import EnvironmentFailedError, SettingError
 from tests.cli.printed import DEADLINE
 from tests.inside import add_command
+from tests.places import ROOT
 from tests.preloaded import run
 
 
@@ -115,3 +118,51 @@ def test_a_command_that_is_misspelt_names_the_one_that_is_near(capsys: pytest.Ca
     assert "there is no command 'inf'; did you mean info?" in capsys.readouterr().err
     assert main(["x"]) == 2
     assert "there is no command 'x'; `gymnasium-bridge --help` lists the commands" in capsys.readouterr().err
+    for asked in ("help", "version"):
+        assert main([asked]) == 2
+        assert f"there is no command {asked!r}; did you mean --{asked}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["serve"], ["info"], ["check"]])
+def test_who_leaves_out_what_is_required_is_told_where_examples_are(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 2
+    complaint = capsys.readouterr().err
+    assert "the following arguments are required: " in complaint
+    assert complaint.endswith(f"; `gymnasium-bridge {command[0]} --help` has examples\n")
+
+
+def test_the_short_help_says_what_port_0_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("serve", "web"):
+        assert main([command, "--help"]) == 0
+        assert "the port to listen on, 0 for any free port (default: " in " ".join(capsys.readouterr().out.split())
+
+
+def uneven(lines: Sequence[str], gap: int, mark: str) -> bool:
+    """True if comments behind commands begin in different columns, but for those behind a longer command."""
+    found = [match for line in lines if (match := re.match(rf"\s*\S.*?( {{{gap},}}){mark}", line))]
+    common = {match.end(1) for match in found if len(match[1]) > gap}
+    behind = {match.end(1) for match in found if len(match[1]) == gap}
+    return len(common) > 1 or any(longer < column for longer in behind for column in common)
+
+
+def test_the_comments_of_examples_begin_in_one_column(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    commands = re.findall(r"^    ([a-z]+)$|^    ([a-z]+)  ", capsys.readouterr().out, re.M)
+    assert len(commands) > 15
+    for command in map("".join, commands):
+        assert main([command, "--help"]) == 0
+        examples = capsys.readouterr().out.partition("examples:\n")[2].partition("\n\n")[0].split("\n")
+        assert not uneven(examples, 3, r"\S"), examples
+
+
+def test_the_comments_of_commands_in_the_docs_begin_in_one_column() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    blocks = [
+        block.split("\n")
+        for page in pages
+        for block in re.findall(r"^```(?:sh|shell|bash|console)\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+    ]
+    assert len(blocks) > 20
+    assert [block for block in blocks if uneven(block, 2, "# ")] == []
