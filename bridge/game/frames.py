@@ -92,6 +92,15 @@ class GameFrames(FrameLoop):
                 self.action_delays.add(agent_lane.action_delay)
         return choice.actions
 
+    def is_pending(self, lane: LoopLane, frames: int) -> bool:
+        """True if the program has yet to take an agent's action: it takes actions at the end of a frame.
+
+        Until it is known that it has, what comes next would replace the action, which nobody would have executed.
+        """
+        name = next(name for name, own in self.agent_lanes.items() if own is lane)
+        taken = self.env.chosen.came.get(name)
+        return lane.unused and taken != lane.acted_at and self.usable(name, lane, self.env.read_at)
+
     def usable(self, name: str, agent_lane: LoopLane, now: float) -> bool:
         """True if an agent's newest action may be applied now: it is young enough, and no mask forbids repeating it."""
         oldest = -math.inf if self._max_action_age is None else now - self._max_action_age

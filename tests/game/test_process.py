@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from gymnasium import spaces
 
 from bridge import Recording, make_remote, serve_game
 from bridge.errors import ClosedError, ConnectionLostError, RemoteError, SettingError
@@ -133,6 +134,25 @@ def test_close_ends_the_process_and_a_second_one_does_nothing():
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
+def test_with_next_frame_each_action_is_taken_before_its_step_returns():
+    def play():
+        with contextlib.closing(make_remote(game.url, wait="next_frame")) as env:
+            env.reset(seed=1)
+            for action in range(1, 301):
+                told = int(env.step(action)[0][0])
+                returned.append((action, told))
+
+    taken, returned = [], []
+    with serve_game(OBSERVATION, spaces.Discrete(1000), process=True) as game, in_thread(play) as player:
+        while player.is_alive():
+            action = game.exchange([len(taken), 0.0])
+            assert game.begins in (True, False), "read, so that rounds begin"
+            taken.append(action)
+            player.join(0.002)
+    assert len(returned) == 300
+    assert all(action in taken[: told + 1] for action, told in returned)
+
+
 def test_exchange_does_not_wait_for_a_server_that_does_not_run():
     with serve_game(OBSERVATION, ACTION, process=True) as game:
         pid = game.server.pid

@@ -302,6 +302,13 @@ class FrameLoop(abc.ABC):
         lane.action, lane.acted_at, lane.unused, lane.player = action, now, True, loop_agent.name
         return True
 
+    def is_pending(self, lane: LoopLane, frames: int) -> bool:
+        """True if a frame is still to come for a lane's action, after so many that have ended since it came.
+
+        The first was under way then, and has used the action before. The next one uses it, unless it is too old.
+        """
+        return frames == 1 and lane.unused
+
     @abc.abstractmethod
     def may_enter(self, loop_agent: LoopAgent, buffer: LaneBuffer) -> bool:
         """True if an agent that is in no episode of the buffer's lane can enter one there."""

@@ -366,9 +366,8 @@ class FramePacer(Pacer):
 
     async def _wait_for_frame(self, agent: EnvAgent) -> None:
         """Wait until each of the agent's lanes has had a frame that may use its action, or its episode has ended."""
-        # A program with its own loop takes actions at the end of a frame, so do not wait for a second frame.
-        acts = agent.pacer_state.loop_agent.player and not self.chooses_ahead
-        waits = [FrameWait(buffer, acts) for buffer in agent.pacer_state.buffers]
+        pending = self.loop.is_pending if agent.pacer_state.loop_agent.player else None
+        waits = [FrameWait(buffer, pending) for buffer in agent.pacer_state.buffers]
 
         def over() -> bool:
             ended = [each.is_over() for each in waits]  # a list, because each must be asked after every frame

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from bridge.core.worlds.base import Agent
-from bridge.core.worlds.realtime.loop_lane import LaneBuffer
+from bridge.core.worlds.realtime.loop_lane import LaneBuffer, LoopLane
 from bridge.core.worlds.scheduling import PendingResult, Scheduler
 from bridge.errors import Code, RequestError
 
@@ -81,25 +81,24 @@ class FrameWait:
 
     Args:
         buffer: The agent's buffer of the lane.
-        acts: True: wait for a frame that began after the action arrived. A frame that was running then used the
-            previous action.
+        pending: Returns, of a lane and how many frames have ended since, whether a frame is still to come for its
+            action. None: any frame will do.
     """
 
-    def __init__(self, buffer: LaneBuffer, acts: bool) -> None:
+    def __init__(self, buffer: LaneBuffer, pending: Callable[[LoopLane, int], bool] | None) -> None:
         self._buffer = buffer
         self._seen = buffer.lane.newest
-        self._acts = acts
+        self._pending = pending
+        self._frames = 0
+        self._over = False
 
     def is_over(self) -> bool:
-        """True if the wait is over. Must be called after each frame."""
+        """True if the wait is over, and stays so. Must be called after each frame."""
         buffer, lane = self._buffer, self._buffer.lane
         # Do not wait for a lane that the agent is not in, because its reset may take long, nor after an end.
         if not buffer.reading or buffer.closing is not None:
             return True
-        if lane.newest is self._seen:
-            return False
-        if self._acts and lane.unused:
-            # Wait for one more frame only: that frame uses the action, unless it is too old by then.
-            self._acts, self._seen = False, lane.newest
-            return False
-        return True
+        if lane.newest is not self._seen and not self._over:
+            self._frames, self._seen = self._frames + 1, lane.newest
+            self._over = self._pending is None or not self._pending(lane, self._frames)
+        return self._over
