@@ -14,7 +14,7 @@ from gymnasium import Space, spaces
 from gymnasium.vector.utils import batch_space, iterate
 
 from bridge.core.encoding.tensors import Array
-from bridge.errors import RecordingError
+from bridge.errors import RecordingError, SettingError
 from bridge.recording.reader import RecordedEpisode
 from bridge.recording.replay import AT_ONCE, Replay, ReplayComparison, batches_of, replayed_from
 from bridge.recording.rows import LaneSamples, Row
@@ -120,7 +120,15 @@ def observed_rows(
     compare = ReplayComparison(stream)
     wanted = dict(zip(stream.column("call")[episode.own].tolist(), steps.tolist(), strict=True))
     mode = "rgb_array" if frames else None
-    with Replay(stream, env, render_mode=mode, allow_calls=allow_calls) as replay:
+    try:
+        made = Replay(stream, env, render_mode=mode, allow_calls=allow_calls)
+    except SettingError as error:
+        what = "frames" if stream.has_observations else "observations"
+        raise SettingError(
+            f"{what} were not recorded, as Recording(FOLDER, {what}=True) does, so they come from a replay, which "
+            f"resets and steps the environment: {error}"
+        ) from error
+    with made as replay:
         # To compare a call by itself takes thirty times as long. But a frame can only be drawn before the next call.
         for batch in batches_of(replay.calls(start, episode.stop), 1 if frames else AT_ONCE):
             if check and (difference := compare.difference(batch)):

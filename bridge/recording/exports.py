@@ -151,7 +151,7 @@ def datasets_of(
         env: As for `export_minari`.
         allow_calls: As for `Replay`.
         finite: True to leave out those with a NaN or an infinity.
-        say: Is told how many these are.
+        say: Is told how many these are, and how many have no step.
 
     Raises:
         RecordingError: There are none, they are of different environments, or an agent did nothing in them.
@@ -174,8 +174,12 @@ def datasets_of(
     agents: Sequence[str | None] = first.agents or [None]
     for agent in agents:
         loaded = (load_stretches(episode, env, agent, allow_calls=allow_calls) for episode in episodes)
-        if not (data := [one for some in loaded for one in some if one.actions]):
-            raise RecordingError(f"there is no step{'' if agent is None else f' of {agent}'} in these episodes")
+        acted = [[one for one in some if one.actions] for some in loaded]
+        data, no_step = [one for some in acted for one in some], f"no step{'' if agent is None else f' of {agent}'}"
+        if not data:
+            raise RecordingError(f"there is {no_step} in these episodes")
+        if empty := acted.count([]):
+            say(f"left out are {empty} of {len(episodes)} episodes: there is {no_step} in them")
         if finite:
             found, data = len(data), [one for one in data if not one.not_finite()]
             if len(data) < found:

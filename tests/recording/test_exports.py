@@ -148,6 +148,28 @@ def test_an_export_says_how_many_episodes_failed(tmp_path, datasets, capsys):
     assert main(["export", str(tmp_path), "--minari", "test/all-v0", "--unfinished"]) == 0
 
 
+def test_an_export_says_how_many_episodes_have_no_step(tmp_path, datasets):
+    with serve_gym("CartPole-v1", record=Recording(tmp_path / "runs", observations=True)) as server:
+        play(server.url, 1, steps=2)
+        play(server.url, 1, steps=0)
+    said = []
+    export_minari(read_folder(tmp_path / "runs").episodes(), "test/acted-v0", say=said.append)
+    assert said[0] == "left out are 1 of 2 episodes: there is no step in them"
+    assert said[1].startswith("test/acted-v0: 1 episodes, 2 steps")
+
+
+def test_an_export_says_that_it_needs_a_replay_as_something_was_not_recorded(tmp_path, datasets):
+    """Of a robot the remedy is to record more: a replay would move it."""
+    for folder in ("seen", "unseen"):
+        with serve_gym(FailingEnv, record=Recording(tmp_path / folder, observations=folder == "seen")) as server:
+            play(server.url, 1, steps=2)
+    remedy = r"Recording\(FOLDER, {0}=True\) does, so they come from a replay, which resets and steps the environment: "
+    with pytest.raises(SettingError, match="frames were not recorded, as " + remedy.format("frames")):
+        export_mp4(read_folder(tmp_path / "seen").episodes(), tmp_path / "films")
+    with pytest.raises(SettingError, match="observations were not recorded, as " + remedy.format("observations")):
+        export_minari(read_folder(tmp_path / "unseen").episodes(), "test/unseen-v0")
+
+
 @pytest.mark.parametrize("data_format", ["hdf5", "arrow"])
 def test_a_dataset_of_minari_says_who_chose_each_action(tmp_path, datasets, data_format):
     with serve_gym("CartPole-v1", record=Recording(tmp_path / "runs", observations=True)) as server:
