@@ -105,6 +105,8 @@ class GameSource:
         world.title = self.title
         world.shown["stands_still"] = lambda: env.standstill() is not None
         world.draws_itself = True
+        # It is there once, so that no client can create another world.
+        world.if_full = "watch, by the setting role=spectator" if self.handover.waits else "wait until a client leaves"
         return world
 
     async def _wait_for_program(self, runtime: Runtime) -> None:

@@ -153,6 +153,8 @@ def test_a_further_client_is_refused_and_may_watch(process):
         with pytest.raises(RefusedError) as refused:
             make_remote(walk.game.url)
         assert refused.value.code == Code.RESOURCE_EXHAUSTED
+        assert "join it with the setting role=spectator, or wait until a client leaves" in str(refused.value)
+        assert "create another" not in str(refused.value), "a game is there once"
         with pytest.raises(RefusedError) as refused:
             make_remote(walk.game.url + "?level=3")
         assert refused.value.code == Code.RESOURCE_EXHAUSTED, "nobody gets a world of another kind"

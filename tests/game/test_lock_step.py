@@ -89,6 +89,8 @@ def test_a_further_client_is_refused_and_may_watch(process):
         with pytest.raises(RefusedError) as refused:
             make_remote(walk.game.url)
         assert refused.value.code == Code.RESOURCE_EXHAUSTED
+        assert "watch, by the setting role=spectator" in str(refused.value)
+        assert "create another" not in str(refused.value), "a game is there once"
         watcher = make_remote(walk.game.url + "?world=", role="spectator")
         watcher.reset(seed=5)
         env.step(1)

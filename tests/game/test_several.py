@@ -77,6 +77,7 @@ def test_agents_join_by_name_and_leave_while_it_runs(process):
         with pytest.raises(RefusedError) as refused:
             make_remote(game.game.url, agent="blue")
         assert refused.value.code == Code.RESOURCE_EXHAUSTED
+        assert "create another" not in str(refused.value), "a game is there once"
         red.close()
         until(lambda: game.taken[-1] == {"red": 0, "blue": 3})
         blue.close()

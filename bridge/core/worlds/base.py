@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_PLAYER",
-    "OTHER_WORLD",
     "Agent",
     "PacedWorld",
     "Substitution",
@@ -52,8 +51,8 @@ __all__ = [
 T = TypeVar("T")
 DEFAULT_PLAYER = "agent"
 """The player's name if the client does not give one."""
-OTHER_WORLD = "create another world, if the server has room for one (its limit is max_worlds)"
-"""The advice for a client if a world is full. A world does not know how many more its server can make."""
+_OTHER_WORLD = "create another world, if the server has room for one (its limit is max_worlds)"
+"""A world does not know how many more its server can make."""
 # Modules that call `reset` and `step` of environments, and unpack the results.
 _CALLERS = (
     "bridge.",
@@ -609,6 +608,8 @@ class PacedWorld(World):
         """The replacement of agents' actions, for a pacer that chooses ahead; None: no replacement."""
         self.draws_itself = False
         """True if its pictures change without a reset or step, such as those of a game."""
+        self.if_full = _OTHER_WORLD
+        """What a client may do instead if the world is full."""
         self.redraw: Callable[[], None] = lambda: None
         """Called when it has drawn a picture by itself; set by whoever shows pictures."""
         self.begun_in_steps = 0

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import DEFAULT_PLAYER, OTHER_WORLD, Agent, PacedWorld
+from bridge.core.worlds.base import DEFAULT_PLAYER, Agent, PacedWorld
 from bridge.core.worlds.environment import Result
 from bridge.core.worlds.group import ONE
 from bridge.core.worlds.pacer import Pacer
@@ -58,7 +58,7 @@ class LockStep(Pacer):
         refuse_unknown(settings, (), "JoinWorld")
         self.world.refuse_if_over()
         if self._agent is not None:
-            remedy = f"wait until it leaves, or {OTHER_WORLD}"
+            remedy = f"wait until it leaves, or {self.world.if_full}"
             text = f"{self.world.title_in_messages} is full: it has 1 agent of at most 1; {remedy}"
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         self._agent = EnvAgent(self, ONE)

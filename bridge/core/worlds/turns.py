@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from bridge.core.encoding.properties import PropertyTree
 from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import OTHER_WORLD, Agent, PacedWorld, answer_to, environment_failure, in_environment
+from bridge.core.worlds.base import Agent, PacedWorld, answer_to, environment_failure, in_environment
 from bridge.core.worlds.environment import Job, Result, Transition
 from bridge.core.worlds.group import DEFAULT, Group
 from bridge.core.worlds.pacer import Pacer
@@ -103,7 +103,7 @@ class Turns(Pacer):
         refuse_unknown(settings, ("agent",) if len(self._names) > 1 else (), "JoinWorld")
         wanted = self.group.read(settings)
         self.world.refuse_if_over()
-        remedy = f"wait until one is free, or {OTHER_WORLD}"
+        remedy = f"wait until one is free, or {self.world.if_full}"
         name = self.group.choose(wanted, self.participants, self.world.title_in_messages, remedy)
         agent = EnvAgent(self, name, self.group.spaces[name])
         agent.pacer_state = self.participants[name] = Participant(name, agent)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bridge.core.encoding.spaces import Layout
-from bridge.core.worlds.base import OTHER_WORLD, PacedWorld
+from bridge.core.worlds.base import PacedWorld
 from bridge.core.worlds.environment import EnvFacts, Job
 from bridge.core.worlds.group import ONE, neutral_action
 from bridge.core.worlds.realtime.frame_loop import LaneLoop
@@ -77,7 +77,7 @@ class ClockPacer(FramePacer):
             raise RequestError(
                 Code.RESOURCE_EXHAUSTED,
                 f"{self.world.title_in_messages} has a player already; join it with the setting role=spectator, "
-                f"or {OTHER_WORLD}",
+                f"or {self.world.if_full}",
             )
         return ONE, self.loop.join(player)
 

@@ -31,7 +31,7 @@ import numpy as np
 from bridge.core.encoding.properties import ENCODED, Property, PropertyTree
 from bridge.core.logs import SafeLog
 from bridge.core.worlds.agent import EnvAgent
-from bridge.core.worlds.base import OTHER_WORLD, PacedWorld, in_environment
+from bridge.core.worlds.base import PacedWorld, in_environment
 from bridge.core.worlds.environment import Job, Transition
 from bridge.core.worlds.group import default_action, is_allowed
 from bridge.core.worlds.realtime.clock_state import ClockState
@@ -172,7 +172,7 @@ class JointClock(FramePacer):
         return name, self.loop.join_as(name, player)
 
     def _free(self, wanted: str | None) -> str:
-        remedy = f"join it with the setting role=spectator, or {OTHER_WORLD}"
+        remedy = f"join it with the setting role=spectator, or {self.world.if_full}"
         return self.group.choose(wanted, self.taken(), self.world.title_in_messages, remedy)
 
     def taken(self) -> list[str]:
