@@ -134,7 +134,8 @@ def test_close_ends_the_process_and_a_second_one_does_nothing():
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
-def test_with_next_frame_each_action_is_taken_before_its_step_returns():
+@pytest.mark.parametrize("several", [False, True])
+def test_with_next_frame_each_action_is_taken_before_its_step_returns(several):
     def play():
         with contextlib.closing(make_remote(game.url, wait="next_frame")) as env:
             env.reset(seed=1)
@@ -143,11 +144,13 @@ def test_with_next_frame_each_action_is_taken_before_its_step_returns():
                 returned.append((action, told))
 
     taken, returned = [], []
-    with serve_game(OBSERVATION, spaces.Discrete(1000), process=True) as game, in_thread(play) as player:
+    own = OBSERVATION, spaces.Discrete(1000)
+    with serve_game(*([{"red": own}] if several else own), process=True) as game, in_thread(play) as player:
         while player.is_alive():
-            action = game.exchange([len(taken), 0.0])
+            seen = [len(taken), 0.0]
+            action = game.exchange({"red": seen} if several else seen)
             assert game.begins in (True, False), "read, so that rounds begin"
-            taken.append(action)
+            taken.append(action["red"] if several and action else action)
             player.join(0.002)
     assert len(returned) == 300
     assert all(action in taken[: told + 1] for action, told in returned)
