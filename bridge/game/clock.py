@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from bridge.core.back_off import doubling_pause
+from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array
 from bridge.core.worlds.agent import EnvAgent
 from bridge.core.worlds.base import Agent, PacedWorld
@@ -19,10 +21,11 @@ from bridge.core.worlds.environment import Job, kept
 from bridge.core.worlds.group import ONE
 from bridge.core.worlds.realtime.clock_pacer import ClockPacer
 from bridge.core.worlds.realtime.frame_pacer import FramePacer, Outcome
-from bridge.core.worlds.realtime.loop_lane import LoopAgent, Phase
+from bridge.core.worlds.realtime.loop_lane import RETRY, LoopAgent, Phase
 from bridge.core.worlds.realtime.multi_agent import JointClock
 from bridge.core.worlds.scheduling import PendingResult
 from bridge.core.worlds.settings import ResetRequest
+from bridge.errors import InvalidActionError, RequestError, TensorError
 from bridge.game.frames import GameFrames, JointGameFrames, OneGameFrames
 from bridge.game.handover import Choice
 from bridge.game.pacer import ProgramPacer
@@ -69,6 +72,7 @@ class _FramePacer(ProgramPacer, FramePacer):
                     agent_lane.player,
                     agent_lane.acted_at,
                 )
+        choice.stood_in = [name for name in stand_ins if name not in choice.by]
         # A policy or an observer may choose another action each time. Unchanged actions of agents are offered once.
         by_agents = not stand_ins and self.world.substitution is None
         offered = (self._env.stamp, choice.by, choice.came) if by_agents else None
@@ -168,13 +172,17 @@ class _FramePacer(ProgramPacer, FramePacer):
     async def report(self, agent: EnvAgent) -> int:
         """Report what happened since an agent's last Step; raise if the program stands still."""
         self._refuse_standstill()
-        for _ in range(_TURNS):  # queued news is read first, so that a Step returns the newest observation
+        await self._read_on()
+        return await super().report(agent)
+
+    async def _read_on(self) -> None:
+        """Read queued news first, so that what follows is about the newest observation."""
+        for _ in range(_TURNS):
             if not self._env.handover.unread:
                 break
             soon: PendingResult[None] = PendingResult()
             self._scheduler.call_soon(partial(soon.set_result, None))
             await soon
-        return await super().report(agent)
 
     async def wait_until(
         self, agent: Agent, ready: Callable[[], bool], seconds: float, reason: Callable[[], str | None]
@@ -214,18 +222,52 @@ class JointGameClock(_FramePacer, JointClock):
     def bind(self, world: PacedWorld) -> None:
         """Attach the pacer to a world; see `GameClock.bind`."""
         self._standing: dict[str, Any] = {}
+        """What policies have chosen for the next call, by agent."""
+        self._asking = False
+        self._failures: dict[str, tuple[int, float]] = {}
+        """How often in a row an agent's policy has failed, and when it is asked again."""
         super().bind(world)
 
     def _stand_ins(self) -> Mapping[str, Any]:
         return {name: action for name, action in self._standing.items() if not self.is_played(name)}
 
+    def _stand_in(self, name: str) -> str:
+        """Return who acted for an agent that nobody plays: a policy only where it has answered in time."""
+        return f"agent:{self.stand_ins[name].name}" if name in self._env.chosen.stood_in else "default"
+
     def _note(self, job: Job, now: float, spent: float, outcome: Outcome | None, error: str) -> None:
         super()._note(job, now, spent, outcome, error)
-        for name in self.stand_ins:
-            if name in self.loop.alive and not self.is_played(name):
-                self._scheduler.start(self._stand(name), lambda result, error: None)
+        if job.kind == "reset":
+            self._standing.clear()
+        if self.stand_ins and not self._asking:
+            self._asking = True
+            self._scheduler.start(self._ask_policies(), lambda result, error: None)
 
-    async def _stand(self, name: str) -> None:
-        """Ask an agent's policy for an action, which the program's next call takes."""
-        self._standing[name] = await self._default_action(name)
+    async def _ask_policies(self) -> None:
+        """Ask the policies of agents that nobody plays for the next call; a slow one leaves frames out."""
+        try:
+            await self._read_on()  # agents are told first, and a policy about the newest observation alone
+            for name in self.stand_ins:
+                failures, again = self._failures.get(name, (0, 0.0))
+                if self.is_played(name) or name not in self.loop.alive:
+                    self._standing.pop(name, None)
+                elif self.now() >= again:
+                    await self._ask_policy(name, failures + 1)
+        finally:
+            self._asking = False
         self.choose_again()
+
+    async def _ask_policy(self, name: str, failures: int) -> None:
+        layout, episode = Layout(self.group.spaces[name][1], "action"), self.loop.environment.episode
+        try:
+            action = await self._default_action(name)
+            # As a client's: the program is promised an element of the space.
+            action = layout.unpack(layout.pack_action(action), check=True)
+        except (RequestError, InvalidActionError, TensorError) as error:
+            self._standing.pop(name, None)  # the default action stands in
+            self._failures[name] = failures, self.now() + doubling_pause(failures, *RETRY)
+            self.world.report_failure(f"the policy of {name!r} has failed, and the default action stands in: {error}")
+            return
+        self._failures.pop(name, None)
+        if episode == self.loop.environment.episode:
+            self._standing[name] = action

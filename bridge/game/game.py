@@ -30,8 +30,9 @@ _GRACE = 1.0
 class Game:
     """A program with a loop of its own, whose agents act over the network. `serve_game` returns it.
 
-    Use everything but `close` from one thread: the one that called `exchange` first. As a context manager, a game
-    closes itself; an exception that leaves the block ends the episodes of its agents, which are told its text.
+    `exchange` is for one thread, the one that called it first; with `wait=True` threads may take turns, as those of
+    `asyncio.to_thread` do. As a context manager, a game closes itself; an exception that leaves the block ends the
+    episodes of its agents, which are told its text.
 
     Args:
         server: Serves the game's world.
@@ -57,6 +58,8 @@ class Game:
         self._timeout = timeout
         self._process = os.getpid()
         self._thread: int | None = None
+        self._calling = threading.RLock()
+        """Held by the thread that calls."""
         self._begins = self._seen = False
         self._over: set[str] = set()
         """The agents whose round is over."""
@@ -134,10 +137,23 @@ class Game:
         Raises:
             SettingError: A value does not fit its space, a round ends that has not begun, or `wait` differs from
                 earlier calls.
-            ConcurrentUseError: Another thread called `exchange` before.
+            ConcurrentUseError: Another thread is in it, or called it before without `wait`.
             ClosedError: The game was closed, or belongs to the parent process that forked this one.
         """
         self._check_call(wait)
+        if not self._calling.acquire(blocking=False):
+            raise ConcurrentUseError(
+                "exchange() was called while another thread was in it: expected one call at a time; one that waits "
+                "goes on until an agent has acted, its timeout is over, or close() ends it"
+            )
+        try:
+            return self._exchange(observation, reward, terminated, truncated, info, frame, wait)
+        finally:
+            self._calling.release()
+
+    def _exchange(
+        self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, frame: Any, wait: bool
+    ) -> Any:
         news = self._read(observation, reward, terminated, truncated, info, frame)
         if self._begins and not self._seen:
             return None
@@ -192,8 +208,11 @@ class Game:
         thread = threading.get_ident()
         if self._thread is None:
             self._thread = thread
-        if self._thread != thread:
-            raise ConcurrentUseError("exchange() was called by two threads: expected the one that called it first")
+        if self._thread != thread and not wait:  # of two loops each would get half of the actions, and never know
+            raise ConcurrentUseError(
+                "exchange() was called by two threads: expected the one that called it first; only with wait=True may "
+                "threads take turns"
+            )
         if self._handover.waits not in (None, bool(wait)):
             raise SettingError(f"expected wait={self._handover.waits} in each call of exchange(), got {wait!r}")
 

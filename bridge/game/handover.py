@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from bridge.core.encoding.infos import merge_interventions, split_intervention
@@ -29,6 +30,8 @@ _QUEUED = 4
 _MOST_QUEUED = 16
 """The most queued news. When the reader has fallen so far behind, whole rounds before the newest are dropped."""
 _MOST_FPS = 1000.0
+_GAPS = 9
+"""Frames of whose times the median tells how often the program calls: one that took long says nothing of the others."""
 _SLICE = 0.1
 """The longest single wait of the program's thread, in seconds, so that Python can run signal handlers."""
 _LATE = 1.0
@@ -53,6 +56,8 @@ class Choice:
     """The player who chose each agent's action; an agent without an entry gets the default action."""
     came: dict[str, float] = dataclasses.field(default_factory=dict)
     """When each agent's action arrived, in seconds of the scheduler."""
+    stood_in: Collection[str] = ()
+    """The agents whose actions policies chose, as nobody plays them."""
     substitutes: Any = None
     """The actions with which an observer replaced those of agents."""
 
@@ -138,7 +143,8 @@ class Handover:
         """When the program called last, or was answered after a wait, in seconds of `time.monotonic`."""
         self.settled = threading.Event()
         """Set once the reader has seen the close and has told the agents."""
-        self._interval = 0.0
+        self._gaps: deque[float] = deque(maxlen=_GAPS)
+        """Seconds between the newest calls, but for those that began a round."""
         self._offer = offer
         self._changed = threading.Condition()
         self._news: deque[News] = deque()
@@ -152,9 +158,8 @@ class Handover:
     def add(self, news: News) -> None:
         """Queue news until it is read. If the program is faster than the reader, news is merged."""
         with self._changed:
-            if self.waits is not None:
-                gap = (news.at - self.last) / max(1, news.frames + news.skipped)
-                self._interval = 0.9 * self._interval + 0.1 * gap if self._interval else gap
+            if news.frames:
+                self._gaps.append((news.at - self.last) / (news.frames + news.skipped))
             self.waits, self.waiting, self.last = news.waits, news.waits, news.at
             if self.notify is None:  # nobody reads: keep only the newest, because pictures take memory
                 self._news.clear()
@@ -207,7 +212,8 @@ class Handover:
 
     def rate(self, otherwise: float) -> float:
         """Return the program's calls per second, at most 1,000; `otherwise` if the rate is unknown."""
-        return round(min(1.0 / self._interval, _MOST_FPS), 2) if self._interval > 0 else otherwise
+        gap = statistics.median(self._gaps.copy()) if self._gaps else 0.0
+        return round(min(1.0 / gap, _MOST_FPS), 2) if gap > 0 else otherwise
 
     # The server calls these two: a program may end without `close`
 

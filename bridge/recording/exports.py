@@ -265,7 +265,7 @@ def export_mp4(
     target.mkdir(parents=True, exist_ok=True)
     written = []
     for episode in episodes:
-        path, rate = target / f"{episode.id}.mp4", rate_of(episode.stream, fps)
+        path, rate = target / f"{episode.id}.mp4", rate_of(episode, fps)
         rows = observed_rows(episode, env, frames=True, allow_calls=allow_calls)
         write_film(path, (frame() if frame is not None else None for _, _, frame in rows), rate)
         written.append(path)
@@ -297,9 +297,9 @@ def write_film(path: Path, pictures: Iterable[Any], fps: float, keyframes: int =
         undo.pop_all()
 
 
-def rate_of(stream: RecordedStream, fps: float | None = None) -> float:
+def rate_of(episode: RecordedEpisode, fps: float | None = None) -> float:
     """Return the frames a second of a film: what was asked for, or the world's, or the environment's, or 30."""
-    return float(fps or stream.header.get("fps") or stream.header.get("render_fps") or 30)
+    return float(fps or episode.fps or episode.stream.header.get("render_fps") or 30)
 
 
 def even(frame: Any) -> Any:

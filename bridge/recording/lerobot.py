@@ -117,7 +117,7 @@ def export_lerobot(
             # `name_of_agent` writes `_` for many characters, so two agents may have one folder.
             if path in written:
                 raise RecordingError(f"the agent {agent!r} has the folder {path} of another; rename one of them")
-            dataset = _Dataset(path, data, rate_of(episodes[0].stream, fps), task or episodes[0].stream.title)
+            dataset = _Dataset(path, data, rate_of(episodes[0], fps), task or episodes[0].stream.title)
             dataset.write()
             written.append(path)
             told = f"{told_infos(data)}{told_branches(data, 'row')}"

@@ -62,7 +62,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         self.observation_space = stream.spaces[0][0]
         self.action_space = spaces.Discrete(1)
         # A dict of its own: the class's is that of all episodes.
-        self.metadata = {**self.metadata, "render_fps": stream.header.get("fps") or 30}
+        self.metadata = {**self.metadata, "render_fps": self._episode.fps or 30}
         self.paused = False
         """True if steps stand still."""
         self.position = 0
@@ -256,7 +256,7 @@ def serve_episode(
             raise
         mode = None  # it cannot be drawn
         begun(found, env, None, allow_calls=allow_calls).close()
-    rate = fps or float(found.stream.header.get("fps") or 30)
+    rate = fps or found.fps or 30.0
 
     def make(render_mode: str | None = None) -> EpisodeEnv:
         """Make the environment; a client's render mode changes nothing."""

@@ -112,6 +112,17 @@ class RecordedEpisode:
         return found
 
     @property
+    def fps(self) -> float | None:
+        """Frames a second of the world's clock, or as its program made them; None: it had no clock."""
+        told = self.stream.header.get("fps")
+        if not told or not self.stream.header.get("own_loop"):
+            return None if not told else float(told)
+        clock = np.unique(self.stream.cells("clock", self.own).to_numpy(zero_copy_only=False))
+        gaps = np.diff(clock[np.isfinite(clock)])
+        # The median: a pause of the program, as in its menu, is no frame.
+        return round(1.0 / float(np.median(gaps)), 2) if len(gaps) else float(told)
+
+    @property
     def total(self) -> float:
         """The sum of its rewards; with several agents, of all of them."""
         return float(self.rewards.sum())

@@ -102,3 +102,24 @@ def test_what_waits_is_bounded_also_where_an_agent_comes_and_goes_in_each_frame(
     read = list(iter(handover.read, None))
     assert len(read) <= 16
     assert sum(news.frames for news in read) == sum(news.rewards["red"] for news in read) == 100
+
+
+def test_the_rate_of_a_program_is_that_of_its_frames_and_not_of_what_its_rounds_take_to_begin():
+    handover, now = ProgramEnd({"agent": 0}), 0.0
+    handover.notify = lambda: None
+    handover.exchange(News(now, frames=0, alive=["agent"]), begins=True, timeout=None)
+    assert handover.rate(30.0) == 30.0, "it is not known yet"
+    for _ in range(3):
+        now += 2.0  # a level is loaded
+        handover.exchange(News(now, frames=0, first=True, alive=["agent"]), begins=False, timeout=None)
+        for _ in range(3):
+            now += 0.02
+            handover.exchange(News(now, alive=["agent"]), begins=False, timeout=None)
+            assert handover.rate(30.0) == 50.0
+    now += 60.0  # a menu
+    handover.exchange(News(now, alive=["agent"]), begins=False, timeout=None)
+    assert handover.rate(30.0) == 50.0
+    for _ in range(9):
+        now += 2.0
+        handover.exchange(News(now, alive=["agent"]), begins=False, timeout=None)
+    assert handover.rate(30.0) == 0.5

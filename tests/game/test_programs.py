@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bridge import make_remote, serve_game
-from bridge.errors import ClosedError, RefusedError, ResetNeededError
+from bridge.errors import ClosedError, ConcurrentUseError, RefusedError, ResetNeededError
 from tests.game.loops import ACTION, OBSERVATION, in_thread, walking
 from tests.support import until
 
@@ -52,6 +52,42 @@ def test_a_program_with_asyncio_exchanges_in_one_of_its_tasks_while_others_run(p
     asyncio.run(main())
     assert steps == sorted(steps)
     assert others[0] > 10
+
+
+def test_a_program_with_asyncio_waits_in_threads_that_take_turns(process):
+    """`asyncio.to_thread` takes any thread that is free."""
+    threads, seen = set(), []
+
+    def play(url):
+        env = make_remote(url)
+        env.reset(seed=1)
+        seen.extend(float(env.step(1)[0][1]) for _ in range(20))
+        env.close()
+
+    async def main():
+        with serve_game(OBSERVATION, ACTION, process=process) as game:
+
+            def exchange(position):
+                threads.add(threading.get_ident())
+                return game.exchange(np.array([0, position], np.float32), wait=True)
+
+            position, player = 0, asyncio.create_task(asyncio.to_thread(play, game.url))
+            while len(seen) < 20:
+                waits = asyncio.create_task(asyncio.to_thread(exchange, position))
+                await asyncio.wait([waits, player], return_when=asyncio.FIRST_COMPLETED)
+                if not waits.done():  # the agent has left
+                    waits.cancel()
+                    break
+                position = 0 if game.begins else position + int(waits.result())
+            # Nobody can cancel a thread.
+            with pytest.raises(ConcurrentUseError, match="another thread was in it"):
+                game.exchange(np.zeros(2, np.float32), wait=True)
+            game.close()
+            await player
+
+    asyncio.run(main())
+    assert seen == [*range(1, 21)]
+    assert len(threads) > 1
 
 
 def test_a_game_in_its_menu_refuses_steps_and_is_played_on_after_it(process):

@@ -12,6 +12,7 @@ import pytest
 from bridge import make_remote, serve_game
 from bridge.errors import SettingError
 from bridge.recording.episodes import load_episode
+from bridge.recording.exports import rate_of
 from bridge.recording.reader import read_folder
 from bridge.recording.replay import verify
 from tests.game.loops import ACTION, OBSERVATION, check_recorded, walking
@@ -106,3 +107,15 @@ def test_the_episode_of_a_closed_game_is_truncated_and_that_of_one_that_raised_h
         verify(episode)
     assert "record frames" in str(refused.value)
     assert "--env" not in str(refused.value), "nothing can be named that makes it"
+
+
+def test_a_film_is_as_fast_as_the_program_was(tmp_path):
+    with walking(False, pause=0.1, record=tmp_path) as walk:
+        env = make_remote(walk.game.url)
+        env.reset(seed=0)
+        until(lambda: env.step(1)[0][0] > 5)
+        env.close()
+    episode = max(read_folder(tmp_path).episodes(), key=lambda each: each.length)
+    assert 0 < episode.fps <= 10, "a call is 0.1 s after the one before, or later"
+    assert rate_of(episode) == episode.fps
+    assert rate_of(episode, 24) == 24

@@ -149,6 +149,51 @@ def test_a_policy_plays_whom_no_client_plays(process):
         red.close()
 
 
+def raises(seen):
+    raise ValueError("this policy is broken")
+
+
+@pytest.mark.parametrize(("policy", "told"), [(raises, "this policy is broken"), (lambda seen: 77, "77 is not in")])
+def test_a_policy_that_fails_is_told_in_the_log_and_the_default_action_stands_in(policy, told, tmp_path, caplog):
+    with duel(False, agents={"blue": policy}, default_action={"blue": 4}, record=tmp_path) as game:
+        red = make_remote(game.game.url, agent="red")
+        red.reset(seed=1)
+        red.step(1)
+        until(lambda: {"red": 1, "blue": 4} in game.taken and told in caplog.text)
+        assert red.step(1)[4]["frames"] >= 0
+        red.close()
+    assert "the policy of 'blue' has failed" in caplog.text
+    assert {actions.get("blue") for actions in game.taken} == {4}
+    (stream,) = {episode.stream.number: episode.stream for episode in read_folder(tmp_path).episodes()}.values()
+    every = np.arange(len(stream.column("call")))
+    assert {name for name in stream.players(every) if name} == {"default", "agent"}
+
+
+def test_a_slow_policy_is_asked_about_the_newest_observation():
+    """Else each of its answers would be later than the one before, and so would all that agents are told."""
+    asked, calls = [], threading.Semaphore(0)
+
+    def policy(seen):
+        asked.append(float(seen[0]))
+        goal = calls_of(game) + 30
+        until(lambda: calls_of(game) >= goal)
+        asked.append(calls_of(game))
+        calls.release()
+        return 3
+
+    def calls_of(game):
+        return len(game.taken)
+
+    with duel(False, agents={"blue": policy}) as game:
+        watcher = make_remote(game.game.url + "?world=", agent="red", role="spectator")
+        watcher.reset()  # enters the one round: an observation is the number of its frame
+        for _ in range(4):
+            assert calls.acquire(timeout=30)
+        watcher.close()
+    newest = [(asked[at], asked[at - 1]) for at in range(2, 8, 2)]
+    assert all(seen >= before - 1 for seen, before in newest), newest
+
+
 @pytest.mark.parametrize(
     ("observation", "passed"),
     [

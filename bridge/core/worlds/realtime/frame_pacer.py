@@ -373,7 +373,7 @@ class FramePacer(Pacer):
             ended = [each.is_over() for each in waits]  # a list, because each must be asked after every frame
             return all(ended)
 
-        deadline = _FRAME_DEADLINE + 2.0 / self.options.fps
+        deadline = _FRAME_DEADLINE + 2.0 / self.rate()
         await self.wait_until(agent, over, deadline, lambda: f"no frame passed within {deadline:g} s")
 
     async def _wait_for_news(self, agent: EnvAgent) -> None:
