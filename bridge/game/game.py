@@ -14,6 +14,7 @@ from gymnasium import spaces
 from typing_extensions import Self
 
 from bridge.core.encoding.spaces import Layout, check_structure
+from bridge.core.logs import warn
 from bridge.core.worlds.base import environment_failure
 from bridge.core.worlds.environment import Spaces, kept
 from bridge.core.worlds.group import ONE
@@ -25,6 +26,8 @@ __all__ = ["Game"]
 
 _GRACE = 1.0
 """Seconds in which agents are told of an exception of the program."""
+_IGNORED = 1.0
+"""Seconds after which a program that has not read that a round begins is told so."""
 
 
 class Game:
@@ -156,6 +159,11 @@ class Game:
     ) -> Any:
         news = self._read(observation, reward, terminated, truncated, info, frame)
         if self._begins and not self._seen:
+            if time.monotonic() - self._handover.last > _IGNORED:
+                warn(
+                    f"a round begins, which the program has not noticed for {_IGNORED:g} s: exchange() returns None; "
+                    "expected it to read game.begins, and to pass the first observation of the round then"
+                )
             return None
         first = self._handover.taken is None
         news.frames, news.first, news.waits = int(not (first or self._begins)), self._begins, bool(wait)

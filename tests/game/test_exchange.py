@@ -308,6 +308,7 @@ def test_a_reward_beside_the_first_observation_is_left_out(process):
     assert max(totals) <= 20
 
 
+@pytest.mark.filterwarnings("ignore:a round begins")
 def test_the_old_round_goes_on_truly_until_the_program_reads_that_another_begins(process):
     with serve_game(OBSERVATION, ACTION, process=process, standstill=0.2) as game:
         env = joined(game)

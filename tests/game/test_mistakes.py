@@ -213,6 +213,18 @@ def test_a_round_ends_once(game):
     assert game.exchange(AT_START) == 0
 
 
+def test_a_program_that_never_looks_whether_a_round_begins_is_told_so_itself(game):
+    assert game.exchange(AT_START, terminated=True) is None
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        until(lambda: (game.exchange(AT_START), told)[1])
+        assert "expected it to read game.begins" in str(told[0].message)
+        assert told[0].filename.endswith("test_mistakes.py")
+    assert game.begins
+    assert game.exchange(AT_START) == 0
+
+
+@pytest.mark.filterwarnings("ignore:a round begins")
 @pytest.mark.parametrize("wait", [False, True])
 def test_a_program_that_ignores_a_round_is_told_to_its_clients(process, wait):
     with serve_game(OBSERVATION, ACTION, process=process, standstill=0.2) as game:

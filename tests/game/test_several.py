@@ -176,7 +176,7 @@ def test_a_slow_policy_is_asked_about_the_newest_observation():
     def policy(seen):
         asked.append(float(seen[0]))
         goal = calls_of(game) + 30
-        until(lambda: calls_of(game) >= goal)
+        until(lambda: calls_of(game) >= goal or game.over.is_set())
         asked.append(calls_of(game))
         calls.release()
         return 3
