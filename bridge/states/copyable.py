@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bridge.states.copier import Copier, Kept
+from bridge.states.copier import Copier, Kept, only_draws
 from bridge.states.digest import digest_of, objects_in
 from bridge.states.fields import dict_of, fields_of, is_trusted, module_of, slots_of
 from bridge.states.graph import common_to
@@ -32,6 +32,8 @@ class Fields:
     """The copies, for each layer."""
     digests: list[dict[str, str]]
     """Digests of the fields' values, for each layer."""
+    names: list[frozenset[str]]
+    """The names of all fields, also of those that cannot be copied, for each layer."""
     apart: frozenset[int]
     """The layers that were copied whole and share no object with other layers."""
     size: int
@@ -76,7 +78,8 @@ def take_fields(env: Any) -> Fields:
         if len(own) == len(fields_of(layer))
         and not any(held[number] & other for place, other in enumerate(held) if place != number)
     }
-    return Fields(kinds, fields, digests, frozenset(apart), copier.size, common, digest, objects)
+    names = [frozenset(name for name, _ in fields_of(layer)) for layer in layers]
+    return Fields(kinds, fields, digests, names, frozenset(apart), copier.size, common, digest, objects)
 
 
 def _copied_fields(layers: Sequence[Any], shared: Mapping[int, Any]) -> tuple[list[dict[str, Any]], Copier]:
@@ -127,6 +130,10 @@ def put_fields(saved: Fields, env: Any, *, whole: bool = False) -> None:
             ]
         for name in names:
             _set_field(layer, name, copier.field(own[name], (str(number), name)))
+        for name, value in living.items():
+            # Such as one that the first step of an episode has made; what draws stays with its environment.
+            if not whole and name not in saved.names[number] and not only_draws(value):
+                _drop_field(layer, name)
 
 
 def _set_field(layer: Any, name: str, value: Any) -> None:
@@ -134,3 +141,10 @@ def _set_field(layer: Any, name: str, value: Any) -> None:
         dict_of(layer)[name] = value
     else:
         object.__setattr__(layer, name, value)
+
+
+def _drop_field(layer: Any, name: str) -> None:
+    if name not in slots_of(type(layer)) and dict_of(layer) is not None:
+        del dict_of(layer)[name]
+    else:
+        object.__delattr__(layer, name)
