@@ -49,7 +49,10 @@ _MOMENTS = (0, 1, 5, 20, 60)
 _STEPS = 40
 """How many steps are compared."""
 _LONG_STEPS, _LONG_SECONDS = 500, 1.0
-"""The most steps, and seconds, of an episode beside other environments: some change shared values only late."""
+"""The most steps, and seconds of the processor, of an episode beside other environments: some change shared values only
+late."""
+_LONG_WAIT = 10.0
+"""The most seconds of such an episode."""
 _MOST_STEPS, _MOST_BYTES = 1_000_000, 2**40
 """The limits of a history in a check, which never reaches them."""
 _DRAWS_RANDOM = "it draws from the generator of the module random, which all share"
@@ -448,11 +451,13 @@ def _try_among(env: Any, other: Any, make: Callable[[], Any]) -> None:
 
 def _played(watched: _Watched, actions: Iterable[Any]) -> list[list[Any]]:
     """Return the results of some actions, until the time is over or a step raises."""
-    until = time.monotonic() + _LONG_SECONDS
+    # By its own processor time: where other programs run, it would be too few steps. It may wait for something, too.
+    began, used = time.monotonic(), time.process_time()
     found: list[list[Any]] = []
     for action in actions:
         found.append(watched.run([action]))
-        if isinstance(found[-1][-1], str) or time.monotonic() > until:
+        late = time.process_time() - used > _LONG_SECONDS or time.monotonic() - began > _LONG_WAIT
+        if late or isinstance(found[-1][-1], str):
             break
     return found
 
