@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import copy
 import enum
 import functools
@@ -26,12 +27,14 @@ from bridge.states.fields import (
     is_sentinel,
     is_trusted,
     module_of,
+    new_object,
     set_dict,
     slots_of,
 )
-from bridge.states.kinds import OwnWay, draws, is_value, own_way, pixels_of
+from bridge.states.kinds import OwnWay, draws, is_value, own_way, part_of_table, pixels_of
 from bridge.states.refusal import CannotCopyError, place_name
 from bridge.states.sets import copied_set
+from bridge.states.tables import is_table, memory_of
 
 __all__ = [
     "DRAW_NOTHING",
@@ -122,6 +125,14 @@ class Copier:
         self._memo: dict[int, Any] = {}
         self._alive: list[Any] = []  # keeps the objects alive whose ids are in the memo
         self._deep: dict[int, Any] = {}
+        # The memory of tables; without pandas, there are none to look for.
+        self._tables = {
+            id(array): array
+            for layer in (layers if "pandas" in sys.modules else ())
+            for _, value in fields_of(layer)
+            if is_table(value)
+            for array in memory_of(value)
+        }
         self._owners: set[int] = set()  # ids of bytes objects that are the memory of an array
         self._depth = 0
         self.size = 0
@@ -269,6 +280,9 @@ class Copier:
                 raise CannotCopyError(f"{place_name(path)} is the memory of an array too, and is not copied")
             self.size += len(value)
             return self._keep(value, bytearray(value))
+        if kind is array.array:
+            self.size += sys.getsizeof(value)
+            return self._keep(value, value[:])
         return None
 
     def _method(self, value: types.MethodType, path: tuple[str, ...]) -> Any:
@@ -287,7 +301,7 @@ class Copier:
         why = impure(kind)
         if why is not None:
             raise CannotCopyError(f"{place_name(path)} is {why}")
-        made = self._keep(value, object.__new__(kind))
+        made = self._keep(value, new_object(kind))
         if isinstance(value, gymnasium.Space) and dict_of(value).get("_np_random", value) is None:
             self.unseeded.append(value)
         if getattr(kind, "__hash__", None) is object.__hash__ and not is_trusted(module_of(kind)):
@@ -363,6 +377,10 @@ class Copier:
             self._refuse_container(path, value)
             self.ways.add(own.name)
             self.size += own.size
+            if is_table(value):
+                self.code.add(kind)
+                # Of a table within another object, its parts would have been copied.
+                self.in_closures += [array for array in memory_of(value) if id(array) not in self._tables]
             return Kept(path, type(value), own=own)
         return None
 
@@ -408,6 +426,9 @@ class Copier:
         return Kept(path, types.FunctionType, digest_function(value, self._index, path, self.in_closures))
 
     def _array(self, value: Any, path: tuple[str, ...]) -> Any:
+        if self._tables and id(_root_of(value)) in self._tables:
+            self._refuse_container(path, value)
+            return self._keep(value, Kept(path, np.ndarray, own=part_of_table(value)))
         if value.dtype.hasobject:
             if value.dtype != object or value.base is not None:
                 raise CannotCopyError(f"{place_name(path)} is an array of objects within other memory")
@@ -415,9 +436,7 @@ class Copier:
             for place in np.ndindex(value.shape):
                 made[place] = self.copy(value[place], (*path, str(place)))
             return made
-        root = value
-        while isinstance(root.base, np.ndarray):
-            root = root.base
+        root = _root_of(value)
         if id(root) in self._shared:
             return self._keep(value, value)
         foreign = root.base is not None and not isinstance(root.base, bytes)
@@ -522,6 +541,13 @@ class Copier:
         made = type(value)(self.copy(sequence, path))
         made.state = value.state
         return made
+
+
+def _root_of(array: Any) -> Any:
+    """Return the array that an array is a part of, or itself."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
 
 
 def _new(kind: Any) -> Any:

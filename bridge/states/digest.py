@@ -25,6 +25,7 @@ import gymnasium
 import numpy as np
 
 from bridge.states.fields import dict_of, fields_of, held_by, is_pure, is_trusted, module_of
+from bridge.states.tables import is_table, table_digest
 
 __all__ = ["digest_of", "objects_in"]
 
@@ -47,6 +48,8 @@ def objects_in(values: Iterable[Any]) -> dict[int, Any]:
         if fixed or id(value) in found:
             continue
         found[id(value)] = value
+        if is_table(value):  # which fills caches of its own
+            continue
         if isinstance(value, dict):
             waiting += [part for pair in dict.items(value) for part in pair]
         elif isinstance(value, (list, tuple, set, frozenset, deque)):
@@ -99,6 +102,11 @@ def digest_of(
         made.update(f"{title}(".encode())
         if depth > _MOST_DEEP:
             add_by_identity(value)
+        elif is_table(value):
+            try:
+                made.update(table_digest(value).encode())
+            except ValueError:
+                add_by_identity(value)
         elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
             made.update(f"{value.dtype.str} {value.shape} ".encode() + value.tobytes())
             for name, item in fields_of(value):

@@ -21,6 +21,7 @@ __all__ = [
     "is_sentinel",
     "is_trusted",
     "module_of",
+    "new_object",
     "set_dict",
     "slots_of",
 ]
@@ -130,12 +131,18 @@ def held_by(function: types.FunctionType) -> list[Any]:
     return [*found, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values(), *vars(function).values()]
 
 
-_CONTAINERS = (object, list, dict, tuple, OrderedDict, defaultdict)
+_CONTAINERS = (object, list, dict, tuple, OrderedDict, defaultdict, types.SimpleNamespace)
 
 
 def is_pure(kind: type) -> bool:
     """True if the objects of a class can be copied by their fields."""
     return impure(kind) is None
+
+
+def new_object(kind: type) -> Any:
+    """Return an object of a class without fields."""
+    base: Any = types.SimpleNamespace if issubclass(kind, types.SimpleNamespace) else object
+    return base.__new__(kind)
 
 
 @functools.lru_cache(4096)
@@ -161,7 +168,7 @@ def impure(kind: type) -> str | None:
         return f"{title}, an exception, which is not copied"
     try:
         if not issubclass(kind, (list, dict, tuple)):
-            object.__new__(kind)
+            new_object(kind)
     except TypeError:
         # Abstract classes end here too, but have no objects to copy.
         return f"{title}, which is not made by Python alone, and is not copied"

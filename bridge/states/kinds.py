@@ -15,8 +15,9 @@ import numpy as np
 
 from bridge.states.atari import AtariState
 from bridge.states.fields import module_of
+from bridge.states.tables import array_digest, is_table, table_digest
 
-__all__ = ["OwnWay", "draws", "is_value", "own_way", "pixels_of"]
+__all__ = ["OwnWay", "draws", "is_value", "own_way", "part_of_table", "pixels_of"]
 
 _DRAWING = {
     "pygame": (
@@ -107,12 +108,33 @@ def own_way(value: Any) -> OwnWay | None:
     module, name = module_of(type(value)), type(value).__name__
     if name == "ALEInterface" and module.startswith("ale_py"):
         return _of_ale(value)
+    if is_table(value):
+        return _of_table(value)
     if module.startswith("mujoco"):
         if name == "MjData":
             return _of_mujoco_data(value)
         if name == "MjModel":
             return _of_mujoco_model(value)
     return None
+
+
+def _of_table(table: Any) -> OwnWay:
+    digest = table_digest(table)
+
+    def fits(living: Any) -> str:
+        return "" if table_digest(living) == digest else "it is a table that has changed since"
+
+    return OwnWay("copy", 200, lambda living, seed: None, fits)
+
+
+def part_of_table(array: np.ndarray[Any, Any]) -> OwnWay:
+    """Return what is saved of an array that lies in the memory of a table: it stays there, and is compared."""
+    digest = array_digest(array)
+
+    def fits(living: Any) -> str:
+        return "" if array_digest(living) == digest else "it is a part of a table, and has changed since"
+
+    return OwnWay("copy", 200, lambda living, seed: None, fits)
 
 
 def pixels_of(value: Any) -> OwnWay | None:
@@ -154,6 +176,8 @@ def _of_ale(ale: Any) -> OwnWay:
 
 def _of_mujoco_data(data: Any) -> OwnWay:
     mujoco = sys.modules["mujoco"]
+    if not hasattr(mujoco, "mj_copyData"):
+        raise ValueError(f"mujoco {mujoco.__version__} cannot copy into other data: a newer one can (mj_copyData)")
     model = data.model
     saved = mujoco.MjData(model)
     mujoco.mj_copyData(saved, model, data)

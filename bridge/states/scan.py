@@ -84,10 +84,33 @@ _SPACES = ("observation_space", "action_space")
 """Methods of PettingZoo environments that must return the same space each time, so caching them is fine."""
 
 
+_LIBRARIES = frozenset(("chess", "matplotlib", "networkx", "pandas", "PIL", "scipy", "shapely"))
+"""Packages that compute: what they remember of earlier calls decides no result, and what is random there, they draw
+from a generator that they are given, else from that of `random` or `numpy.random`."""
+_GIVEN = frozenset(("seed", "random_state", "rng", "generator", "random"))
+"""The names of the parameters by which they are given one, or its seed."""
+_DRAW = ("sample", "rvs", "resample")
+"""The methods of their objects that draw, whatever their signatures say."""
+
+
+def _is_library(module: Any) -> bool:
+    return str(module).partition(".")[0] in _LIBRARIES
+
+
 def _is_clean(module: Any) -> bool:
     """True if the code of a module need not be followed: it shares nothing that influences steps."""
     # PettingZoo is not in the trusted packages, because its objects hold objects of other packages.
-    return is_trusted(module) or str(module).partition(".")[0] == "pettingzoo"
+    return is_trusted(module) or _is_library(module) or str(module).partition(".")[0] == "pettingzoo"
+
+
+def _draws_by_itself(value: Any) -> bool:
+    """True if a function or a class of a library draws from a generator that all share where it is given none."""
+    if not callable(value) or not _is_library(getattr(value, "__module__", None)):
+        return False
+    try:
+        return not _GIVEN.isdisjoint(inspect.signature(value).parameters)
+    except (TypeError, ValueError):  # C tells no signature
+        return getattr(value, "__name__", "") in ("random", *_DRAW)
 
 
 class Shared:
@@ -251,6 +274,8 @@ class _Scan:
         self._drawn: set[str] = set()
         self._chains: set[tuple[Any, str]] = set()
         """Pairs of names, for an attribute of an attribute."""
+        self._library: dict[type, None] = {}
+        """Classes of libraries."""
         self._trusted: dict[types.ModuleType, None] = {}
         """Trusted modules that are used as values; they are not scanned."""
         self._hashes = False
@@ -272,6 +297,8 @@ class _Scan:
         """Scan a class, its bases and its metaclass."""
         metaclass: Any = type(kind)
         for owner in (*kind.__mro__, *metaclass.__mro__):
+            if _is_library(module_of(owner)):
+                self._library[owner] = None
             if owner in self._own or _is_clean(module_of(owner)):
                 continue
             self._own[owner] = None
@@ -287,7 +314,7 @@ class _Scan:
                     self._add(value)
                 elif not functions and not name.startswith("__"):
                     self._look_into(value, f"{owner.__qualname__}.{name}")
-                    if is_data(value) and not is_fixed(value):
+                    if is_data(value) and not is_fixed(value) and not _only_sets(value):
                         self._names.add(name)
 
     def _add_module(self, module: types.ModuleType) -> None:
@@ -324,7 +351,7 @@ class _Scan:
             if isinstance(item, type):
                 self._add(item)
             elif not functions and not isinstance(item, (types.ModuleType, gymnasium.Env)):
-                if not _is_clean(module_of(kind)):
+                if not _is_clean(module_of(kind)) or _is_library(module_of(kind)):
                     self._add(kind)
                 if not _is_clean(module_of(kind)) or isinstance(item, _HOLDERS):
                     waiting += _parts_of(item)
@@ -350,7 +377,7 @@ class _Scan:
                 continue
             self._functions[function] = None
             reason = self._of_function(function) or self._of_classes()
-        reason = reason or self._of_trusted()
+        reason = reason or self._of_trusted() or self._of_libraries()
         if reason:
             return Shared(reason)
         return Shared(
@@ -378,6 +405,15 @@ class _Scan:
                 part = getattr(module, str(outer), None)
                 if isinstance(part, types.ModuleType) and (reason := _reason(getattr(part, inner, None), where)):
                     return reason
+        return ""
+
+    def _of_libraries(self) -> str:
+        """Return which method of a library's objects is used that draws from what all share; "": none."""
+        for kind in self._library:
+            for name in sorted(self._used - {"__init__"}):
+                if name in _DRAW or _draws_by_itself(getattr(kind, name, None)):
+                    title = module_of(kind).partition(".")[0]
+                    return f"its code uses {title} and calls a {name}(), which draws from what all share if it is let"
         return ""
 
     def _of_classes(self) -> str:
@@ -475,6 +511,8 @@ class _Scan:
                 if isinstance(value, type):
                     self._add(value)
                 else:
+                    if _is_library(module_of(type(value))):
+                        self._add(type(value))
                     self._waiting.extend(_functions_of(value))
         return ""
 
@@ -488,6 +526,8 @@ def _reason(value: Any, where: str) -> str:
         return f"{where} uses {value.__qualname__}, which remembers results of all environments (lru_cache)"
     if any(value is one for one in _BY_TEXT) or getattr(value, "__module__", None) in ("pkgutil", "pydoc", "runpy"):
         return f"{where} uses {value.__name__}(), by which it reaches what no copy has"
+    if _draws_by_itself(value):
+        return f"{where} uses {value.__module__}.{value.__qualname__}, which draws from what all share if it is let"
     for name, function in _OF_SYSTEM.items():
         if value is function:
             return f"{where} uses {function.__module__}.{name}, which is of the system, and cannot be set back"
@@ -516,6 +556,12 @@ def _is_implicit(name: str) -> bool:
 
 def _unwrapped(value: Any) -> Any:
     return value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+
+
+def _only_sets(value: Any) -> bool:
+    """True if a value of a class is a descriptor that others set by it, and read of their own fields."""
+    kind = type(value)
+    return hasattr(kind, "__set__") and not hasattr(kind, "__get__") and not hasattr(kind, "__setitem__")
 
 
 def _has_contents(cell: types.CellType) -> bool:
