@@ -84,7 +84,7 @@ _SPACES = ("observation_space", "action_space")
 """Methods of PettingZoo environments that must return the same space each time, so caching them is fine."""
 
 
-_LIBRARIES = frozenset(("chess", "matplotlib", "networkx", "pandas", "PIL", "scipy", "shapely"))
+_LIBRARIES = frozenset(("matplotlib", "networkx", "pandas", "PIL", "scipy", "shapely"))
 """Packages that compute: what they remember of earlier calls decides no result, and what is random there, they draw
 from a generator that they are given, else from that of `random` or `numpy.random`."""
 _GIVEN = frozenset(("seed", "random_state", "rng", "generator", "random"))
