@@ -154,6 +154,21 @@ def is_replayed_wrong(kind: Any) -> bool:
     return False
 
 
+def replayed_in_place(kind: Any) -> bool:
+    """True if an environment goes on right after a replay in it."""
+    env = kind()
+    with contextlib.closing(env):
+        history = History(env, Ledger(10_000, 2**30), fresh=True)
+        history.reset(seed=3)
+        played(history, [0, 2, 1])
+        state, actions = replayed(history), [1, 0, 2] * 20
+        wanted = played(history, actions)
+        replay = StateReplay(state, env, kind, in_place=True)
+        replay.advance(60.0)
+        replay.finish(None)
+        return played(env, actions) == wanted
+
+
 def goes_on_like_its_twin(kind: Any) -> None:
     """Save shortly before it is late, and restore into the environment itself, before and after, and another one."""
     with contextlib.ExitStack() as stack:

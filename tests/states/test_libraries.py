@@ -9,8 +9,6 @@ import mujoco
 import pytest
 
 from bridge import make_remote, serve_gym
-from bridge.states.history import History, Ledger
-from bridge.states.replay import StateReplay, replayed
 from tests.library_envs import COPIED, DRAW_LATE, RIGHT_OR_REFUSED, FirstStep, FirstStepWithin, Table
 from tests.states.right_or_refused import (
     examine,
@@ -19,7 +17,7 @@ from tests.states.right_or_refused import (
     goes_wrong_as_a_lane,
     is_moved_by_a_save,
     is_replayed_wrong,
-    played,
+    replayed_in_place,
 )
 from tests.support import stable_id
 
@@ -50,17 +48,7 @@ def test_a_library_that_draws_by_itself_is_refused_however_seldom(kind: Any) -> 
 @pytest.mark.parametrize("kind", [FirstStep, FirstStepWithin], ids=stable_id)
 def test_an_attribute_that_a_first_step_makes_is_gone_before_a_replay_in_place(kind: Any) -> None:
     assert examine_replay(kind) == ""
-    env = kind()
-    with closing(env):
-        history = History(env, Ledger(10_000, 2**30), fresh=True)
-        history.reset(seed=3)
-        played(history, [0, 2, 1])
-        state, actions = replayed(history), [1, 0, 2] * 20
-        wanted = played(history, actions)
-        replay = StateReplay(state, env, kind, in_place=True)
-        assert replay.advance(DEADLINE)
-        replay.finish(None)
-        assert played(env, actions) == wanted
+    assert replayed_in_place(kind)
 
 
 def test_a_table_that_all_environments_of_a_maker_have_is_saved_over_the_wire() -> None:
