@@ -17,6 +17,8 @@ __all__ = ["GameEnvironment", "GameScreen"]
 
 _LOOKS = 4
 """How often we check for a call within the time after which the program counts as standing still."""
+_TOLD = 1.0
+"""Seconds that an agent has to learn how its episode ended, before the server of a closed game stops."""
 _TURNS = 20
 """Turns of the event loop between the end of the program and the end of its server."""
 
@@ -93,6 +95,7 @@ class GameEnvironment(EnvironmentProxy):
         self._pending: PendingResult[None] | None = None
         self._look_timer: Timer | None = None
         self._wait_timer: Timer | None = None
+        self._end_timer: Timer | None = None
         self._last_call = 0.0
         """The time of the program's last call, as of the last check."""
         self._idle_looks = 0
@@ -181,8 +184,9 @@ class GameEnvironment(EnvironmentProxy):
         if self.handover.closed is not None and not self._closing and not reads:
             self._closing = True
             if self.handover.in_order:
-                # The pending step completes first, and returns the end of the episode.
+                # The pending step completes first, and returns the end of the episode. An agent may make no request.
                 self.all_ended().add_done_callback(partial(self._scheduler.call_soon, self._give_up))
+                self._end_timer = self._scheduler.call_later(_TOLD, self._give_up)
             else:  # every request is answered with the error
                 self._give_up()
 
@@ -354,7 +358,7 @@ class GameEnvironment(EnvironmentProxy):
 
     async def close(self, reason: RequestError | None = None) -> None:
         """Detach from the program, which goes on."""
-        for timer in (self._look_timer, self._wait_timer):
+        for timer in (self._look_timer, self._wait_timer, self._end_timer):
             if timer is not None:
                 timer.cancel()
         self._gone = self._gone or reason or RequestError(Code.FAILED_PRECONDITION, "the world was destroyed")

@@ -35,7 +35,9 @@ _GAPS = 9
 _SLICE = 0.1
 """The longest single wait of the program's thread, in seconds, so that Python can run signal handlers."""
 _LATE = 1.0
-"""Seconds that the program gives its server to answer after a timeout or a close."""
+"""Seconds that the program gives its server to answer after a timeout."""
+_SETTLED = 10.0
+"""Seconds that `stop` waits for the server, which needs that long only if it gets no processor time."""
 _IN_ORDER = Code.FAILED_PRECONDITION
 """The code that answers agents after the program has ended without an error."""
 
@@ -221,10 +223,10 @@ class Handover:
         """Do nothing: the program has begun already."""
 
     def stop(self) -> None:
-        """Close, and wait until agents have been told how their episode ended."""
+        """Close, and wait until the server has told agents how their episode ended, or has given up on them."""
         self.close()
         if self.notify is not None:
-            self.settled.wait(_LATE)
+            self.settled.wait(_SETTLED)
 
     def close(self, reason: RequestError | None = None) -> None:
         """End the game: an exchange that waits raises ClosedError. May be called from any thread.

@@ -121,6 +121,7 @@ class GameSource:
             handover.settled.set()
             raise RequestError(Code.UNAVAILABLE, "the game was closed")
         if handover.waits is None:
+            handover.notify = None
             text = f"the game has not called exchange() for {_FIRST:g} s; connect again once its loop runs"
             raise RequestError(Code.DEADLINE_EXCEEDED, text)
 

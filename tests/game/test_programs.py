@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -55,8 +56,8 @@ def test_a_program_with_asyncio_exchanges_in_one_of_its_tasks_while_others_run(p
 
 
 def test_a_program_with_asyncio_waits_in_threads_that_take_turns(process):
-    """`asyncio.to_thread` takes any thread that is free."""
-    threads, seen = set(), []
+    """`asyncio.to_thread` takes any thread that is free; here the threads are two, one after the other."""
+    seen, threads = [], [ThreadPoolExecutor(1), ThreadPoolExecutor(1)]
 
     def play(url):
         env = make_remote(url)
@@ -68,12 +69,12 @@ def test_a_program_with_asyncio_waits_in_threads_that_take_turns(process):
         with serve_game(OBSERVATION, ACTION, process=process) as game:
 
             def exchange(position):
-                threads.add(threading.get_ident())
+                threads.reverse()
                 return game.exchange(np.array([0, position], np.float32), wait=True)
 
             position, player = 0, asyncio.create_task(asyncio.to_thread(play, game.url))
             while len(seen) < 20:
-                waits = asyncio.create_task(asyncio.to_thread(exchange, position))
+                waits = asyncio.get_running_loop().run_in_executor(threads[0], exchange, position)
                 await asyncio.wait([waits, player], return_when=asyncio.FIRST_COMPLETED)
                 if not waits.done():  # the agent has left
                     waits.cancel()
@@ -87,7 +88,8 @@ def test_a_program_with_asyncio_waits_in_threads_that_take_turns(process):
 
     asyncio.run(main())
     assert seen == [*range(1, 21)]
-    assert len(threads) > 1
+    for thread in threads:
+        thread.shutdown()
 
 
 def test_a_game_in_its_menu_refuses_steps_and_is_played_on_after_it(process):

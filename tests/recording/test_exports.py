@@ -155,7 +155,7 @@ def test_an_export_says_how_many_episodes_have_no_step(tmp_path, datasets):
     said = []
     export_minari(read_folder(tmp_path / "runs").episodes(), "test/acted-v0", say=said.append)
     assert said[0] == "left out are 1 of 2 episodes: there is no step in them"
-    assert said[1].startswith("test/acted-v0: 1 episodes, 2 steps")
+    assert said[1].startswith("test/acted-v0: 1 episode, 2 steps")
 
 
 def test_an_export_says_that_it_needs_a_replay_as_something_was_not_recorded(tmp_path, datasets):

@@ -310,7 +310,7 @@ def test_who_watches_saves_nothing_and_a_server_may_have_no_states() -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"fps": 100.0}, "worlds in lock-step that one client has"),
+        ({"fps": 100.0}, "needs a lock-step world with one client"),
         ({"num_envs": 2, "vectorization_mode": "async"}, "in other processes, and are not saved"),
     ],
     ids=["realtime", "async"],

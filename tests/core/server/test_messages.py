@@ -459,7 +459,7 @@ def test_a_world_that_cannot_follow_refuses_in_words(kind: str) -> None:
 
     place = SessionMessage(form("place", places=True), part=Place)
     given: dict[str, Any] = {"fps": 100.0} if kind == "realtime" else {"num_envs": 2, "vectorization_mode": "async"}
-    told = r"cannot be put into another situation|worlds in lock-step"
+    told = r"cannot be put into another situation|needs a lock-step world with one client"
     with (
         serve_gym("CartPole-v1", messages=[place], **given) as server,
         closing(make_vec_remote(server.url)) as envs,
