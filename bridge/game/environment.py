@@ -19,6 +19,8 @@ _LOOKS = 4
 """How often we check for a call within the time after which the program counts as standing still."""
 _TOLD = 1.0
 """Seconds that an agent has to learn how its episode ended, before the server of a closed game stops."""
+_BETWEEN = 0.01
+"""Seconds between two looks for a step of a program that has raised."""
 _TURNS = 20
 """Turns of the event loop between the end of the program and the end of its server."""
 
@@ -188,7 +190,19 @@ class GameEnvironment(EnvironmentProxy):
                 self.all_ended().add_done_callback(partial(self._scheduler.call_soon, self._give_up))
                 self._end_timer = self._scheduler.call_later(_TOLD, self._give_up)
             else:  # every request is answered with the error
-                self._give_up()
+                self._fail(_TURNS)
+
+    def _fail(self, looks: int) -> None:
+        """Have the running step raise the program's error, which ends the recorded episode as failed.
+
+        Args:
+            looks: How many times to look for a step. Between two frames there is none for a moment.
+        """
+        if looks and self._pending is None and not self.handover.waits:
+            self._scheduler.call_later(_BETWEEN, partial(self._fail, looks - 1))
+            return
+        self._give_up()
+        self._wake()
 
     def _give_up(self) -> None:
         """Refuse all requests from now on: the program has ended."""
