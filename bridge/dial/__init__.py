@@ -1,9 +1,9 @@
-"""Servers that dial out: the simulator connects to the trainer, where no port can be opened beside it.
+"""Servers that dial out: the simulator connects to the trainer, for networks where the simulator cannot open a port.
 
-The simulator asks for an upgrade of HTTP/1.1, and shows the trainer's token. After the answer `101` the roles are as
-ever: the trainer is the gRPC client and speaks first, and the simulator serves on that socket.
+The simulator requests an HTTP/1.1 upgrade and sends the trainer's token. After the response `101` the roles are the
+usual ones: the trainer is the gRPC client and speaks first, and the simulator serves on that socket.
 
-May be imported by the composition root, and `testing`, which checks servers that dial in.
+May be imported by the composition root, and by `testing`, which checks servers that dial in.
 """
 
 from typing import TYPE_CHECKING

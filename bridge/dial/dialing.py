@@ -1,4 +1,4 @@
-"""The simulator's end: it dials the trainer, again and again, and has its server serve on what it gets."""
+"""The simulator's end: dials the trainer repeatedly, and passes each connection to its server."""
 
 from __future__ import annotations
 
@@ -32,32 +32,33 @@ __all__ = ["Dialing"]
 _log = SafeLog(__name__)
 _TIMEOUT = 20.0
 _CHUNK = 4096
-# A trainer that is started again waits for no server longer than that.
+# The longest pause between attempts: a trainer that restarts gets its servers back within this time.
 _LONGEST_PAUSE = 2.0
-# `stop` waits no longer for a trainer that says nothing: Ctrl-C ends a server soon, and this thread ends by itself.
+# `stop` waits this long for a silent trainer, so that Ctrl-C ends a server soon; the thread then ends by itself.
 _END_TIMEOUT = 1.0
-# A connection that ends sooner counts as a failure, after which the pause grows.
+# A connection that ends sooner than this counts as a failure, and the next pause is longer.
 _SHORT = 1.0
-# Seconds from the first use of a WebSocket to the next one, in which it is seen whether the first bytes closed it.
+# Seconds from the first use of a WebSocket to dialing the next one. A connection that its first bytes closed is noticed
+# then.
 _SETTLE = 0.02
 
 
 class Dialing:
-    """Keeps a connection to a trainer, on which a server serves; of WebSockets one more than there are sessions.
+    """The connection to a trainer on which a server serves; over WebSocket, one connection more than sessions.
 
-    It goes through the proxy of `https_proxy` (with TLS) or `http_proxy`, unless `no_proxy` excepts the trainer or it
-    is on this machine.
+    Connections go through the proxy of `https_proxy` (with TLS) or `http_proxy`, unless the trainer is listed in
+    `no_proxy` or runs on this machine.
 
     Args:
         server: The server.
-        url: `grpc://HOST:PORT` or `ws://HOST:PORT`, with TLS `grpcs://` or `wss://`; `?token=…` is what the trainer
-            expects.
-        credentials: The token, and what the trainer's certificate is known by.
-        name: The server's name at the trainer; None: of this machine and process.
+        url: `grpc://HOST:PORT` or `ws://HOST:PORT`, with TLS `grpcs://` or `wss://`; `?token=…` is the token that the
+            trainer expects.
+        credentials: The token, and the settings that verify the trainer's certificate.
+        name: The server's name at the trainer; None: a name made of this machine's name and the process number.
 
     Raises:
         AddressError: The URL cannot be read.
-        SettingError: The name is none, or the package that WebSockets need is missing.
+        SettingError: The name is invalid, or the package that WebSockets need is missing.
     """
 
     def __init__(self, server: CoreServer, url: str, credentials: ClientCredentials, name: str | None = None) -> None:
@@ -73,7 +74,7 @@ class Dialing:
         self._address = address.with_credentials(credentials)
         self._address.check_tls()
         self._token = shown_token(self._address)
-        # Else a proxy that ends TLS might choose HTTP/2, in which there is no upgrade.
+        # Without this, a proxy that terminates TLS might choose HTTP/2, which has no upgrade.
         self._tls = client_context(self._address.credentials, "http/1.1") if address.tls else None
         self._server = server
         self._said = ""
@@ -82,11 +83,11 @@ class Dialing:
         self._thread = threading.Thread(target=self._run, name="bridge-dialing", daemon=True)
 
     def start(self) -> None:
-        """Begin to dial. The server serves already."""
+        """Begin to dial. The server must be serving already."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Dial no more. The connections that there are belong to the server, which closes them."""
+        """Stop dialing. Open connections belong to the server, which closes them."""
         self._stopped.set()
         self._wanted.set()
         if self._thread.ident is not None:
@@ -102,7 +103,7 @@ class Dialing:
                 text += ("" if self._proxy is None else self._proxy.note) + withheld(self._address)
                 if self._stopped.is_set():
                     return
-                if text != self._said:  # one line where the trainer is away for hours
+                if text != self._said:  # log once, not at every attempt while the trainer is away
                     _log.warning("cannot dial %s, and try again: %s", self._address.url, text)
                 self._said = text
             failures = failures + 1 if failed else 0
@@ -110,12 +111,12 @@ class Dialing:
                 self._stopped.wait(min(pause(failures), _LONGEST_PAUSE))
 
     def _serve_once(self) -> bool:
-        """Make one connection, and wait until a further one is wanted; return whether this one ended soon.
+        """Make one connection, and wait until another one is needed; return True if this one ended soon.
 
         Raises:
-            OSError: It cannot be made, or the trainer refuses.
+            OSError: The connection cannot be made, or the trainer refuses it.
         """
-        # New ones each time: a WebSocket of an earlier turn that ends must not ask for a further one.
+        # New events for each connection: a WebSocket of an earlier call that ends must not request another one.
         self._wanted = wanted = threading.Event()
         lost = threading.Event()
 
@@ -124,11 +125,11 @@ class Dialing:
             wanted.set()
 
         stream, websocket = self._dial()
-        # `stop` came while the trainer was dialed, and the server would serve on after it.
+        # `stop` was called during the attempt. Without this the server would keep serving on the new connection.
         if self._stopped.is_set():
             stream.sock.close()
             return False
-        # Who was told of the failures is told that they are over.
+        # The failures were logged, so their end is logged too.
         (_log.warning if self._said else _log.info)("dialed %s as %s", self._address.url, self._name)
         self._said = ""
         began = time.monotonic()
@@ -140,23 +141,24 @@ class Dialing:
         return lost.wait(_SETTLE) and soon
 
     def _dial(self) -> tuple[_HandshakeConnection, str | None]:
-        """Connect, and ask to be let in. Raises OSError where that fails, or is refused.
+        """Connect, and ask the trainer for admission. Raise OSError if that fails or is refused.
 
-        What the stream has received followed the answer: a trainer that has been waiting begins to speak at once. The
-        text is, of a WebSocket, the version of this package at the trainer; None: it is gRPC.
+        The stream may have received bytes after the response: a trainer that was waiting speaks at once.
+        The returned text is the version of this package at the trainer for a WebSocket, and None for gRPC.
         """
         address = self._address
-        # Looked up each time: a server may dial for days, and its program may change the environment.
+        # The proxy is looked up each time: a server may dial for days, and its program may change the environment
+        # variables.
         self._proxy = None
         self._proxy = find_proxy(address.host, address.port, ["https" if address.tls else "http"])
-        # The handshake blocks, within this timeout for each call: it has a thread of its own.
+        # The handshake blocks, with this timeout for each call; it runs in a thread of its own.
         sock = connect_tcp(address.host, address.port, _TIMEOUT, self._proxy)
         try:
             stream = _HandshakeConnection(
                 sock, None if self._tls is None else Tls(self._tls, self._address.server_name)
             )
             version = self._ask(stream)
-            # Not blocking from here on: the server's event loop has it.
+            # Non-blocking from here on: the server's event loop uses the socket.
             prepare(sock)
         except BaseException:
             sock.close()
@@ -164,7 +166,7 @@ class Dialing:
         return stream, version
 
     def _ask(self, stream: _HandshakeConnection) -> str | None:
-        """Ask to be let in; return the version at the trainer, as `_dial`. Raises OSError where it refuses."""
+        """Ask for admission; return what `_dial` returns of the version. Raise OSError if the trainer refuses."""
         fields = {"Host": self._address.target, "Connection": "Upgrade", "Upgrade": PROTOCOL, "Name": self._name}
         fields |= {HELLO: __version__, **({} if self._token is None else {"Authorization": f"Bearer {self._token}"})}
         key = base64.b64encode(os.urandom(16)).decode()
@@ -183,10 +185,10 @@ class Dialing:
 
         from bridge.core.transport.websocket import LOGGER
 
-        # A cache or a proxy that answers 101 by itself cannot know it (RFC 6455).
+        # A cache or a proxy that answers 101 by itself cannot compute this value (RFC 6455).
         if answered.get("Sec-WebSocket-Accept") != accept_key(key):
             raise OSError("it speaks no WebSocket as it should")
-        # A refusal comes after a handshake that succeeded, as browsers need it: it may be here already.
+        # Browsers need the handshake to succeed, so a refusal follows it, and may have arrived already.
         websocket = Protocol(Side.CLIENT, state=OPEN, logger=LOGGER)
         websocket.receive_data(stream.received)
         if (close := websocket.close_rcvd) is not None:
@@ -195,30 +197,30 @@ class Dialing:
 
 
 class _HandshakeConnection:
-    """A connection before the roles are swapped, by blocking calls, which raise OSError as its socket does.
+    """A blocking connection during the handshake, before the roles are swapped. Methods raise OSError like its socket.
 
     Args:
         sock: Its socket.
-        tls: TLS over it, which begins with the handshake; None: there is none.
+        tls: The TLS state; its handshake has not begun. None: no TLS.
     """
 
     def __init__(self, sock: socket.socket, tls: Tls | None = None) -> None:
         self.sock, self.tls = sock, tls
         self.received = b""
-        """The bytes that have come, without TLS."""
+        """The received bytes, decrypted."""
         if tls is not None:
-            # This makes the first message of the handshake, for `send`.
+            # This produces the first message of the TLS handshake, which `send` sends.
             tls.receive(b"")
             self.send()
             while not tls.ready:
                 self._receive()
 
     def send(self, data: bytes = b"") -> None:
-        """Send bytes, after what TLS has to send."""
+        """Send bytes, after pending output of TLS."""
         self.sock.sendall(data if self.tls is None else self.tls.send([data]))
 
     def read_head(self) -> tuple[str, Message]:
-        """Wait for an answer; return its first line and header fields. Raises RequestError where they have no end."""
+        """Wait for a response; return its first line and header fields. Raise RequestError if they are too long."""
         while (found := read_head(self.received)) is None:
             self._receive()
         line, fields, self.received = found

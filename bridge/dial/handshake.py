@@ -1,6 +1,6 @@
-"""The handshake by which a server that dials out asks the trainer to swap roles: the words of both ends.
+"""The handshake in which a server that dials out asks the trainer to swap roles: the messages of both ends.
 
-It asks for an upgrade of HTTP/1.1: to gRPC, or to a WebSocket, of which the package `websockets` is needed.
+The server requests an HTTP/1.1 upgrade, to gRPC or to a WebSocket. The latter needs the package `websockets`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from bridge.version import __version__
 __all__ = ["PATH", "PROTOCOL", "Asked", "pack_head", "problem_of_name", "read_head", "read_request", "refusal"]
 
 PATH = "/gymnasium-bridge/dial"
-"""The path that is asked for."""
+"""The path of the request."""
 PROTOCOL = "dm_env_rpc.v1"
-"""The protocol after the upgrade, in the swapped roles: gRPC over HTTP/2."""
+"""The protocol after the upgrade, with swapped roles: gRPC over HTTP/2."""
 _MAX_HEAD = 16384
 _END = b"\r\n\r\n"
 _LINE = re.compile(rf"GET {PATH}(?:\?(\S*))? HTTP/1\.1")
@@ -34,24 +34,24 @@ _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,61}[A-Za-z0-9])?")
 
 
 def problem_of_name(name: str) -> str:
-    """Return why a text is no name of a server; "": it is one."""
+    """Return why a text is not a valid name of a server; "" if it is valid."""
     return "" if _NAME.fullmatch(name) else f"expected a name of letters, digits, dots and dashes, got {name!r}"
 
 
 def pack_head(line: str, fields: dict[str, str]) -> bytes:
-    """Return the head of a request or an answer."""
+    """Return the head of a request or a response."""
     return "\r\n".join([line, *(f"{name}: {value}" for name, value in fields.items()), "", ""]).encode()
 
 
 def read_head(data: bytes) -> tuple[str, Message, bytes] | None:
-    """Read the head of a request or an answer.
+    """Read the head of a request or a response.
 
     Returns:
-        The first line, the header fields (none where there are more than a hundred) and what follows; None: they have
-        not all come.
+        The first line, the header fields (empty if there are more than a hundred) and the bytes that follow; None if
+        the head is incomplete.
 
     Raises:
-        RequestError: The header fields have no end.
+        RequestError: The head is too long.
     """
     head, end, rest = data.partition(_END)
     if not end:
@@ -62,30 +62,30 @@ def read_head(data: bytes) -> tuple[str, Message, bytes] | None:
     try:
         fields: Message = http.client.parse_headers(io.BytesIO(lines + _END))
     except http.client.HTTPException:
-        # It is refused as one that lacks the fields that are needed.
+        # With no fields, the request is refused because required ones are missing.
         fields = Message()
-    # Which reads any bytes: the line is compared, and shown where it is wrong.
+    # Latin-1 decodes any bytes. The line is compared, and shown in an error if it is wrong.
     return line.decode("latin-1"), fields, rest
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """The request of a server that asks to be let in, as a trainer reads it."""
+    """A server's request for admission, as the trainer reads it."""
 
     name: str
     """The name of the server."""
     token: str | None
     """The token in the request, if any."""
     origin: str | None
-    """The page that asks; None: it is no browser."""
+    """The origin of the web page that asks; None: the request is not from a browser."""
     version: str | None
-    """The version of this package that asks; None: another package does."""
+    """The version of this package that sent the request; None: another package did."""
     key: str | None
-    """Of a WebSocket: what the answer is made from. None: it asks for gRPC."""
+    """The key of a WebSocket handshake, from which the response is computed. None: the request is for gRPC."""
 
     @property
     def opening(self) -> bytes:
-        """The answer that lets it in."""
+        """The response that admits the server."""
         fields = {"Connection": "Upgrade", "Upgrade": PROTOCOL}
         if self.key is not None:
             from websockets.utils import accept_key
@@ -96,22 +96,22 @@ class Asked:
 
 
 def read_request(data: bytes) -> Asked | None:
-    """Read the request of a server that asks to be let in; None: it has not come whole.
+    """Read a server's request for admission; return None if it is incomplete.
 
-    A web page can send no header fields of its own: its name is in the query, and its token is a subprotocol.
+    A web page cannot set header fields: its name is in the query, and its token is a subprotocol.
 
     Raises:
-        RequestError: It asks for something else.
+        RequestError: The request asks for something else.
     """
     head = read_head(data)
     if head is None:
         return None
-    line, fields, _ = head  # it speaks no further word until it is asked
+    line, fields, _ = head  # a server sends nothing after its request until the trainer has answered
     found, upgrade = _LINE.fullmatch(line), fields.get("Upgrade", "").lower()
     if found is None or upgrade not in (PROTOCOL, "websocket"):
         text = "this is a trainer that waits for servers: expected `gymnasium-bridge serve --dial`, got another request"
         raise RequestError(Code.NOT_FOUND, text)
-    # A program sends header fields. A script of a page can choose its URL and its subprotocols alone.
+    # A program sends header fields. A script in a web page can choose only its URL and its subprotocols.
     name = fields.get("Name") or parse_qs(found[1] or "").get("name", [""])[0]
     token, key = Gate.bearer(fields.get("Authorization")), None
     if upgrade == "websocket":
@@ -129,13 +129,13 @@ def read_request(data: bytes) -> Asked | None:
 
 
 def refusal(error: RequestError, asked: Asked | None) -> bytes:
-    """Return the answer to a server that is not let in.
+    """Return the response to a server that is not admitted.
 
     Args:
-        error: Why.
-        asked: Its request; None: it cannot be read.
+        error: The reason.
+        asked: The server's request; None: it could not be read.
     """
-    if asked is not None and asked.key is not None:  # it is closed at once, for browsers show scripts no HTTP status
+    if asked is not None and asked.key is not None:  # accept, then close: scripts see no HTTP status
         from bridge.core.transport.websocket import close_frame
 
         return asked.opening + close_frame(error.code, error.message)

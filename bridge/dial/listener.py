@@ -1,4 +1,4 @@
-"""The trainer's end: it listens, and is a directory of the servers that have dialed in."""
+"""The trainer's end: listens, and is a directory of the servers that have dialed in."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ __all__ = ["DialListener", "ListeningVectorEnv", "first_dialed"]
 _log, _refusals = SafeLog(__name__), LimitedLog(__name__)
 _URL = "listen://HOST:PORT, with the address of this machine to listen on"
 _LIMITS = CoreLimits(hello_timeout=10.0)
-"""Of callers: the seconds that they have to ask to be let in."""
+"""Limits for callers: the seconds within which they must ask for admission."""
 _MOST = 64
-"""Callers at a time that have not been let in; the oldest goes for a further one."""
+"""The most callers at a time that are not admitted yet; a further one replaces the oldest."""
 _SPARES = 4
-"""WebSockets of a name that wait at a time, for the sessions to come; the oldest goes for a further one."""
+"""The most WebSockets of one name that wait for sessions at a time; a further one replaces the oldest."""
 _numbers = itertools.count(1)
 
 
 class _Caller(ConnectionProtocol):
-    """A connection that has not been let in.
+    """A connection that is not admitted yet.
 
     Args:
-        connection: What asks.
-        let_in: Called with its request; raises RequestError.
+        connection: The caller's connection.
+        let_in: Called with the caller's request; raises RequestError.
     """
 
     def __init__(self, connection: Connection, let_in: Callable[[handshake.Asked, Connection], None]) -> None:
@@ -59,36 +59,36 @@ class _Caller(ConnectionProtocol):
         self._request: handshake.Asked | None = None
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes; raises RequestError where they are no request, or the caller may not come in."""
+        """Receive bytes; raise RequestError if they are not a request, or the caller is refused."""
         self._data += data
         self._request = handshake.read_request(self._data)
         if self._request is not None:
             self._let_in(self._request, self._connection)
 
     def refuse(self, error: RequestError) -> None:
-        """Say why it is not let in."""
-        if error.code is not Code.UNAUTHENTICATED:  # what compares tokens has logged that
+        """Tell the caller why it is refused."""
+        if error.code is not Code.UNAUTHENTICATED:  # the comparison of tokens has logged it already
             _refusals.warning("refused %s: %s", self._connection.peer, error.message)
         self._connection.outgoing.append(handshake.refusal(error, self._request))
 
     def connection_lost(self) -> None:
-        """Free everything."""
+        """Free all resources."""
         del self._connection, self._let_in
 
 
 @dataclasses.dataclass
 class _Server:
-    """The connections that servers of one name have dialed."""
+    """The connections that servers of one name have opened."""
 
     scheme: str
-    """Of its endpoint: `dialed` for gRPC, whose one connection carries all sessions, or `dialed+ws`: one for each."""
+    """The scheme of its endpoint: `dialed` (gRPC, one connection for all sessions) or `dialed+ws` (one for each)."""
     waiting: list[Dialed] = dataclasses.field(default_factory=list)
-    """Those that no connection has, the newest last."""
+    """Connections that no client connection uses yet, the newest last."""
     taken: list[socket.socket] = dataclasses.field(default_factory=list)
-    """Those that connections have."""
+    """Sockets that client connections use."""
 
     def look(self) -> bool:
-        """Forget the connections that have ended; return whether there is one."""
+        """Forget the connections that have ended; return True if any is left."""
         for dialed in self.waiting:
             if not _waits(dialed.sock):
                 dialed.sock.close()
@@ -98,9 +98,9 @@ class _Server:
 
 
 def _waits(sock: socket.socket) -> bool:
-    """Return whether a server waits to be asked: it has not hung up, nor spoken before."""
+    """Return True if the server still waits for a request: it has neither hung up nor sent bytes."""
     try:
-        # A server speaks only once it is asked. So an end of the stream and early bytes both tell that it is of no use.
+        # A server speaks only when it is asked. So both an end of the stream and early bytes show that it is unusable.
         sock.recv(1, socket.MSG_PEEK)
     except OSError as error:
         return isinstance(error, BlockingIOError)
@@ -110,22 +110,22 @@ def _waits(sock: socket.socket) -> bool:
 class _DialPort:
     """The port of a `DialListener`, and the servers that have dialed in.
 
-    It is another object than the listener, because its thread keeps it: so a listener that nobody holds any more is
-    collected, and these sockets are not collected with it, before they are closed.
+    A separate object, because its thread keeps it alive: a listener without references can then be collected, and its
+    sockets are not collected before they are closed.
 
     Args:
         host: The address to listen on.
         port: The port; 0: any free one.
-        security: The token that servers have to show, and TLS.
+        security: The token that servers must send, and TLS.
     """
 
     def __init__(self, host: str, port: int, security: Security) -> None:
         self._gate = Gate(security.token)
         self._changed = threading.Condition()
         self._servers: dict[str, _Server] = {}
-        """Those that have dialed in, by name."""
+        """The servers that have dialed in, by name."""
         self.closed = False
-        """True if it listens no longer."""
+        """True if it no longer listens."""
         context = security.context("http/1.1")
         self._loop = EventLoop()
         self._connections = Connections(
@@ -133,25 +133,25 @@ class _DialPort:
         )
         try:
             self.port = self._connections.listen(host, port)
-            """The port that it listens on."""
+            """The port on which it listens."""
         except BaseException:
             self._loop.close()
             raise
         self.number = next(_numbers)
-        """The number by which URLs name it."""
+        """The number that identifies it in URLs."""
         listeners[self.number] = self.take
         self._thread = threading.Thread(target=self._loop.run, name="bridge-listener", daemon=True)
         self._thread.start()
         forget_in_child(self)
 
     def after_fork(self) -> None:
-        """In a forked process: leave the sockets to the parent process."""
-        self._changed = threading.Condition()  # the parent's thread may have held the former one
+        """Leave the sockets to the parent process, after a fork."""
+        self._changed = threading.Condition()  # a thread of the parent may have held the old lock
         self.closed, self._servers = True, {}
         listeners.pop(self.number, None)
 
     def wait(self, timeout: float) -> list[Endpoint]:
-        """Wait for the first server, at most `timeout` seconds; return those that have dialed in."""
+        """Wait at most `timeout` seconds for the first server; return those that have dialed in."""
         with self._changed:
             self._changed.wait_for(lambda: self._names() or self.closed, timeout)
             names = self._names()
@@ -162,7 +162,7 @@ class _DialPort:
         return sorted(self._servers)
 
     def take(self, name: str) -> Dialed | None:
-        """Give the socket of a server to a connection; None: it has not dialed in, or other connections have it."""
+        """Return a waiting connection of a server; None if it has not dialed in, or all its connections are in use."""
         with self._changed:
             server = self._servers.get(name)
             if server is None or not server.look() or not server.waiting:
@@ -172,7 +172,7 @@ class _DialPort:
             return found
 
     def close(self) -> None:
-        """Listen no longer; servers that wait are let go. May be called twice."""
+        """Stop listening, and close the connections that wait. May be called twice."""
         listeners.pop(self.number, None)
         with self._changed:
             closed, self.closed = self.closed, True
@@ -184,7 +184,7 @@ class _DialPort:
         self._thread.join()
         self._connections.close_all(RequestError(Code.UNAVAILABLE, "the trainer listens no longer"))
         self._loop.close()
-        with self._changed:  # a trainer's thread may be about to take one
+        with self._changed:  # a trainer's thread may be taking a connection
             for server in self._servers.values():
                 while server.waiting:
                     server.waiting.pop().sock.close()
@@ -192,34 +192,36 @@ class _DialPort:
     # In the event loop
 
     def _let_in(self, asked: handshake.Asked, connection: Connection) -> None:
-        """Let a server in; raises RequestError where it may not come."""
+        """Admit a server; raise RequestError if it is refused."""
         self._gate.check(asked.token, connection.peer)
         origin = asked.origin
-        # Any page that a browser of this machine shows can reach its loopback. Without a token only its own pages may.
+        # Any web page in a browser on this machine can reach loopback ports. Without a token, only local pages are
+        # admitted.
         if origin is not None and not self._gate.asks and not is_loopback(urlsplit(origin).hostname or ""):
             text = f"a page of {origin!r:.80} needs a token: start the listener with token=, and have the page show it"
             raise RequestError(Code.PERMISSION_DENIED, text)
         if problem := handshake.problem_of_name(asked.name):
             raise RequestError(Code.INVALID_ARGUMENT, problem)
-        # Before it is detached, with which its output would be dropped.
+        # Sent before the socket is detached, which would drop pending output.
         connection.outgoing.append(asked.opening)
-        # Let in: what it took until now is not charged as a visit, which would delay others.
+        # An admitted server's handshake does not count as a visit of an unknown client, which would delay others.
         connection.role = "client"
         connection.flush()
-        # It was closed while the answer was sent: the server has gone again.
+        # The port was closed while the response was sent, so the connection is closed.
         if not self._connections.detach(connection):
             return
         scheme, most = ("dialed+ws", _SPARES) if asked.key is not None else ("dialed", 1)
         with self._changed:
-            self._names()  # those of other names that have hung up are closed, whoever looks for them
+            self._names()  # also closes connections of other names that have hung up
             server = self._servers.setdefault(asked.name, _Server(scheme))
-            # A server that was started again may dial by the other protocol. What waits of the former one is of no use.
+            # A restarted server may dial with the other protocol; connections of the previous one are useless.
             before = server.waiting if server.scheme == scheme else []
             dialed = Dialed(connection.sock, connection.tls, asked.version)
             kept = [*before, dialed][-most:]
-            # Chosen before a trainer's thread can take one of those that are kept, which then waits no more either.
+            # Decided before a trainer's thread can take one of the kept connections, which would then not be waiting
+            # any more.
             displaced = [one for one in server.waiting if one not in kept]
-            # A page has many connections, any other server one. What is left of one that has hung up is gone by now.
+            # A page has many connections, any other server has one. Those that have hung up were removed above.
             used_twice = scheme == "dialed" and bool(server.taken or displaced)
             server.waiting, server.scheme = kept, scheme
             self._changed.notify_all()
@@ -237,19 +239,19 @@ class _DialPort:
 
 @grouped_class(ServerAccess, tls=TLS)
 class DialListener:
-    """Waits for servers that dial in; a directory for `make_vec_remote`.
+    """A listener for servers that dial in; a directory for `make_vec_remote`.
 
-    The servers that dial in are its clients, which show the token. One that is dropped without `close` gives its port
-    back, too.
+    The servers that dial in connect as clients, and must send the token. A listener that is garbage-collected without
+    `close` also frees its port.
 
     Args:
         url: `listen://HOST:PORT`; port 0: any free one.
-        timeout: Seconds that `endpoints` waits for the first server.
-        keywords: Those of `bridge.core.server.auth.ServerAccess`, which the signature lists.
+        timeout: Seconds for which `endpoints` waits for the first server.
+        keywords: The keywords of `bridge.core.server.auth.ServerAccess`, which the signature lists.
 
     Raises:
         AddressError: The URL cannot be read.
-        SettingError: The port is in use, there is no token beyond loopback, a certificate cannot be used.
+        SettingError: The port is in use, a token is missing beyond loopback, or a certificate cannot be used.
     """
 
     def __init__(self, url: str, *, timeout: float = TIMEOUT, **keywords: Unpack[AccessKeywords]) -> None:
@@ -266,9 +268,9 @@ class DialListener:
         self._timeout, self._url = timeout, shown_url(url)
         self._port = _DialPort(host, port, security)
         self.port = self._port.port
-        """The port that it listens on."""
+        """The port on which it listens."""
         self.number = self._port.number
-        """The number by which the URLs of its servers name it."""
+        """The number that identifies it in the URLs of its servers."""
 
     def __repr__(self) -> str:
         return f"DialListener(port={self.port})"
@@ -280,17 +282,17 @@ class DialListener:
         )
 
     def endpoints(self) -> list[Endpoint]:
-        """Return the servers that have dialed in; waits for the first one."""
+        """Return the servers that have dialed in; wait for the first one."""
         return self._port.wait(self._timeout)
 
     def wait_for_first(self, timeout: float) -> None:
         """Wait until a server has dialed in.
 
         Args:
-            timeout: Seconds, of which those that `endpoints` waits are enough.
+            timeout: Seconds; the timeout of `endpoints` is a good value.
 
         Raises:
-            ConnectError: None has within them.
+            ConnectError: No server has dialed in within the timeout.
         """
         timeout = min(timeout, self._timeout)
         if not self._port.wait(timeout):
@@ -298,26 +300,26 @@ class DialListener:
             raise ConnectError(self._url, text, unavailable=True)
 
     def close(self) -> None:
-        """Listen no longer; servers that wait are let go. May be called twice."""
+        """Stop listening, and close the connections that wait. May be called twice."""
         self._port.close()
 
     def __del__(self) -> None:
-        if "_port" in self.__dict__ and not self._port.closed:  # else __init__ has raised, or nothing is open
+        if "_port" in self.__dict__ and not self._port.closed:  # False if __init__ raised, or the port is closed
             end_apart(self._port.close)
 
 
 @contextlib.contextmanager
 def first_dialed(url: str, timeout: float, **access: Unpack[AccessKeywords]) -> Iterator[str]:
-    """Listen, and give the URL of the first server that dials in, while the context lasts.
+    """Listen, and yield the URL of the first server that dials in; listen until the context ends.
 
     Args:
-        url: `listen://HOST:PORT`; any other URL is given as it is.
+        url: `listen://HOST:PORT`; any other URL is yielded unchanged.
         timeout: Seconds to wait for a server.
-        access: Those of `DialListener`.
+        access: Access keywords of `DialListener`.
 
     Raises:
         ConnectError: No server dials in.
-        AddressError, SettingError: As of `DialListener`.
+        AddressError, SettingError: As for `DialListener`.
     """
     if not url.strip().startswith("listen://"):
         yield url
@@ -328,16 +330,16 @@ def first_dialed(url: str, timeout: float, **access: Unpack[AccessKeywords]) -> 
 
 
 class ListeningVectorEnv(OwningVectorEnv):
-    """Slots on servers that dial in, as `RemoteVectorEnv` gives them.
+    """Slots on servers that dial in, as in `RemoteVectorEnv`.
 
     Args:
         url: `listen://HOST:PORT`.
-        timeout: Seconds to wait for any answer, and for the first server.
-        keywords: Those of `make_vec_remote`, of which `DialListener` gets its own.
+        timeout: Seconds to wait for any response, and for the first server.
+        keywords: Keywords of `make_vec_remote`; those of `DialListener` are passed to it.
     """
 
     def __init__(self, url: str, *, timeout: float = TIMEOUT, **keywords: Any) -> None:
-        # A server that dials in shows the token to this end, so that the slots on it have none to show.
+        # A server that dials in sends its token to this end, so this end's slots need none.
         access = given_access(keywords)
         for name in access:
             del keywords[name]

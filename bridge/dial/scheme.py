@@ -20,4 +20,4 @@ def _listen(urls: list[str], **keywords: Any) -> ListeningVectorEnv:
 SCHEME = Scheme(
     names=("listen",), description="where servers of dm_env_rpc dial in", make_vector_env=_listen, lanes=True
 )
-"""`listen://HOST:PORT`, with the token and the certificate of this end."""
+"""`listen://HOST:PORT`, with the token and the certificate of the listening end."""
