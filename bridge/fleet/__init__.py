@@ -1,4 +1,4 @@
-"""Servers of a fleet: started, watched and shown. `bridge.fleet.ray` needs the extra `ray`.
+"""Start, watch and show the servers of a fleet. `bridge.fleet.ray` needs the extra `ray`.
 
 May be imported by the composition root.
 """

@@ -1,4 +1,4 @@
-"""One call of gRPC's health service: for probes, which are to start fast and to wait for nothing else."""
+"""A client of gRPC's health service, for probes: it imports little, so it starts fast."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from bridge.errors import (
 __all__ = ["NOT_SERVING", "SERVING", "check_health", "has_room"]
 
 SERVING = "SERVING"
-"""The server takes worlds."""
+"""The server accepts new worlds."""
 NOT_SERVING = "NOT_SERVING"
-"""It answers, and takes no more."""
-# HealthCheckResponse: field 1, a number.
+"""The server answers, but accepts no new worlds."""
+# HealthCheckResponse: field 1, a varint.
 _ANSWERS = {b"\x08\x01": SERVING, b"\x08\x02": NOT_SERVING}
 _PATH = "/grpc.health.v1.Health/Check"
 _MAX_BYTES = 4096
 
 
 def has_room(address: Address, timeout: float, *, verify: bool = True) -> bool:
-    """Ask a server whether it takes a further connection and a world of its own.
+    """Ask whether a server accepts a further connection and a world for it.
 
-    Of a server that does not tell, which is another one than Gymnasium Bridge's, it is supposed. Arguments and errors
-    are those of `check_health`.
+    A server that does not report this is not Gymnasium Bridge's, and is assumed to. For arguments and errors see
+    `check_health`.
     """
     try:
         return check_health(address, timeout, verify=verify, service=ROOM) != NOT_SERVING
@@ -51,21 +51,21 @@ def has_room(address: Address, timeout: float, *, verify: bool = True) -> bool:
 
 
 def check_health(address: Address, timeout: float, *, verify: bool = True, service: str = "") -> str:
-    """Ask a server how it is.
+    """Return the health status of a server.
 
     Args:
         address: The server; its token is not needed.
-        timeout: Seconds for all of it.
-        verify: With TLS, whether the server's certificate is looked at. A probe of the very machine need not.
-        service: The name of what is asked for; empty: the server as a whole.
+        timeout: Seconds for the whole check.
+        verify: With TLS, whether to verify the server's certificate. A probe on the same machine need not.
+        service: The name of the service to check; empty: the whole server.
 
     Returns:
-        `SERVING`, or `NOT_SERVING` for one that drains or stops.
+        `SERVING`, or `NOT_SERVING` for a server that drains or stops.
 
     Raises:
-        ConnectError, ConnectionLostError: Nobody answers there.
-        RemoteTimeoutError: There is no answer within `timeout` seconds.
-        RefusedError: It has no health service, or refuses.
+        ConnectError, ConnectionLostError: No server answers at the address.
+        RemoteTimeoutError: The check took more than `timeout` seconds.
+        RefusedError: The server has no health service, or refuses the call.
         SettingError: The credentials cannot be used.
     """
     deadline = time.monotonic() + timeout
@@ -74,7 +74,7 @@ def check_health(address: Address, timeout: float, *, verify: bool = True, servi
     try:
         with closing(_connect(address, timeout, verify)) as sock:
             return _ask(sock, address, deadline, service)
-    except RemoteError:  # of which some are OSError, too
+    except RemoteError:  # some of them are OSErrors too
         raise
     except TimeoutError as error:
         raise RemoteTimeoutError(url, f"no answer to a health check within {timeout:g} s") from error
@@ -119,11 +119,11 @@ def _ask(sock: socket.socket, address: Address, deadline: float, service: str) -
     )
     stream.reader = MessageReader(_MAX_BYTES)
     name = service.encode()
-    request = b"\x0a" + bytes([len(name)]) + name if name else b""  # HealthCheckRequest: field 1, a text
+    request = b"\x0a" + bytes([len(name)]) + name if name else b""  # HealthCheckRequest: field 1, a string
     http.send_data(stream, [pack_prefix(0, len(request)), request], 5 + len(request))
     http.end_stream(stream)
     while True:
-        # One deadline for all: a peer that sends a byte now and then would start a timeout of each read anew.
+        # One deadline for the whole check: a peer that sends single bytes would restart a timeout for each read.
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
@@ -143,15 +143,15 @@ def _ask(sock: socket.socket, address: Address, deadline: float, service: str) -
 
 
 def _read(url: str, event: Any) -> str | None:
-    """Return what an event says of the server's health; None: nothing yet."""
+    """Return the status that an event reports; None if it reports none."""
     if isinstance(event, (bytes, bytearray)):
-        # proto3 leaves out a field of the value 0: an empty message is the status UNKNOWN.
+        # proto3 omits a field with the value 0: an empty message is the status UNKNOWN.
         return _ANSWERS.get(bytes(event), f"status {bytes(event).hex() or 'UNKNOWN'}")
     if isinstance(event, HeadersReceived):
         if event.fields.get(":status", "200") != "200" and "grpc-status" not in event.fields:
             raise ConnectError(url, f"the answer has the HTTP status {event.fields[':status']}, as of a proxy")
-        # Headers that end the stream are all of the answer, and have to have a status; the first ones of several have
-        # none.
+        # Headers that end the stream are the whole response and must contain a status. If more follows, the first
+        # headers contain none.
         code = event.fields.get("grpc-status", "0" if not event.end_stream else "2")
         if code == str(int(Code.UNIMPLEMENTED)):
             text = f"it has no health service; servers of this package have it with: {install_command('ops')}"

@@ -1,4 +1,4 @@
-"""Decides what a fleet does next: which servers are given up, and how few are enough. No Ray, no network, no clock."""
+"""Decides what a fleet does next: which servers to drain, and how few are enough. No Ray, network or clock."""
 
 from __future__ import annotations
 
@@ -12,81 +12,81 @@ __all__ = ["FleetStatus", "ServerStatus", "ports_clash", "servers_needed", "serv
 
 
 _OLD = 5.0
-"""Seconds after which a server's figures are marked as old; it is asked once a second."""
+"""Seconds after which a server's figures are marked as old; the supervisor asks once a second."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ServerStatus:
-    """One server of a fleet."""
+    """The status of one server of a fleet."""
 
     name: str
-    """Stays the same when the server is started anew."""
+    """The name, which stays the same when the server is restarted."""
     state: str
-    """`starting` (also: anew), `serving`, `draining`, or `stopping`."""
+    """`starting` (also when restarting), `serving`, `draining`, or `stopping`."""
     url: str = dataclasses.field(default="", repr=False)
-    """Its URL, with the token; empty while it starts."""
+    """The URL, with the token; empty while the server starts."""
     node: str = ""
-    """The address of its machine."""
+    """The address of the machine."""
     pid: int = 0
-    """The number of its process there."""
+    """The process number on that machine."""
     slots: int = 1
-    """The slots that it can carry."""
+    """The most slots that the server carries."""
     slots_used: int = 0
-    """Lanes of its worlds that a client is in; those it had, while it starts anew."""
+    """Lanes in use by clients; while the server restarts, the number from before."""
     worlds: int = 0
-    """Its worlds."""
+    """The number of worlds."""
     steps: int = 0
-    """Steps of its environments since it started, a lane each."""
+    """Environment steps since the server started; each lane counts."""
     episodes: int = 0
-    """Episodes that ended since it started, a lane each."""
+    """Finished episodes since the server started; each lane counts."""
     failures: int = 0
-    """How often an environment raised since it started."""
+    """Exceptions that environments raised since the server started."""
     checks: int = 0
-    """Health checks that it passed since it started."""
+    """Health checks passed since the server started."""
     restarts: int = 0
-    """How often it was seen to come back at another URL."""
+    """How often the server came back with another URL."""
     problem: str = ""
-    """Why it is not serving, where that is known."""
+    """Why the server is not serving, if known."""
     age: float = 0.0
-    """Seconds since it said this, when the status was made; 0.0: it has said nothing yet."""
+    """The age of these figures in seconds; 0.0: the server has not reported any."""
 
     @property
     def active(self) -> bool:
-        """True if it counts as one that is wanted."""
+        """True if the server counts towards the wanted number."""
         return self.state in ("starting", "serving")
 
 
 @dataclasses.dataclass(frozen=True)
 class FleetStatus:
-    """How a fleet is; `print` it for a table."""
+    """The status of a fleet; `print` shows it as a table."""
 
     name: str
     """The fleet's name."""
     wanted: int
-    """How many servers there should be."""
+    """The wanted number of servers."""
     servers: tuple[ServerStatus, ...]
-    """Those that there are, with those that start, drain and stop."""
+    """All servers, including those that start, drain or stop."""
     problem: str = ""
-    """Why the last server could not start; empty: none failed to."""
+    """Why the last server could not start; empty: no server failed to start."""
 
     @property
     def age(self) -> float:
-        """Seconds since the servers said this: those of the one that was silent for longest; 0.0: none has yet."""
+        """The age of the oldest server report in seconds; 0.0: no server has reported yet."""
         return max((server.age for server in self.servers), default=0.0)
 
     @property
     def ready(self) -> bool:
-        """True if as many servers serve as are wanted, and none is left of those that are not."""
+        """True if exactly the wanted number of servers exist, and all of them serve."""
         return len(self.servers) == self.wanted and all(server.state == "serving" for server in self.servers)
 
     @property
     def slots(self) -> int:
-        """The slots that its servers can carry, those that start included."""
+        """The slots that all servers can carry, including those that start."""
         return sum(server.slots for server in self.servers if server.active)
 
     @property
     def slots_used(self) -> int:
-        """The slots that clients have."""
+        """The slots that clients use."""
         return sum(server.slots_used for server in self.servers)
 
     def __str__(self) -> str:
@@ -108,12 +108,12 @@ class FleetStatus:
 
 
 def ports_clash(metrics_port: int | None, servers: int, machines: int) -> str:
-    """Say why servers cannot all serve their metrics at one port; "": they can.
+    """Return why the servers cannot all serve metrics at one port; "" if they can.
 
     Args:
-        metrics_port: What was asked for; None or 0: each has another one.
-        servers: How many servers.
-        machines: On how many machines.
+        metrics_port: The requested port; None or 0: each server has its own.
+        servers: The number of servers.
+        machines: The number of machines.
     """
     if not metrics_port or servers <= machines:
         return ""
@@ -124,19 +124,19 @@ def ports_clash(metrics_port: int | None, servers: int, machines: int) -> str:
 
 
 def servers_needed(used: int, lanes: int, slots_per_server: int) -> int:
-    """Return how few servers carry the worlds that clients have.
+    """Return the lowest number of servers that carries the clients' worlds.
 
     Args:
-        used: Slots that clients have.
-        lanes: Slots of one world, which is on one server.
-        slots_per_server: What a server carries.
+        used: Slots that clients use.
+        lanes: Slots of one world; a world cannot be split between servers.
+        slots_per_server: The slots that one server carries.
     """
     worlds = -(-used // lanes)
     return -(-worlds // max(1, slots_per_server // lanes))
 
 
 def too_few(wanted: int, status: FleetStatus, lanes: int, slots_per_server: int) -> str:
-    """Return why so few servers are refused; empty: they are enough."""
+    """Return why this number of servers is too low; empty if it is enough."""
     needed = servers_needed(status.slots_used, lanes, slots_per_server)
     if wanted >= needed:
         return ""
@@ -148,7 +148,7 @@ def too_few(wanted: int, status: FleetStatus, lanes: int, slots_per_server: int)
 
 
 def servers_to_drain(servers: Iterable[ServerStatus], wanted: int) -> Sequence[str]:
-    """Return the names of those to give up: such as start first, then those with the fewest slots, the newest first."""
+    """Return the names of servers to drain: starting ones, then those with the fewest slots in use, newest first."""
     active = [server for server in servers if server.active]
     order = sorted(
         enumerate(active),

@@ -1,9 +1,9 @@
-"""Fleets on Ray: servers in detached actors, spread over a cluster, which clients find through a directory.
+"""Fleets on Ray: servers in detached actors on a cluster, which clients find through a directory.
 
     from bridge.fleet.ray import launch, attach
 
-Ray places the servers and starts them anew where a process or a machine is lost. A server that was started anew has
-another URL; a `Fleet` is the directory that `make_vec_remote` watches, so nobody needs to know.
+Ray places the servers, and restarts them after the loss of a process or a machine. A restarted server has a new URL.
+A `Fleet` is the directory that `make_vec_remote` watches, so clients find it by themselves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ with imported_from("fleets on Ray need the package ray", "ray"):
 
 __all__ = ["Fleet", "attach", "launch"]
 
-# Ray keeps an argument itself, rather than with the process that gave it, up to 100 KiB of it and 10 MiB in all.
+# Ray's control store keeps an argument of up to 100 KiB itself, 10 MiB in all; larger ones are lost with their creator.
 _PIECE = 64 * 1024
 _MOST_BYTES = 8 * 1024 * 1024
 _TIMEOUT = 20.0
@@ -59,38 +59,38 @@ def launch(
     timeout: float = 120.0,
     **serve_options: Any,
 ) -> Fleet:
-    """Start servers on a Ray cluster, and return once all of them serve.
+    """Start servers on a Ray cluster, and return when all of them serve.
 
-    Ray is connected to, or started on this machine, as `ray.init()` does, where the program has not done so. The
-    servers outlive this program, unless the fleet is used as a context manager, which shuts it down.
+    If the program has not connected to Ray, this calls `ray.init()`, which connects to a cluster or starts Ray on this
+    machine. The servers outlive this program, unless the fleet is used as a context manager, which shuts it down.
 
     Examples:
         with launch("CartPole-v1", servers=100, num_envs=64, name="cart") as fleet:
             envs = BlockingReset(make_vec_remote(fleet, num_envs=6400))
 
     Args:
-        env: What to serve, as for `serve_gym`. A callable travels as Ray pickles it; the machines of the cluster need
-            what it imports, and this package (`runtime_env`).
-        servers: How many servers.
+        env: The environment, as for `serve_gym`. A callable is pickled by Ray; the machines of the cluster need the
+            modules that it imports, and this package (`runtime_env`).
+        servers: The number of servers.
         num_envs: The lanes of each world.
-        name: The fleet's name in the cluster, for `attach`; None: one is made up.
-        slots_per_server: How many slots a server carries, a multiple of `num_envs`; None: one world of them.
+        name: The fleet's name in the cluster, for `attach`; None: a generated one.
+        slots_per_server: The slots that a server carries, a multiple of `num_envs`; None: those of one world.
         cpus_per_server: The CPUs that Ray reserves for each server.
-        limits: Those of each server. Its `drain_timeout` is what a server has to get rid of its clients when the fleet
-            is made smaller: no less than the longest episode, where none is to be cut. None: `drain_timeout=600`, all
-            else as `Limits` has it.
+        limits: The limits of each server. `drain_timeout` is the time that clients have to leave a server when the
+            fleet is made smaller; it must not be less than the longest episode if no episode may be cut off. None: the
+            defaults of `Limits`, with `drain_timeout=600`.
         ray_options: Further options of the servers' actors, such as `{"num_gpus": 0.1, "runtime_env": {…}}`.
         timeout: Seconds to wait until all servers serve.
-        serve_options: Further keywords of `serve_gym`. Without `token`, one is made; `auth=Auth(insecure=True)` goes
-            without.
+        serve_options: Further keywords of `serve_gym`. Without `token`, one is generated; with
+            `auth=Auth(insecure=True)`, clients need none.
 
     Returns:
         The fleet, a directory for `make_vec_remote`.
 
     Raises:
         SettingError: An argument is out of its range, the name is taken, the environment cannot be pickled, or a server
-            cannot start; nothing is left behind then.
-        RemoteTimeoutError: The cluster has no room for all servers within `timeout` seconds; nothing is left behind.
+            cannot start. No actor is left running.
+        RemoteTimeoutError: The cluster has no room for all servers within `timeout` seconds. No actor is left running.
     """
     check_counts(servers=servers, num_envs=num_envs)
     slots = num_envs if slots_per_server is None else slots_per_server
@@ -114,29 +114,29 @@ def launch(
 
 
 def _start(settings: FleetSettings, servers: int, pieces: list[bytes], timeout: float) -> Fleet:
-    """Start a supervisor, and wait for its servers; leave nothing behind where they do not come."""
+    """Start a supervisor and wait for its servers; if they do not start, end all actors."""
     name = settings.name
     if _find(name) is not None:
         raise SettingError(f"there is a fleet {name!r} already: use attach({name!r}), or shut it down, or another name")
     supervisor: Any = ray.remote(Supervisor)
-    # No CPU is reserved for it, for the servers may take all. Ray repeats calls that it lost when it ended, once it is
-    # back.
+    # It reserves no CPU, because the servers may need all of them. Ray repeats calls that were lost when it ended,
+    # after it is restarted.
     supervisor.options(**actor_options(name, num_cpus=0, max_task_retries=-1)).remote(settings, servers, *pieces)
     fleet = Fleet(name, owner=True)
     try:
         fleet.wait(timeout)
     except BaseException:
-        with contextlib.suppress(RemoteError):  # what went wrong first is to be told
+        with contextlib.suppress(RemoteError):  # the first error is the one to report
             fleet.shutdown()
         raise
     return fleet
 
 
 def attach(name: str) -> Fleet:
-    """Return a fleet that another program launched on the cluster; leaving its `with` block does not end it.
+    """Return a fleet that another program launched on the cluster. Leaving its `with` block does not shut it down.
 
     Raises:
-        SettingError: There is none of this name.
+        SettingError: The cluster has no fleet of this name.
     """
     _require(name)
     return Fleet(name)
@@ -147,7 +147,7 @@ class Fleet:
 
     Args:
         name: Its name.
-        owner: Whether leaving its `with` block shuts it down.
+        owner: Whether leaving its `with` block shuts down the fleet.
     """
 
     def __init__(self, name: str, *, owner: bool = False) -> None:
@@ -159,14 +159,14 @@ class Fleet:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy is no owner: the end of its `with` block leaves the fleet alone.
+        # A copy is not an owner: the end of its `with` block does not shut down the fleet.
         return Fleet, (self.name,)
 
     def __repr__(self) -> str:
         return f"Fleet({self.name!r})"
 
     def endpoints(self) -> list[Endpoint]:
-        """Return the servers that answer, those that drain included.
+        """Return the servers that answer, including those that drain.
 
         Raises:
             OSError: The fleet's supervisor does not answer.
@@ -175,19 +175,19 @@ class Fleet:
         return found
 
     def status(self) -> FleetStatus:
-        """Return how the servers are, as they told their supervisor; `age` says how many seconds ago."""
+        """Return the status of the servers as last reported to the supervisor; `age` is that many seconds."""
         found: FleetStatus = self._ask("status")
         return found
 
     def scale(self, servers: int, *, force: bool = False) -> None:
-        """Change the number of servers. Returns at once; `wait` waits until it is so.
+        """Change the number of servers. Return at once; `wait` waits until the change is complete.
 
-        Servers that are given up drain: they take no more worlds, and their clients move to the others, single
-        environments at the end of their episode. Those with the fewest slots go first.
+        Surplus servers drain: they accept no more worlds, and their clients move to the other servers; single
+        environments move at the end of their episodes. The servers with the fewest slots in use drain first.
 
         Args:
-            servers: How many there are to be.
-            force: Also where the clients have more slots than so many servers carry: then each carries more.
+            servers: The new number.
+            force: Accept a number that is too small for the clients' slots; each server then carries more.
 
         Raises:
             SettingError: The clients need more servers.
@@ -198,20 +198,20 @@ class Fleet:
             raise SettingError(refused)
 
     def wait(self, timeout: float = 120.0) -> None:
-        """Wait until as many servers serve as are wanted, and those that are not have ended.
+        """Wait until exactly the wanted number of servers exist, and all of them serve.
 
-        At a terminal it says what it waits for, once that takes more than a moment.
+        At a terminal, progress is shown if this takes more than a moment.
 
         Raises:
-            RemoteTimeoutError: It is not so within `timeout` seconds; the message says how many serve.
-            SettingError: No server can start, with the reason.
+            RemoteTimeoutError: Not within `timeout` seconds; the message says how many serve.
+            SettingError: No server can start; the message says why.
         """
         deadline = time.monotonic() + timeout
         progress = Progress()
         while True:
             try:
                 status = self.status()
-            except (ConnectionLostError, RemoteTimeoutError):  # the supervisor has no process yet, or anew
+            except (ConnectionLostError, RemoteTimeoutError):  # the supervisor is starting or restarting
                 progress.tell(f"fleet {self.name!r}: waiting for Ray to start the process that starts the servers")
                 if time.monotonic() >= deadline:
                     raise
@@ -220,7 +220,7 @@ class Fleet:
             if status.ready:
                 return
             serving = sum(server.state == "serving" for server in status.servers)
-            # Where some serve, the environment can be made, and the others are started again.
+            # If some servers serve, the environment can be made, and Ray restarts the others.
             if status.problem and not serving:
                 raise SettingError(f"the servers of the fleet {self.name!r} cannot start: {status.problem}")
             if time.monotonic() >= deadline:
@@ -243,12 +243,13 @@ class Fleet:
         )
 
     def shutdown(self, timeout: float = 60.0) -> None:
-        """End all servers and their supervisor; clients lose their slots. Where it is gone already: nothing."""
+        """End all servers and their supervisor; clients lose their slots. Has no effect if they have ended already."""
         try:
             if _find(self.name) is not None:
                 self._ask("shutdown", timeout=timeout)
         finally:
-            # First the supervisor, which would start others; the servers are gone already where it answered.
+            # The supervisor goes first, because it would restart servers. If it answers, it has ended the servers
+            # itself.
             prefix = server_prefix(self.name)
             for name in [self.name, *(name for name in _names() if name.startswith(prefix))]:
                 handle = _find(name)
@@ -269,9 +270,9 @@ class Fleet:
         return f"fleet {self.name!r}"
 
     def _ask(self, method: str, *arguments: Any, timeout: float = _TIMEOUT) -> Any:
-        """Call a method of the supervisor, which may just be starting anew."""
+        """Call a method of the supervisor, which may be restarting."""
         with self._lock:
-            if self._asked and not ray.is_initialized():  # and a thread that reads a directory must not change that
+            if self._asked and not ray.is_initialized():  # a thread that reads a directory must not connect
                 raise ConnectionLostError(self._url, "this program has left the Ray cluster, by ray.shutdown()")
             if self._handle is None:
                 self._handle = _require(self.name)
@@ -283,19 +284,19 @@ class Fleet:
             raise RemoteTimeoutError(self._url, f"its supervisor did not answer within {timeout:g} s") from error
         except ray.exceptions.RayActorError as error:
             with self._lock:
-                # The actor that has the name next may be another one.
+                # The next actor of this name may be another one.
                 self._handle = None
             raise ConnectionLostError(self._url, f"its supervisor is gone: {error}") from error
 
 
 def _names() -> list[str]:
-    """Return the names of all fleets and servers on the cluster."""
+    """Return the names of all actors of fleets on the cluster."""
     actors = ray.util.list_named_actors(all_namespaces=True)
     return [actor["name"] for actor in actors if actor["namespace"] == NAMESPACE]
 
 
 def _find(name: str) -> Any:
-    """Return the supervisor of a fleet, or a server; None: there is none of this name."""
+    """Return the supervisor of a fleet, or a server; None if there is none of this name."""
     try:
         return ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
@@ -303,7 +304,7 @@ def _find(name: str) -> Any:
 
 
 def _require(name: str) -> Any:
-    """Return the supervisor of a fleet of the cluster, to which a program is connected that is not yet."""
+    """Return the supervisor of a fleet; connect the program to the cluster first if it is not."""
     if not ray.is_initialized():
         ray.init(address="auto")
     handle = _find(name)
@@ -314,7 +315,7 @@ def _require(name: str) -> Any:
 
 
 def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return keywords of `serve_gym`, or raise SettingError for those that it has not or that a fleet gives itself."""
+    """Return keywords of `serve_gym`; raise SettingError for unknown ones and for those that the fleet sets itself."""
     known = inspect.signature(provided("serve_gym")).parameters
     for name in options:
         if name in _FLEETS_OWN:
@@ -335,7 +336,7 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _token(options: dict[str, Any]) -> str | None:
-    """Take what clients show from the keywords of `serve_gym`; make it where there is none."""
+    """Remove the clients' token from the keywords of `serve_gym` and return it; generate one if there is none."""
     token, auth = options.pop("token", None), options.get("auth") or Auth()
     if token is None:
         return None if auth.insecure else secrets.token_urlsafe(32)
@@ -343,7 +344,7 @@ def _token(options: dict[str, Any]) -> str | None:
 
 
 def _pieces(env: Any, options: dict[str, Any]) -> list[bytes]:
-    """Pickle what a server needs, in pieces that Ray keeps itself, so that servers outlive this program."""
+    """Pickle what a server needs, in pieces that Ray's control store keeps, so that servers outlive this program."""
     try:
         data: bytes = ray.cloudpickle.dumps((env, options, registered_specs(env)))
     except Exception as error:

@@ -1,8 +1,8 @@
-"""The actors in Ray's processes: one for each server, and a supervisor.
+"""The actors of a fleet: one for each server, and a supervisor.
 
-The creation arguments of an actor are kept by Ray's control store, in pieces that are small enough for it, so an actor
-comes back after its creator has gone. What changes later, the number of servers that are wanted, is kept by every
-server: a supervisor that comes back asks them.
+Ray's control store keeps the creation arguments of an actor, in pieces that are small enough for it. So an actor can be
+restarted after its creator has ended. The wanted number of servers changes later, so every server remembers it: a
+restarted supervisor asks them.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ with imported_from("fleets on Ray need the package ray", "ray"):
 __all__ = ["NAMESPACE", "FleetSettings", "ServerActor", "Supervisor", "actor_options", "server_prefix"]
 
 NAMESPACE = "gymnasium-bridge"
-"""Of Ray: where the actors of all fleets have their names."""
+"""The namespace in Ray for the names of all actors of fleets."""
 _log = logging.getLogger(__name__)
 _TICK = 0.25
-# Seconds between two questions to a server, and between two health checks; and how long a check may take.
+# Seconds between two status requests to a server, between two health checks, and for one health check.
 _ASK_PERIOD = 1.0
 _HEALTH_PERIOD = 5.0
 _HEALTH_TIMEOUT = 5.0
-# Checks that fail one after the other before a server is replaced.
+# Failed checks in a row after which a server is replaced.
 _MOST_MISSES = 3
-# Seconds that a server has to close its environments, once it was told to stop.
+# Seconds that a server has to close its environments after it was told to stop.
 _STOP_TIMEOUT = 15.0
-# Seconds beyond the drain timeout after which a server that has not ended is stopped.
+# Seconds after the drain timeout at which a server that has not ended is stopped.
 _DRAIN_MARGIN = 10.0
-# Seconds that a supervisor that came back waits for the servers' memory.
+# Seconds for which a restarted supervisor waits for the servers' memory.
 _RECOVERY_TIMEOUT = 30.0
-# Seconds until servers are started in the place of one that is gone: at first, and at most, doubling.
+# Seconds until a lost server is replaced: the first pause and the longest one; it doubles.
 _RETRY = (1.0, 30.0)
 
 
 def server_prefix(fleet: str) -> str:
-    """Return what the names of a fleet's servers begin with."""
+    """Return the prefix of the names of a fleet's servers."""
     return f"{fleet}/server-"
 
 
 @dataclasses.dataclass(frozen=True)
 class FleetSettings:
-    """The constants of a fleet."""
+    """The constant settings of a fleet."""
 
     name: str
     """Its name."""
@@ -73,39 +73,39 @@ class FleetSettings:
     slots_per_server: int
     """The slots that a server carries, unless it must carry more."""
     token: str | None = dataclasses.field(repr=False)
-    """The token that clients show; None: none."""
+    """The token that clients send; None: none."""
     drain_timeout: float
-    """Seconds that a server has to get rid of its clients."""
+    """Seconds that clients have to leave a draining server."""
     actor_options: Mapping[str, Any]
-    """Of Ray, for each server."""
+    """Ray's options for each server's actor."""
 
 
 def actor_options(name: str, **more: Any) -> dict[str, Any]:
-    """Return Ray's options of an actor that outlives its creator and comes back when it ends."""
+    """Return Ray's options for an actor that outlives its creator and is restarted when it ends."""
     return {"name": name, "namespace": NAMESPACE, "lifetime": "detached", "max_restarts": -1, **more}
 
 
 class ServerActor:
-    """A server in a process of Ray. One that was started anew listens at another port.
+    """A server in a process of Ray. A restarted one listens at another port.
 
     Args:
         name: Its name.
-        token: What clients show; None: nothing.
-        pieces: The pickled environment, keywords of `serve_gym`, and specs of the registry, in pieces.
+        token: The token that clients send; None: none.
+        pieces: The pickled environment, the keywords of `serve_gym`, and specs of the registry, in pieces.
     """
 
     def __init__(self, name: str, token: str | None, *pieces: bytes) -> None:
         import ray.cloudpickle
 
         sys.setswitchinterval(SWITCH_INTERVAL)
-        env, options, specs = ray.cloudpickle.loads(b"".join(pieces))  # what the user of this cluster sent
+        env, options, specs = ray.cloudpickle.loads(b"".join(pieces))  # the user of this cluster sent it
         for spec in specs:
             gymnasium.registry.setdefault(spec.id, spec)
         self._name = name
         self._node = ray.util.get_node_ip_address()
         self._memory: dict[str, Any] = {}
         with warnings.catch_warnings():
-            if token is not None:  # the client is warned of it, once rather than by each server
+            if token is not None:  # otherwise every server would warn of a missing token; the client does so once
                 warnings.simplefilter("ignore", RuntimeWarning)
             auth = dataclasses.replace(options.pop("auth", None) or Auth(), insecure=token is None)
             self._server = provided("serve_gym")(env, host=self._node, token=token, auth=auth, start=False, **options)
@@ -114,7 +114,7 @@ class ServerActor:
         self._thread.start()
 
     def status(self) -> dict[str, Any]:
-        """Return how it is: the server's own status, and where it is."""
+        """Return the server's own status, with its URL and node."""
         return {
             **self._server.status(),
             "url": self._url,
@@ -125,11 +125,11 @@ class ServerActor:
         }
 
     def remember(self, memory: dict[str, Any]) -> None:
-        """Keep what a supervisor that comes back is to know."""
+        """Keep what a restarted supervisor needs to know."""
         self._memory = memory
 
     def drain(self, timeout: float) -> None:
-        """Take no further worlds, and end once the last client has left, or after so many seconds."""
+        """Accept no new worlds, and end when the last client has left, or after `timeout` seconds."""
         self._server.drain(timeout)
 
     def stop(self) -> None:
@@ -138,7 +138,7 @@ class ServerActor:
 
 
 class _FleetServer:
-    """A server, as the supervisor knows it."""
+    """What the supervisor knows of a server."""
 
     def __init__(self, name: str, handle: Any, slots: int, now: float) -> None:
         self.name = name
@@ -148,12 +148,12 @@ class _FleetServer:
         self.said: dict[str, Any] = {}
         """Its last status."""
         self.said_at = now
-        """When it came."""
+        """When it arrived."""
         self.url = ""
-        """Where it is, as long as it answers; empty: it does not."""
+        """Its URL while it answers; otherwise empty."""
         self.last_url = ""
         self.question: Any = None
-        """A request for its status that is under way."""
+        """A pending request for its status."""
         self.asked_at = -float("inf")
         self.checked_at = now
         self.check: Future[str] | None = None
@@ -164,7 +164,7 @@ class _FleetServer:
         self.problem = ""
 
     def status(self, now: float) -> ServerStatus:
-        """Return what there is to tell."""
+        """Return the server's status for users."""
         numbers = {name: int(self.said.get(name, 0)) for name in ("pid", "worlds", "steps", "episodes", "failures")}
         return ServerStatus(
             name=self.name,
@@ -182,12 +182,12 @@ class _FleetServer:
 
 
 class Supervisor:
-    """Keeps as many servers as are wanted, in a thread of its own.
+    """The actor that keeps the wanted number of servers, in a thread of its own.
 
     Args:
-        settings: What does not change.
-        wanted: How many servers there are to be at first.
-        pieces: For each `ServerActor`.
+        settings: The fleet's constants.
+        wanted: The initial number of servers.
+        pieces: The argument of each `ServerActor`.
     """
 
     def __init__(self, settings: FleetSettings, wanted: int, *pieces: bytes) -> None:
@@ -205,7 +205,7 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="bridge-fleet", daemon=True)
         self._thread.start()
 
-    # What the user asks for. Ray calls these one after the other.
+    # The methods that users call. Ray calls them one at a time.
 
     def endpoints(self) -> list[Endpoint]:
         """Return the servers that answer."""
@@ -217,14 +217,14 @@ class Supervisor:
             ]
 
     def status(self) -> FleetStatus:
-        """Return how the fleet is."""
+        """Return the fleet's status."""
         with self._lock:
             now = time.monotonic()
             servers = tuple(server.status(now) for server in self._servers.values())
             return FleetStatus(self._settings.name, self._memory["wanted"], servers, self._problem)
 
     def scale(self, wanted: int, force: bool) -> str:
-        """Change how many servers are wanted; return why not, or nothing."""
+        """Change the wanted number of servers; return why it is refused, or ""."""
         lanes, slots = self._settings.lanes, self._settings.slots_per_server
         with self._lock:
             status = self.status()
@@ -241,11 +241,11 @@ class Supervisor:
             return ""
 
     def shutdown(self) -> None:
-        """End all servers, without a wait for their clients."""
+        """End all servers without waiting for their clients."""
         with self._lock:
             self._ending = True
             self._memory["wanted"] = 0
-        # First the thread, which would start others in the place of those that are stopped.
+        # The thread ends first, because it would replace the stopped servers.
         self._thread.join(_STOP_TIMEOUT)
         with self._lock:
             servers = list(self._servers.values())
@@ -262,7 +262,7 @@ class Supervisor:
         self._memory = {**self._memory, **changes, "version": self._memory["version"] + 1}
 
     def _recover(self) -> None:
-        """Take over the servers that there are, and what they remember."""
+        """Take over the existing servers, and what they remember."""
         prefix = server_prefix(self._settings.name)
         found = [
             actor["name"]
@@ -273,7 +273,7 @@ class Supervisor:
         for name in sorted(found, key=lambda name: int(name[len(prefix) :])):
             try:
                 handle = ray.get_actor(name, namespace=NAMESPACE)
-            except ValueError:  # it went meanwhile
+            except ValueError:  # it ended in the meantime
                 continue
             self._servers[name] = _FleetServer(name, handle, self._settings.slots_per_server, now)
         asked = [server.handle.status.remote() for server in self._servers.values()]
@@ -286,16 +286,16 @@ class Supervisor:
                 memory = ray.get(question)["memory"]
             except ray.exceptions.RayError:
                 continue
-            # Servers that did not hear of the last change have an older memory.
+            # Servers that missed the last change have an older memory.
             if memory and memory["version"] > self._memory["version"]:
                 self._memory = memory
         numbers = [int(name[len(prefix) :]) for name in found]
-        # A server may have started after the others were told last: its number must not be given again.
+        # A server may have started after the others were last updated. Its number must not be reused.
         self._memory["next"] = max(self._memory["next"], max(numbers) + 1)
         for server in self._servers.values():
             server.slots = self._memory["slots"]
 
-    # Looking after the servers
+    # Supervision of the servers
 
     def _run(self) -> None:
         while not self._ending:
@@ -314,7 +314,7 @@ class Supervisor:
 
     def _ask(self, now: float) -> None:
         for server in list(self._servers.values()):
-            # One question at a time: Ray queues calls of an actor that does not answer.
+            # One request at a time: Ray queues calls to an actor that does not answer.
             if server.question is None and now >= server.asked_at + _ASK_PERIOD:
                 server.asked_at = now
                 server.question = server.handle.status.remote()
@@ -339,7 +339,7 @@ class Supervisor:
                 self._answered(server, said, now)
 
     def _unavailable(self, server: _FleetServer, why: str) -> None:
-        """Take note that a server does not answer, which Ray starts anew."""
+        """Record that a server does not answer; Ray restarts it."""
         with self._lock:
             if server.url:
                 _log.warning("fleet %s: %s does not answer", self._settings.name, server.name)
@@ -349,10 +349,10 @@ class Supervisor:
                 server.state = "starting"
 
     def _dead(self, server: _FleetServer, error: Exception, now: float) -> None:
-        """Take note that a server is gone for good: it could not be made, or was killed by somebody else."""
+        """Record that a server has ended for good: it could not be made, or was killed from outside."""
         with self._lock:
             self._servers.pop(server.name, None)
-            # It was to go anyway, or enough others are there: fewer are wanted by now.
+            # It was about to go, or enough others exist: fewer are wanted by now.
             staying = sum(other.state not in ("draining", "stopping") for other in self._servers.values())
             if server.state in ("draining", "stopping") or staying >= self._memory["wanted"]:
                 return
@@ -368,15 +368,15 @@ class Supervisor:
                     server.restarts += 1
                     _log.warning("fleet %s: %s is back at another address", self._settings.name, server.name)
                 server.last_url, server.misses, server.checks, server.checked_at = said["url"], 0, 0, now
-                if server.state in ("draining", "stopping"):  # what it had is lost, and nobody is to come
+                if server.state in ("draining", "stopping"):  # its clients have lost their worlds, and no new ones come
                     server.deadline = now
             server.said, server.said_at = said, now
             server.url = "" if said["ended"] else said["url"]
             server.problem = ""
-            # Not by servers that serve already: others may still fail to start.
+            # A serving server does not clear the problem: others may still fail to start.
             if server.state == "starting":
                 server.state, self._failures, self._problem = "serving", 0, ""
-            if said["draining"] and server.state == "serving":  # before this supervisor came back
+            if said["draining"] and server.state == "serving":  # it began to drain before this supervisor was restarted
                 self._drain(server, now, ask=False)
             if said["memory"].get("version", -1) != self._memory["version"] and server.state == "serving":
                 server.handle.remember.remote(self._memory)
@@ -401,18 +401,18 @@ class Supervisor:
             return
         server.misses += 1
         server.problem = f"health check: {problem}"
-        server.checked_at = now - _HEALTH_PERIOD + _TICK  # the next one follows at once
+        server.checked_at = now - _HEALTH_PERIOD + _TICK  # the next check follows at once
         if server.misses < _MOST_MISSES:
             return
         _log.error(
             "fleet %s: %s fails its health checks and is replaced: %s", self._settings.name, server.name, problem
         )
         server.misses = 0
-        # A process that hangs cannot end itself. Ray starts it anew: `max_restarts` is -1.
+        # A process that hangs cannot end itself. Ray restarts it: `max_restarts` is -1.
         ray.kill(server.handle, no_restart=False)
         self._unavailable(server, server.problem)
 
-    # As many as are wanted
+    # The number of servers
 
     def _reconcile(self, now: float) -> None:
         with self._lock:
@@ -439,7 +439,7 @@ class Supervisor:
     def _drain(self, server: _FleetServer, now: float, *, ask: bool = True) -> None:
         timeout = self._settings.drain_timeout
         server.deadline = now + timeout + _DRAIN_MARGIN
-        # It has told no URL yet, so there are no clients who could leave.
+        # It has not reported a URL yet, so it has no clients to wait for.
         if server.state == "starting" and not server.said:
             server.state, server.deadline = "stopping", now
             return
@@ -454,7 +454,7 @@ class Supervisor:
                 with self._lock:
                     server.state, server.url, server.deadline = "stopping", "", now + _STOP_TIMEOUT
                     server.stopping = server.handle.stop.remote()
-            elif server.state == "serving" and ended:  # nobody of this fleet has ended it
+            elif server.state == "serving" and ended:  # it did not end on our request
                 ray.kill(server.handle, no_restart=False)
                 self._unavailable(server, "it ended by itself")
             elif server.state == "stopping" and (now >= server.deadline or _is_done(server.stopping)):
@@ -471,7 +471,7 @@ def _is_done(question: Any) -> bool:
 
 
 def _health(url: str) -> str:
-    """Return what is wrong with a server; nothing where it serves."""
+    """Return what is wrong with a server; "" if it serves."""
     try:
         said = check_health(parse_address(url), _HEALTH_TIMEOUT, verify=False)
     except BridgeError as error:
@@ -480,6 +480,6 @@ def _health(url: str) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """Return why an actor died, in a line: the exception of its constructor is the last line of the traceback."""
+    """Return why an actor died, in one line: the last line of the traceback is the constructor's exception."""
     lines: Sequence[str] = [line.strip() for line in str(error).splitlines() if line.strip()]
     return next((line for line in reversed(lines) if ": " in line), lines[-1] if lines else repr(error))

@@ -1,4 +1,4 @@
-"""The rows of `gymnasium-bridge top`: the status of servers, read again and again, and the rates in between."""
+"""The rows of `gymnasium-bridge top`: the status of servers, polled repeatedly, and the rates between two polls."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from bridge.fleet.health import NOT_SERVING, check_health
 __all__ = ["SERVES", "Fixed", "ServerRow", "Snapshot", "Top", "find_directory"]
 
 SERVES = ("serving", "full")
-"""The states of servers that serve those who are there."""
+"""The states in which a server serves its present clients."""
 _AT_ONCE = 16
 _HISTORY = 40
 _RAY = "ray://"
@@ -42,40 +42,40 @@ _RAY = "ray://"
 
 @dataclasses.dataclass(frozen=True)
 class ServerRow:
-    """One server at one time."""
+    """The status of one server at one time."""
 
     name: str
-    """Of its directory; its URL where it has none there."""
+    """The name in the directory; the URL if it has none there."""
     url: str
-    """Where it is, without a token."""
+    """The URL, without a token."""
     state: str
-    """`serving`, `full` (it takes no further client, or makes no further world), `draining`, `unreachable`, `silent`
-    (no answer in time), or `refused`."""
+    """`serving`, `full` (it accepts no further client or world), `draining`, `unreachable`, `silent` (no answer in
+    time), or `refused`."""
     slots: int | None = None
-    """The slots that it can carry; None: not known."""
+    """The slots that the server can carry; None: unknown."""
     slots_used: int | None = None
-    """Lanes of worlds that a client is in. None, as of all counts below: the server has not said."""
+    """Lanes in use by clients. In this and all counts below, None means that the server has not reported it."""
     worlds: int | None = None
-    """Its worlds."""
+    """The number of worlds."""
     connections: int | None = None
-    """Open connections, that of this program included."""
+    """Open connections, including that of this program."""
     steps: int | None = None
-    """Steps of its environments since it started, a lane each."""
+    """Environment steps since the server started; each lane counts."""
     steps_per_second: float | None = None
-    """The same since the last look; None: there is none to compare with."""
+    """Steps per second since the last poll; None: there is no earlier poll to compare with."""
     episodes: int | None = None
-    """Episodes that ended since it started, a lane each."""
+    """Finished episodes since the server started; each lane counts."""
     failures: int | None = None
-    """How often an environment raised since it started."""
+    """Exceptions that environments raised since the server started."""
     uptime: float | None = None
-    """Seconds since it started."""
+    """Seconds since the server started."""
     problem: str = ""
-    """Why nothing is known of it."""
+    """Why the server's status is unknown."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Snapshot:
-    """All servers at one time."""
+    """The status of all servers at one time."""
 
     time: float
     """Seconds since 1970."""
@@ -84,12 +84,12 @@ class Snapshot:
     servers: tuple[ServerRow, ...]
     """The servers, in the directory's order."""
     problem: str = ""
-    """Why the directory cannot be read; what it said before is shown."""
+    """Why the directory cannot be read; the servers it named before are shown."""
     history: tuple[float, ...] = ()
     """Steps per second of all servers together, the newest last."""
 
     def total(self) -> dict[str, Any]:
-        """Return the sums over all servers that have said how they are."""
+        """Return the sums over all servers that have reported."""
         rates = [row.steps_per_second for row in self.servers if row.steps_per_second is not None]
         serving = [row for row in self.servers if row.state in SERVES]
         slots = [row.slots for row in serving]
@@ -107,7 +107,7 @@ class Snapshot:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as an object for JSON."""
+        """Return an object that can be written as JSON."""
         servers = [dataclasses.asdict(row) for row in self.servers]
         return {
             "time": self.time,
@@ -120,25 +120,25 @@ class Snapshot:
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """A directory of URLs that stay as they are."""
+    """A directory with a fixed list of URLs."""
 
     urls: tuple[str, ...]
-    """Of one server each."""
+    """The URL of each server."""
 
     def endpoints(self) -> list[Endpoint]:
-        """Return them."""
+        """Return the servers."""
         return [Endpoint(url) for url in self.urls]
 
 
 def find_directory(targets: Sequence[str]) -> Directory:
-    """Read what a command line names: URLs of servers, or one directory of them.
+    """Return the directory that a command line names: URLs of servers, or one directory.
 
     Args:
-        targets: URLs; or one of `file:///PATH`, `grpc+dns://HOST:PORT`, `grpcs+dns://HOST:PORT` and `ray://FLEET`.
+        targets: URLs, or one of `file:///PATH`, `grpc+dns://HOST:PORT`, `grpcs+dns://HOST:PORT` and `ray://FLEET`.
 
     Raises:
-        AddressError: One cannot be read.
-        SettingError: A directory is not alone, or the fleet is not there.
+        AddressError: A target cannot be read.
+        SettingError: A directory is not the only target, or the fleet does not exist.
     """
     found = [_find(target) for target in targets]
     directories = [each for each in found if each is not None]
@@ -161,14 +161,14 @@ def _find(target: str) -> Directory | None:
 
 
 class Top:
-    """Looks at all servers of a directory, as often as it is asked to.
+    """Polls all servers of a directory.
 
     Args:
-        directory: Names the servers; read at each look.
-        target: What to call it.
-        credentials: What is shown to the servers.
-        timeout: Seconds that a server has to answer.
-        clock: Gives monotonic seconds.
+        directory: Lists the servers; read at each poll.
+        target: The name to display.
+        credentials: The credentials for the servers.
+        timeout: Seconds to wait for a server's answer.
+        clock: Returns monotonic seconds.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Top:
         self._directory = directory
         self._target = " ".join(shown_url(word) for word in target.split())
         self._credentials = ClientCredentials.of() if credentials is None else credentials
-        # The URLs have addresses, and certificates have the name that was looked up.
+        # The URLs contain addresses, but certificates contain the name that was looked up.
         name = directory.server_name if isinstance(directory, DnsDirectory) else None
         if name is not None and self._credentials.tls_server_name is None:
             self._credentials = dataclasses.replace(self._credentials, tls_server_name=name)
@@ -197,10 +197,10 @@ class Top:
         """The last status of servers that drain."""
 
     def look(self) -> Snapshot:
-        """Ask every server how it is."""
+        """Poll every server."""
         problem = ""
         try:
-            # A URL that is named twice is one server: two threads must not ask over its one connection.
+            # A URL that is listed twice is one server: two threads must not use its one connection.
             self._endpoints = tuple({endpoint.url: endpoint for endpoint in self._directory.endpoints()}.values())
         except (BridgeError, OSError, ValueError) as error:
             problem = reason_of(error)
@@ -209,7 +209,7 @@ class Top:
             if not self._endpoints:
                 raise
         known = {endpoint.url for endpoint in self._endpoints}
-        # Servers that have left the directory: their connections would keep them from ending.
+        # Servers that have left the directory: our connections would keep them from ending.
         for url in set(self._inspectors) - known:
             self._forget(url)
         self._draining = {url: row for url, row in self._draining.items() if url in known}
@@ -220,9 +220,9 @@ class Top:
         return Snapshot(time.time(), self._target, rows, problem, tuple(self._history))
 
     def _rows(self, endpoints: Sequence[Endpoint]) -> tuple[ServerRow, ...]:
-        """Ask servers, some at a time, in threads that keep no program from its end: Ctrl-C waits for none of them."""
+        """Poll several servers at a time, in daemon threads, so that Ctrl-C need not wait for them."""
         found: dict[int, ServerRow | BaseException] = {}
-        waiting = iter(enumerate(endpoints))  # what each thread takes its next one from
+        waiting = iter(enumerate(endpoints))  # each thread takes its next server from here
 
         def ask() -> None:
             for index, endpoint in waiting:
@@ -237,7 +237,7 @@ class Top:
             thread.start()
         for thread in threads:
             while thread.is_alive():
-                thread.join(1.0)  # a signal that comes just before a wait is seen only after it
+                thread.join(1.0)  # a signal just before a wait without a timeout would not be noticed
         self._asking = False
         rows = [found[index] for index in range(len(endpoints))]
         for row in rows:
@@ -246,7 +246,7 @@ class Top:
         return tuple(row for row in rows if isinstance(row, ServerRow))
 
     def _row(self, endpoint: Endpoint) -> ServerRow:
-        """Ask one server; runs in a thread."""
+        """Poll one server; runs in a thread."""
         url = shown_url(endpoint.url)
         name = endpoint.name or url
         try:
@@ -257,25 +257,25 @@ class Top:
         except UsageError:
             raise
         except RemoteError as error:
-            # A new connection at the next look: what this one still gets would answer an older question.
+            # Make a new connection at the next poll: a late answer on this one would belong to an older request.
             self._forget(endpoint.url)
             state = _state(error)
             if state != "full" and self._drains(endpoint.url):
                 return self._draining.get(endpoint.url, ServerRow(name, url, "draining", endpoint.slots))
             return ServerRow(name, url, state, endpoint.slots, problem=" ".join(_explain(error).split()))
-        # A new server may serve at the URL of one that drained.
+        # A new server may serve at the URL of a drained one.
         self._draining.pop(endpoint.url, None)
         try:
             return self._read(endpoint, name, url, read_encoded(status))
-        except Exception as error:  # whatever a stranger's words lead to: the other servers are shown all the same
+        except Exception as error:  # any error of a foreign server's answer: the other servers are still shown
             problem = f"its server.status cannot be read: {error!r:.200}"
             return ServerRow(name, url, "refused", endpoint.slots, problem=problem)
 
     def _read(self, endpoint: Endpoint, name: str, url: str, said: dict[str, Any]) -> ServerRow:
-        """Return the row of a server that has said how it is; raises whatever where that makes no sense."""
+        """Return the row of a server from its report; raise any exception if the report makes no sense."""
         now = self._clock()
         rate = self._rate(endpoint.url, now, said)
-        state = "full" if said.get("full") else "serving"  # older servers do not say
+        state = "full" if said.get("full") else "serving"  # older servers do not report it
         if said["draining"] or endpoint.draining:
             state = "draining"
         counts: dict[str, Any] = {
@@ -289,30 +289,30 @@ class Top:
             slots_used=int(said["slots"]),
             steps_per_second=rate,
             **counts,
-            uptime=int(said["uptime"] * 1000) / 1000,  # raises where it is infinite or NaN
+            uptime=int(said["uptime"] * 1000) / 1000,  # raises if it is infinite or NaN
         )
-        # It ends once its clients have left, and this connection counts as one. That of the next look does not: it is
-        # let in for properties alone.
+        # A draining server ends when its clients have left, and this connection counts as one. The next poll's
+        # connection does not: a draining server admits it for properties only.
         if said["draining"]:
             self._leave(endpoint.url)
             self._draining[endpoint.url] = dataclasses.replace(row, steps_per_second=None)
         return row
 
     def _drains(self, url: str) -> bool:
-        """Tell whether a server that lets nobody in drains."""
+        """Return True if a server that refuses connections is draining."""
         address = dataclasses.replace(parse_address(url), credentials=self._credentials)
         try:
             return check_health(address, self._timeout, verify=False) == NOT_SERVING
-        except RefusedError:  # it has no health service: as it last said itself
+        except RefusedError:  # it has no health service: use its last report
             return url in self._draining
         except RemoteError:
             return False
 
     def _rate(self, url: str, now: float, said: dict[str, Any]) -> float | None:
-        """Return the steps per second since the last look."""
+        """Return the steps per second since the last poll."""
         before, self._before[url] = self._before.get(url), (now, said)
         if before is None or said["uptime"] < before[1]["uptime"] or now <= before[0]:
-            return None  # new, or started anew
+            return None  # new or restarted
         return max(0.0, float(said["steps"] - before[1]["steps"]) / (now - before[0]))
 
     def _forget(self, url: str) -> None:
@@ -326,8 +326,8 @@ class Top:
                 inspector.close()
 
     def close(self) -> None:
-        """End the connections."""
-        if self._asking:  # interrupted: the connections are the threads'
+        """Close the connections."""
+        if self._asking:  # interrupted: threads still use the connections
             return
         for url in list(self._inspectors):
             self._forget(url)
@@ -352,5 +352,5 @@ def _state(error: RemoteError) -> str:
 def _explain(error: RemoteError) -> str:
     if isinstance(error, RefusedError) and error.code in (Code.NOT_FOUND, Code.UNIMPLEMENTED):
         return "it has no property server.status: another server than Gymnasium Bridge's, or an older one"
-    # The row names the server: so the same trouble of two of them is the same text.
+    # The row names the server already, so the same problem of two servers is the same text.
     return str(error).removeprefix(error.url).removeprefix(":").lstrip()
