@@ -1,4 +1,4 @@
-"""Policies at the other end, over openpi's wire: called and served; and how good they are on served environments.
+"""Call, serve and evaluate policies over openpi's wire protocol.
 
 May be imported by the composition root.
 """

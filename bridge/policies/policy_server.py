@@ -1,4 +1,4 @@
-"""Serves a policy: requests of all connections that wait are answered by one call of the function."""
+"""Serve a policy: one call of its function answers the waiting requests of all connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bridge.errors import RequestError, SettingError
 from bridge.policies import wire
 from bridge.policies.rows import check_policy, join, layout, row_count, take
 
-# After `wire`, whose error says what to install.
+# Imported after `wire`, whose error message says what to install.
 from websockets.exceptions import ConnectionClosed  # isort: skip
 from websockets.frames import CloseCode  # isort: skip
 from websockets.http11 import Request as HttpRequest, Response  # isort: skip
@@ -37,42 +37,42 @@ if TYPE_CHECKING:
 __all__ = ["PolicyServer", "serve_policy"]
 
 _LOG = logging.getLogger("bridge.policies")
-# Seconds until a client is given up whose machine acknowledges nothing that was sent.
+# Seconds after which a client is disconnected whose machine acknowledges no data.
 _UNREACHABLE = 120.0
 
 
 class _Waiting(NamedTuple):
-    """A request that waits for the function."""
+    """A request that waits for a call of the function."""
 
     batch: Any
     rows: int
     layout: Any
     answer: Future[Any]
-    """The actions, and how long the function took; cancelled by `stop`."""
+    """The actions, and the duration of the call; cancelled by `stop`."""
 
 
 class _Port:
-    """A listening socket for `websockets`, which gives each caller a thread, and ends with the first error of `accept`.
+    """A listening socket for `websockets`, which serves each connection in a thread, and stops at an error of `accept`.
 
     Args:
         sock: The socket.
-        callers: Gets those whose handshake is not over.
+        callers: Set of the sockets whose handshake is not complete.
     """
 
     def __init__(self, sock: socket.socket, callers: Callers) -> None:
-        sock.settimeout(1.0)  # else a thread that waits for a caller who has gone again is not woken by `close`
+        sock.settimeout(1.0)  # otherwise `close` does not wake a thread that waits for a lost client
         self._sock, self._callers = sock, callers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Take a caller."""
+        """Accept a connection."""
         while True:
             try:
                 sock, address = self._sock.accept()
                 break
-            except OSError:  # such as no files left, or of TLS a caller who has gone
+            except OSError:  # such as no free file descriptors, or a client that left during the TLS handshake
                 if self._sock.fileno() < 0:
                     raise
                 time.sleep(0.01)
@@ -82,9 +82,9 @@ class _Port:
 
 @grouped_class(ListenOptions, tls=TLS)
 class PolicyServer:
-    """A policy that is served in the background, for `RemotePolicy` and for clients of openpi.
+    """A policy served in the background, for `RemotePolicy` and for openpi's clients.
 
-    A context manager, which stops it. `serve_policy` is another name for it.
+    Used as a context manager, it stops at the end. `serve_policy` is another name for this class.
 
     Examples:
         >>> import numpy as np
@@ -95,17 +95,16 @@ class PolicyServer:
         1
 
     Args:
-        function: Takes a batch of observations, `(rows, …)` or a dict of such, where text is an array of strings, and
-            returns `(rows, …)` actions.
-            `by_rows` makes one of a function of single observations.
-        chunked: Whether the function returns chunks, `(rows, horizon, …)`.
+        function: A function of a batch of observations, `(rows, …)` or a dict of them, with text as arrays of strings.
+            It returns actions, `(rows, …)`. `by_rows` makes such a function from one of single observations.
+        chunked: True if the function returns chunks, `(rows, horizon, …)`.
         max_batch: The most observations of one call.
-        max_wait: Seconds that a request waits for others to share a call with.
-        max_connections: How many clients there may be.
+        max_wait: Seconds for which a request waits for others that share its call.
+        max_connections: The most clients at a time.
         max_message_bytes: The largest request.
-        insecure: Beyond loopback, let anybody in. Else `PolicyServer.token` is the token that is made there.
-        metadata: What clients are told when they connect.
-        keywords: Those of `bridge.core.server.auth.ListenOptions`, which the signature lists.
+        insecure: Beyond loopback, accept clients without a token. Otherwise `PolicyServer.token` is generated there.
+        metadata: Sent to each client when it connects.
+        keywords: The keywords of `bridge.core.server.auth.ListenOptions`, which the signature lists.
 
     Raises:
         SettingError: A keyword is out of its range, or the port is taken.
@@ -134,7 +133,7 @@ class PolicyServer:
         security = options.security().for_host(host, insecure=insecure)
         self._function, self._gate, self._chunked = function, Gate(security.token), chunked
         self.token = None if security.token is None else str(security.token.reveal())
-        """The token that clients have to show; None: none."""
+        """The token that clients must send; None: none."""
         self._max_batch, self._max_wait, self._max_connections = max_batch, max_wait, max_connections
         self._metadata = wire.pack({**(metadata or {}), wire.MAX_BATCH: max_batch})
         self._waiting: list[_Waiting] = []
@@ -143,7 +142,7 @@ class PolicyServer:
         self._connections = set[ServerConnection]()
         self._callers = Callers(64)
         self.calls = 0
-        """How often the function was called."""
+        """The number of calls of the function."""
         context = security.context()
         self._servers = [
             serve(
@@ -151,12 +150,12 @@ class PolicyServer:
                 sock=sock,
                 ssl=context,
                 process_request=self._admit,
-                origins=[None],  # a page in a browser that visits another site must not reach a policy on this machine
+                origins=[None],  # a web page of another site must not reach a policy on this machine
                 compression=None,
                 close_timeout=1.0,
                 max_size=max_message_bytes,
                 logger=LOGGER,
-                # A client that computes in its event loop answers no ping meanwhile, and comes back.
+                # Pings are off: a client that computes in its event loop could not answer them in time.
                 **without_ping_timeout(serve),
             )
             for sock in listen_tcp(host, port)
@@ -172,22 +171,22 @@ class PolicyServer:
             thread.start()
 
     def wait(self) -> None:
-        """Block until Ctrl-C or SIGTERM, or `stop` from another thread; a signal stops the server."""
+        """Block until Ctrl-C or SIGTERM, or until another thread calls `stop`; a signal stops the server."""
         wait_or_stop(self._stopped, self.stop)
 
     def stop(self) -> None:
-        """Close the port and all connections; a call of the function that takes long is left to itself."""
+        """Close the port and all connections. Do not wait for a running call of the function."""
         with self._changed:
             self._stopped.set()
             self._changed.notify_all()
-            # Closed below without the lock, which the threads of the connections take at their ends.
+            # They are closed below without the lock, because the connections' threads take the lock when they end.
             connections = tuple(self._connections)
             for one in self._waiting:
                 one.answer.cancel()
         for server in self._servers:
             server.shutdown()
         for connection in connections:
-            with contextlib.suppress(Exception):  # it is closing already
+            with contextlib.suppress(Exception):  # it may be closing already
                 connection.close(CloseCode.GOING_AWAY)
         for thread in self._threads - {threading.current_thread()}:
             thread.join(2.0)
@@ -199,9 +198,9 @@ class PolicyServer:
         self.stop()
 
     def _admit(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
-        if request.path == "/healthz":  # as openpi's own server; load balancers have no token
+        if request.path == "/healthz":  # like openpi's server; load balancers have no token
             return connection.respond(200, "OK\n")
-        header = ", ".join(request.headers.get_all("Authorization"))  # of several, none is the token
+        header = ", ".join(request.headers.get_all("Authorization"))  # several fields are joined, and so do not match
         kind, _, key = header.partition(" ")
         shown = key if kind.lower() == "api-key" else Gate.bearer(header)
         try:
@@ -211,9 +210,9 @@ class PolicyServer:
         return None
 
     def _serve(self, connection: ServerConnection) -> None:
-        """Answer the requests of one connection, one after the other; at the end it is closed."""
+        """Answer the requests of one connection, one at a time; close the connection at the end."""
         self._callers.let_in(connection.socket)
-        # No pong is waited for. So a client whose machine is gone would keep its place among `max_connections`.
+        # Without pings, a client whose machine is lost would keep its place among `max_connections`.
         end_if_unreachable(connection.socket, _UNREACHABLE)
         with self._changed:
             self._connections.add(connection)
@@ -221,13 +220,13 @@ class PolicyServer:
         try:
             if is_full:
                 connection.send(f"expected at most max_connections={self._max_connections} clients: close one")
-            elif not self._stopped.is_set():  # `stop` may have come during its handshake
+            elif not self._stopped.is_set():  # `stop` may have been called during the handshake
                 connection.send(self._metadata)
                 for data in connection:
                     try:
                         connection.send(self._answer(data))
-                    except ValueError as error:  # a WireError, or NumPy's where something is no array
-                        connection.send(str(error))  # a text is an error on this wire; the connection goes on
+                    except ValueError as error:  # a WireError, or an error of NumPy for an invalid array
+                        connection.send(str(error))  # a text message means an error; the connection stays open
         except (CancelledError, ConnectionClosed):
             pass
         finally:
@@ -238,7 +237,7 @@ class PolicyServer:
         message = wire.unpack(data)
         count = message.pop(wire.BATCH, None)
         rows = 1 if count is None else count
-        # By the exact type: true is an integer for Python.
+        # Compare the exact type: True is an int in Python.
         if type(rows) is not int or not 1 <= rows <= self._max_batch:
             raise wire.WireError(f"expected {wire.BATCH} to be 1 to max_batch={self._max_batch}, got {rows!r:.40}")
         batch = take(message, None if count is None else ...)
@@ -247,7 +246,7 @@ class PolicyServer:
         batch = batch[wire.OBSERVATION] if set(batch) == {wire.OBSERVATION} else batch
         request = _Waiting(batch, rows, layout(batch), Future())
         with self._changed:
-            # `stop` has cancelled what waited: nobody would answer this one.
+            # `stop` has cancelled the waiting requests, so nothing would answer this one.
             if self._stopped.is_set():
                 raise CancelledError
             self._waiting.append(request)
@@ -256,7 +255,7 @@ class PolicyServer:
         return wire.pack({"actions": chunks if count else chunks[0], "server_timing": {"infer_ms": 1000 * seconds}})
 
     def _work(self) -> None:
-        """Answer requests by calls of the function until the server stops."""
+        """Answer requests with calls of the function, until the server stops."""
         while True:
             with self._changed:
                 self._waiting = [one for one in self._waiting if not one.answer.done()]
@@ -264,28 +263,29 @@ class PolicyServer:
                 self._changed.wait_for(self._is_enough, self._max_wait)
                 if self._stopped.is_set():
                     return
-                # Those like the oldest request. The others wait for the next call, which the oldest of them decides.
+                # Requests with the same layout as the oldest. The others wait for the next call, whose layout is that
+                # of its oldest.
                 alike = [one for one in self._waiting if one.layout == self._waiting[0].layout]
             ends = np.cumsum([one.rows for one in alike])
-            with contextlib.suppress(InvalidStateError):  # `stop` has cancelled them meanwhile
+            with contextlib.suppress(InvalidStateError):  # `stop` has cancelled them in the meantime
                 self._run(alike[: np.searchsorted(ends, self._max_batch, "right")])
 
     def _is_enough(self) -> bool:
-        """True if no request is worth waiting for: where all open connections wait already, none can add one soon."""
+        """True if no further request can arrive soon, because every open connection has one waiting."""
         full = sum(one.rows for one in self._waiting) >= self._max_batch
         return self._stopped.is_set() or full or len(self._waiting) >= len(self._connections)
 
     def _run(self, requests: Sequence[_Waiting]) -> None:
-        """Answer requests by one call; where that fails, each by a call of its own: one may spoil it for the others."""
+        """Answer requests with one call. If it fails, call once per request, because one bad request fails them all."""
         ends = np.cumsum([one.rows for one in requests])
         began = time.perf_counter()
         self.calls += 1
         try:
             chunks = np.asarray(self._function(join([one.batch for one in requests])))
-            # A function of actions gives chunks of one.
+            # A function that returns actions gives chunks of length one.
             chunks = chunks if self._chunked else np.expand_dims(np.atleast_1d(chunks), 1)
             wire.check_chunks(chunks, ends[-1])
-        except BaseException as error:  # such as sys.exit(): without this thread nobody would be answered any more
+        except BaseException as error:  # such as SystemExit: without this thread no further request would be answered
             if len(requests) > 1:
                 for one in requests:
                     self._run([one])
@@ -299,4 +299,4 @@ class PolicyServer:
 
 
 serve_policy = PolicyServer
-"""`PolicyServer`, by a name as the other functions that serve have."""
+"""`PolicyServer`, with a name like the other functions that serve."""

@@ -1,4 +1,4 @@
-"""A policy that another process serves, called like a function."""
+"""A policy in another process, called like a function."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _ANSWER = "answer of the policy"
 
 
 def _of_query(address: Address, timeout: float, tls: TLS | None) -> tuple[float, TLS | None]:
-    """Return the timeout and the certificates of a policy's URL; those that are given where it has none.
+    """Return the timeout and the certificates of a policy's URL, or the given ones if the URL has none.
 
     Raises:
-        AddressError: Its query holds something else.
+        AddressError: The query contains an unknown setting.
     """
     for name, text in address.settings:
         try:
@@ -52,20 +52,20 @@ def _of_query(address: Address, timeout: float, tls: TLS | None) -> tuple[float,
 
 @grouped_class(ClientAccess, tls=TLS)
 class RemotePolicy:
-    """A policy behind a WebSocket that speaks openpi's wire: `serve_policy`, or a server of openpi.
+    """A policy that is served over openpi's WebSocket protocol, by `serve_policy` or openpi's server.
 
-    The connection is made by the first call. Where it is lost, the call connects again and asks again: a policy's
-    answer depends on its request alone.
+    The first call connects. If the connection is lost, the call connects again and repeats the request: a policy's
+    answer depends on the request alone.
 
     Args:
-        url: `ws://HOST:PORT`, or `wss://` with TLS. Its query may hold `token`, `timeout`, and `tls_ca`, the path of a
-            CA's certificate. They count before the keywords, and can be given wherever a URL alone names a policy.
+        url: `ws://HOST:PORT`, or `wss://` with TLS. Its query may contain `token`, `timeout`, and `tls_ca`, the path of
+            a CA's certificate. They override the keywords, for places where a policy is named by a URL alone.
         execution_horizon: How many actions of a chunk are executed before the policy is asked again; None: all.
-        timeout: Seconds to wait for an answer.
-        reconnect: Seconds within which a server that is away has to be back; 0: a lost connection is an error.
-        wait_for_server: Seconds that the first call waits for a server that is not up yet, if that is longer than
-            `reconnect`: while it refuses the connection, nobody knows its name, or it answers UNAVAILABLE.
-        keywords: Those of `ClientAccess`, which the signature lists.
+        timeout: Seconds to wait for a response.
+        reconnect: Seconds to wait for a lost server to return; 0: a lost connection is an error.
+        wait_for_server: Seconds for which the first call waits for a server that is not ready yet, if longer than
+            `reconnect`: it refuses the connection, its name is unknown, or it answers UNAVAILABLE.
+        keywords: The keywords of `ClientAccess`, which the signature lists.
 
     Raises:
         AddressError: The URL cannot be read.
@@ -95,10 +95,10 @@ class RemotePolicy:
         self.url = address.url
         """The URL, without its token."""
         self.seconds_in_function = 0.0
-        """How long the server's function took, as far as the server says so."""
+        """The time spent in the server's function, as reported by the server."""
         self._horizon, self._reconnect = execution_horizon, reconnect
         self._patience = max(reconnect, checked_wait(wait_for_server))
-        """Seconds that the next call waits for the server: at first it may not be up yet."""
+        """Seconds for which the next call waits for the server; longer for the first call, when it may be starting."""
         self._socket = MessageSocket(
             address,
             f"/{address.env_id or ''}",
@@ -109,7 +109,7 @@ class RemotePolicy:
             max_message_bytes=wire.MAX_MESSAGE_BYTES,
         )
         self.metadata: dict[str, Any] = {}
-        """What the server says about itself when this end connects, at the first call."""
+        """What the server says about itself; received with the first call."""
         self._chunks: dict[int, list[Any]] = {}
         self._lock = threading.Lock()
 
@@ -117,21 +117,22 @@ class RemotePolicy:
         """Return the action for an observation, or with `slots` a batch of actions for a batch of observations.
 
         Args:
-            observation: An observation: an array, or a dict of arrays and text. With `slots`: a batch of them.
-            slots: Whose the rows of a batch are: each slot executes chunks of its own.
+            observation: An observation: an array, or a dict of arrays and text; with `slots`, a batch of observations.
+            slots: The slot of each row of a batch. Each slot executes its own chunks.
 
         Raises:
-            RemoteTimeoutError: No answer came in time.
+            RemoteTimeoutError: No response came in time.
             RefusedError: The server answered with an error.
-            PeerError: The answer is no chunk of finite actions.
-            ConnectError, ConnectionLostError: The server is away.
+            PeerError: The response is not a chunk of finite actions.
+            ConnectError, ConnectionLostError: The server cannot be reached.
         """
         message = observation if isinstance(observation, dict) else {wire.OBSERVATION: observation}
         batch, numbers = (take(message, None), [-1]) if slots is None else (message, [int(slot) for slot in slots])
         if row_count(batch) != {len(numbers)}:
             raise SettingError(f"expected a row for each of {len(numbers)} slots, got {sorted(row_count(batch))}")
         with self._lock:
-            # The lists themselves: where reset() drops one meanwhile, the rest of its chunk is dropped with it.
+            # The lists themselves, not copies: if reset() removes one during the call, the rest of its chunk goes with
+            # it.
             held = [self._chunks.setdefault(slot, []) for slot in numbers]
             need = [row for row, chunk in enumerate(held) if not chunk]
             if need:
@@ -145,13 +146,13 @@ class RemotePolicy:
         return actions[0] if slots is None else np.stack(actions)
 
     def reset(self, slots: Sequence[int] | Array | None = None) -> None:
-        """Drop what is left of chunks, because episodes began anew: those of some slots, or all."""
-        # No lock: a call for other slots may be under way, which would delay their next steps.
+        """Drop the remaining actions of chunks because new episodes began, in some slots or in all."""
+        # Without the lock: a call for other slots may be running, and waiting for it would delay the next steps.
         for slot in list(self._chunks) if slots is None else slots:
             self._chunks.pop(int(slot), None)
 
     def close(self) -> None:
-        """Disconnect; a later call connects again."""
+        """Disconnect. A later call connects again."""
         with self._lock:
             self._socket.close()
 
@@ -173,7 +174,7 @@ class RemotePolicy:
             self.metadata = self._read(self._socket.receive(_ANSWER))
             self._patience = self._reconnect
         most = self.metadata.get(wire.MAX_BATCH)
-        if not isinstance(most, int) or most < 1:  # a server of openpi takes one observation a message
+        if not isinstance(most, int) or most < 1:  # openpi's server takes one observation per message
             return [chunk for row in range(rows) for chunk in self._request(take(batch, row), 1)]
         chunks: list[Any] = []
         for start in range(0, rows, most):
@@ -182,15 +183,15 @@ class RemotePolicy:
         return chunks
 
     def _request(self, message: dict[str, Any], rows: int) -> Any:
-        """Return a chunk for each row of a message, which is a single observation where it does not say how many."""
+        """Return a chunk for each row of a message. A message without a number of rows is a single observation."""
         answer = self._read(self._socket.ask(wire.pack(message), _ANSWER))
         timing = answer.get("server_timing")
         spent = timing.get("infer_ms") if isinstance(timing, dict) else None
-        # The word of a server, which may be anything: NaN would spoil the sum.
+        # The server may report any value: NaN would make the sum NaN.
         if isinstance(spent, (int, float)) and 0 <= spent < 1e9:
             self.seconds_in_function += spent / 1000
         chunks = answer.get("actions")
-        # openpi answers one observation with one chunk, without the axis of rows.
+        # openpi answers one observation with one chunk, without an axis for rows.
         if wire.BATCH not in message and isinstance(chunks, np.ndarray):
             chunks = chunks[None]
         wire.check_chunks(chunks, rows)

@@ -1,4 +1,4 @@
-"""Batches of observations: arrays with a row for each observation, or nested dicts of such; text is an array, too."""
+"""Batches of observations: arrays with one row per observation, or nested dicts of them; text is an array, too."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["by_rows", "check_policy", "join", "layout", "put", "row_count", "tak
 
 
 def _over_parts(function: Callable[..., Any], *batches: Any) -> Any:
-    """Return a batch of what a function makes of the parts that batches of the same keys have in the same place."""
+    """Apply a function to corresponding parts of batches with the same keys, and return the batch of results."""
     if isinstance(batches[0], dict):
         return {key: _over_parts(function, *(batch[key] for batch in batches)) for key in batches[0]}
     return function(*batches)
 
 
 def take(batch: Any, rows: Any) -> Any:
-    """Return some rows of a batch, as NumPy's index: by a slice or numbers; a single number gives one observation.
+    """Return rows of a batch, selected by a slice or by numbers as in NumPy; a single number gives one observation.
 
-    None makes a batch of one observation.
+    None turns one observation into a batch.
     """
     return _over_parts(lambda part: np.asarray(part)[rows], batch)
 
 
 def put(batch: Any, rows: Sequence[int], part: Any) -> Any:
-    """Return a batch with other observations in some rows; its arrays are written into."""
+    """Write observations into some rows of a batch, in place, and return it."""
 
     def replaced(old: Any, new: Any) -> Any:
         if isinstance(old, np.ndarray):
@@ -45,22 +45,22 @@ def put(batch: Any, rows: Sequence[int], part: Any) -> Any:
 
 
 def join(batches: Sequence[Any]) -> Any:
-    """Return batches of one layout as one, one after the other."""
+    """Concatenate batches of the same layout."""
     return batches[0] if len(batches) == 1 else _over_parts(lambda *parts: np.concatenate(parts), *batches)
 
 
 def row_count(batch: Any) -> set[int]:
-    """Return the lengths of a batch's parts: exactly one where it is a batch."""
+    """Return the set of lengths of a batch's parts; it has exactly one element if the batch is valid."""
     if isinstance(batch, dict):
         return set().union(*(row_count(part) for part in batch.values()))
     return {len(batch) if np.ndim(batch) else -1}
 
 
 def layout(batch: Any) -> Any:
-    """Return what two batches must have alike to be joined: the names, and each array's type and shape of a row."""
+    """Return what must be equal in two batches to join them: the names, and each array's dtype and row shape."""
 
     def of_part(part: Any) -> Any:
-        if part.dtype.kind not in "biufU":  # an array of bytes would lose the zeros at their ends
+        if part.dtype.kind not in "biufU":  # an array of bytes would lose trailing zeros
             raise WireError(f"expected observations of arrays, numbers and text, got an array of {part.dtype}")
         return part.dtype.type, part.shape[1:]
 
@@ -68,13 +68,13 @@ def layout(batch: Any) -> Any:
 
 
 def check_policy(policy: Any) -> None:
-    """Raise SettingError where a policy cannot be called."""
+    """Raise SettingError if a policy is not callable."""
     if not callable(policy):
         raise SettingError(f"expected a policy that takes observations, got {policy!r:.80}")
 
 
 def by_rows(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a policy of batches that calls one of single observations for each row.
+    """Return a policy for batches that calls a policy for single observations once for each row.
 
     Examples:
         >>> import numpy as np

@@ -1,12 +1,12 @@
-"""The messages of openpi's wire: msgpack, with NumPy arrays as maps. No object arrays, no pickle, sizes bounded.
+"""The messages of openpi's protocol: msgpack, with NumPy arrays as maps. No object arrays, no pickle, bounded sizes.
 
-The server sends a map with its metadata when a client connects. Then each binary message of the client is a map with
-one observation, and its answer a map with `actions`, an array whose first axis is time: a chunk of actions. A text
+When a client connects, the server sends a map with its metadata. Then each binary message of the client is a map with
+one observation, and the response is a map with `actions`, an array whose first axis is time: a chunk of actions. A text
 message of the server is an error.
 
-Between two ends of this package one message may hold several observations, stacked: the server's metadata has
-`MAX_BATCH`, the request `BATCH`, and `actions` has one more axis in front. openpi has no such message, so that a client
-asks for it only where the metadata names it.
+Between two ends of this package one message may contain several stacked observations: the server's metadata has
+`MAX_BATCH`, the request `BATCH`, and `actions` has an additional first axis. openpi has no such message, so a client
+sends it only if the metadata has `MAX_BATCH`.
 """
 
 from __future__ import annotations
@@ -21,31 +21,32 @@ from bridge.errors import SettingError
 
 with needed("policies over the network need the packages msgpack and websockets", "policy"):
     import msgpack
-    import websockets  # noqa: F401 - the modules beside import its parts; the error is the same for both
+    import websockets  # noqa: F401 - other modules import parts of it; the error is the same for all
 
 __all__ = ["BATCH", "MAX_BATCH", "MAX_MESSAGE_BYTES", "OBSERVATION", "WireError", "check_chunks", "pack", "unpack"]
 
 MAX_MESSAGE_BYTES = 64 * 2**20
-"""The largest message, unless told otherwise."""
+"""The default for the largest message."""
 OBSERVATION = "observation"
 BATCH = "bridge/batch"
 MAX_BATCH = "bridge/max_batch"
 
 _MAX_VALUES = 100_000
-# msgpack makes a list as long as its head announces, one inside of the other: this bounds what a few bytes can take.
+# msgpack allocates a list as long as its header announces, also for nested lists: this limits the memory that a few
+# bytes can take.
 _MAX_LENGTH = 10_000
 _DTYPE = re.compile(r"[<>|=](?:b1|[iuf][1248]|f16|[SU][1-9][0-9]{0,5})")
 
 
 class WireError(ValueError):
-    """Bytes that are no message of this wire, or a message without what it has to hold."""
+    """Bytes that are not a message of this protocol, or a message that lacks a required entry."""
 
 
 def pack(message: dict[str, Any]) -> bytes:
     """Return a message as bytes.
 
     Raises:
-        SettingError: It holds an array of objects, or something else that has no form.
+        SettingError: The message contains an array of objects, or another value that cannot be packed.
     """
     return bytes(msgpack.packb(message, default=_pack_array))
 
@@ -55,15 +56,15 @@ def _pack_array(value: Any) -> dict[bytes, Any]:
         raise SettingError(f"expected arrays, numbers, text, lists and maps, got {type(value).__name__}")
     if not _DTYPE.fullmatch(value.dtype.str):
         raise SettingError(f"expected arrays of bools, numbers or text, got the dtype {value.dtype}")
-    # The bytes are copied row by row: a view with strides travels as what it shows; a scalar has no axes.
+    # The bytes are copied row by row, so a strided view is packed with the values it shows; a scalar has no axes.
     return {b"__ndarray__": True, b"data": value.tobytes(), b"dtype": value.dtype.str, b"shape": value.shape}
 
 
 def unpack(data: Any) -> dict[str, Any]:
-    """Return the message that bytes hold; its arrays are writable copies.
+    """Return the message that bytes encode; its arrays are writable copies.
 
     Raises:
-        WireError: They hold none, or more than 100,000 values; an array counts as one.
+        WireError: They encode no message, or more than 100,000 values; an array counts as one.
     """
     values = 0
 
@@ -84,7 +85,7 @@ def unpack(data: Any) -> dict[str, Any]:
             max_map_len=_MAX_LENGTH,
             max_ext_len=0,
         )
-    except Exception as error:  # msgpack's own errors have no common class; those of NumPy come from the hook
+    except Exception as error:  # msgpack's exceptions have no common base class; those of NumPy come from the hook
         wanted = "" if isinstance(error, WireError) else f"expected a message of msgpack: {type(error).__name__}: "
         raise WireError(f"{wanted}{' '.join(str(error).split())[:200]}") from None
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
@@ -93,8 +94,8 @@ def unpack(data: Any) -> dict[str, Any]:
 
 
 def _unpack_array(item: dict[Any, Any]) -> Any:
-    """Return the array or scalar that a map stands for, or the map itself."""
-    # openpi-client has keys of bytes; other implementations of the same wire write text.
+    """Return the array or scalar that a map encodes, or the map itself if it encodes none."""
+    # openpi-client uses bytes as keys; other implementations of the protocol use str.
     fields = {key.decode("latin-1") if isinstance(key, bytes) else key: value for key, value in item.items()}
     if "__ndarray__" not in fields and "__npgeneric__" not in fields:
         return item
@@ -105,14 +106,14 @@ def _unpack_array(item: dict[Any, Any]) -> Any:
     if "__npgeneric__" in fields:
         return np.dtype(dtype).type(data)
     shape = tuple(fields["shape"])
-    array: Any = np.ndarray(shape, dtype, data)  # which refuses too few bytes, and takes -1 for a length that fits
+    array: Any = np.ndarray(shape, dtype, data)  # raises if bytes are missing; accepts one length of -1
     if (array.shape, array.nbytes) != (shape, len(data)):
         raise WireError(f"expected an array of {dtype} whose shape fits its {len(data)} bytes, got {shape}")
     return array.copy()
 
 
 def check_chunks(chunks: Any, rows: int) -> None:
-    """Raise WireError unless these are chunks of finite actions, `(rows, horizon, …)`."""
+    """Raise WireError unless the chunks are finite actions, `(rows, horizon, …)`."""
     is_numeric = isinstance(chunks, np.ndarray) and chunks.dtype.kind in "biuf"
     if not is_numeric or chunks.ndim < 2 or len(chunks) != rows or not chunks.shape[1]:
         came = f"{chunks.dtype} of {chunks.shape}" if isinstance(chunks, np.ndarray) else f"{chunks!r:.100}"
