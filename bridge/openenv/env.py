@@ -54,7 +54,7 @@ _NO_VALUES = ("done", "reward", "metadata")
 
 
 class _HttpsConnection(http.client.HTTPSConnection):
-    """Speaks HTTPS with the certificates of an address, and checks the name that the server's has to hold."""
+    """An HTTPS connection that uses the certificates of an address, and verifies the server name of the address."""
 
     def __init__(self, host: str, *, address: Address, **keywords: Any) -> None:
         self._context = client_context(address.credentials)
@@ -66,13 +66,13 @@ class _HttpsConnection(http.client.HTTPSConnection):
         if self._name is None:
             super().connect()
             return
-        # That of HTTPS would check the URL's host.
+        # The default implementation would verify the host of the URL.
         http.client.HTTPConnection.connect(self)
         self.sock = self._context.wrap_socket(self.sock, server_hostname=self._name)
 
 
 class _HttpsHandler(urllib.request.HTTPSHandler):
-    """HTTPS for `urllib` with the credentials of an address."""
+    """A handler for `urllib` that uses the credentials of an address."""
 
     def __init__(self, address: Address) -> None:
         super().__init__()
@@ -88,27 +88,27 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
     """One environment of an OpenEnv server.
 
     The spaces come from the server's `/schema`; a value of one field is the sample itself, several fields are a Dict.
-    Fields that no space describes come in the info. OpenEnv says only that an episode is over (`terminated`), unless
-    the server is of this package. Where the connection is lost, the episode is truncated, with the last observation
-    and `info["error"]`, and `reset` connects again, for at most `timeout` seconds.
+    Fields that no space describes are put into the info. OpenEnv reports only that an episode is over (`terminated`),
+    unless the server is of this package. If the connection is lost, the episode is truncated, with the last observation
+    and `info["error"]`, and `reset` tries to connect again for at most `timeout` seconds.
 
-    It goes through the HTTP proxy of `https_proxy` (with TLS) or `http_proxy`, unless `no_proxy` excepts the server
-    or it is on this machine.
+    Connections go through the HTTP proxy of `https_proxy` (with TLS) or `http_proxy`, unless the server is listed in
+    `no_proxy` or runs on this machine.
 
     Args:
-        url: `openenv://HOST:PORT`, or `openenvs://` with TLS. Its query may hold the token, `?token=…`, which is sent
-            as Bearer. That of the environment variable is not sent unencrypted to another machine.
-        action_space: The actions' space; None: as the schema says.
-        observation_space: The observations' space; None: as the schema says.
-        timeout: Seconds to wait for any answer.
-        max_message_bytes: The largest answer, in bytes.
-        wait_for_server: Seconds to wait for a server that is not up yet; in `reset`, if that is longer than `timeout`.
-        keywords: Those of `ClientAccess`, which the signature lists.
+        url: `openenv://HOST:PORT`, or `openenvs://` with TLS. Its query may contain the token, `?token=…`, which is
+            sent as Bearer. A token from the environment variable is not sent unencrypted to another machine.
+        action_space: The action space; None: from the schema.
+        observation_space: The observation space; None: from the schema.
+        timeout: Seconds to wait for any response.
+        max_message_bytes: The largest accepted response.
+        wait_for_server: Seconds to wait for a server that is not ready yet; also in `reset`, if longer than `timeout`.
+        keywords: The keywords of `ClientAccess`, which the signature lists.
 
     Raises:
         AddressError: The URL cannot be read.
-        ConnectError: Nobody listens there.
-        SettingError: The schema describes no space, and none is given.
+        ConnectError: No server listens at the address.
+        SettingError: The schema describes no space, and none was given.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         opener = urllib.request.build_opener(ProxyHandler(), *self._https_handlers)
         request = urllib.request.Request(f"{kind}://{address.target}/schema")
         if (token := shown_token(address)) is not None:
-            # A redirection may lead to another server, which is not to get it.
+            # A redirect may lead to another server, which must not receive the token.
             request.add_unredirected_header("Authorization", f"Bearer {token}")
         found: queue.SimpleQueue[bytes | ConnectError] = queue.SimpleQueue()
 
@@ -161,11 +161,11 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
             try:
                 with opener.open(request, timeout=self._timeout) as response:
                     found.put(response.read(max_bytes))
-            # HTTPException: a port that speaks no HTTP; ValueError: a redirection to what is no URL.
+            # HTTPException: the port does not speak HTTP. ValueError: a redirect to an invalid URL.
             except (OSError, http.client.HTTPException, ValueError) as error:
                 told, unavailable = f"{error!r:.200}", is_unavailable(error)
                 if isinstance(error, urllib.error.HTTPError):
-                    # It holds the connection, and says in its body what is wrong, such as a space.
+                    # The error holds the connection, and its body says what is wrong, such as an unsupported space.
                     with error, contextlib.suppress(OSError, http.client.HTTPException):
                         said: Any = error.read(1000)
                         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -174,11 +174,11 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
                     unavailable = error.code in (502, 503, 504)
                 elif isinstance(error, urllib.error.URLError):
                     told = f"{error.reason}. Is the server running there?"
-                    # A proxy that refuses the connection is another matter than a server.
+                    # A proxy that refuses the connection is not the same as a server that does.
                     unavailable = proxy is None and isinstance(error.reason, OSError) and is_unavailable(error.reason)
                 found.put(ConnectError(self.url, f"GET /schema failed: {told}{note}", unavailable=unavailable))
 
-        # `urllib` has a timeout for each piece of an answer, and none for the whole.
+        # The timeout of `urllib` is for each read, not for the whole response.
         threading.Thread(target=fetch, daemon=True).start()
         try:
             data = found.get(timeout=self._timeout)
@@ -193,11 +193,11 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
     def _side(self, side: str, schema: Any, given: Space[Any] | None) -> tuple[Space[Any], str | None]:
         """Return the space of the actions or the observations.
 
-        The text is the one field that holds the value; None: each part of a Dict has a field.
+        The text is the name of the one field that holds the value; None: each part of a Dict has a field.
         """
         with expecting(f"a schema of the {side}", schema, self._fail):
             definitions, given_fields = schema[side].get("$defs", {}), schema[side]["properties"].items()
-            ours = {name: field for name, field in given_fields if SPACE in field}  # of a server of this package
+            ours = {name: field for name, field in given_fields if SPACE in field}  # from a server of this package
             fields = ours or {name: field for name, field in given_fields if name not in _NO_VALUES}
         alone = next(iter(fields)) if len(fields) == 1 else None
         described = fields[alone] if alone else {"type": "object", "properties": fields}
@@ -209,7 +209,7 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         return space, alone
 
     def _ask(self, kind: str, data: Any, seconds: float) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Ask, for at most so many seconds; return what the answer says, as `step` does."""
+        """Send a request and wait at most `seconds` for the response; return its values like `step`."""
         message = to_bytes({"type": kind, "data": data}).decode()
         found = self._socket.persist(lambda: self._socket.ask(message, f"answer to {kind}"), seconds)
         with expecting("JSON", found, self._fail):
@@ -221,26 +221,26 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
             fields, reward = dict(answer["data"]["observation"]), float(answer["data"].get("reward") or 0.0)
             value = from_json(self.observation_space, fields.pop(field, None) if field else fields)
             arrays = self._observations.pack(value, rounding=True)
-            # A copy: who gets the observation may change it.
+            # Copied, because the caller may change the observation.
             self._last, seen = [array.copy() for array in arrays], self._observations.unpack(arrays)
-            if field == "observation" and "terminated" in fields:  # a server of this package
+            if field == "observation" and "terminated" in fields:  # from a server of this package
                 return seen, reward, bool(fields["terminated"]), bool(fields["truncated"]), fields["info"]
             info = {name: value for name, value in fields.items() if field or name not in seen}
             return seen, reward, bool(answer["data"].get("done")), False, info
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode, after connecting where there is no connection.
+        """Begin an episode; connect first if there is no connection.
 
         Args:
             seed: Sent as `seed`.
-            options: Sent beside it.
+            options: Sent as further fields.
 
         Raises:
-            ConnectError: There is no connection within `timeout` seconds.
+            ConnectError: No connection could be made within `timeout` seconds.
             EnvironmentFailedError: The server answered with an error.
         """
         data = {**(options or {}), **({} if seed is None else {"seed": int(seed)})}
-        # The connection may have gone since the last episode, and so may have the server, to come back.
+        # Since the last episode the connection may have ended, or the server may be restarting.
         observation, _, _, _, info = self._ask("reset", data, self._patience)
         return observation, info
 
@@ -248,13 +248,13 @@ class OpenEnvEnv(gymnasium.Env[Any, Any]):
         """Apply an action.
 
         Raises:
-            InvalidActionError: It is not in the action space; nothing was sent.
-            ResetNeededError: There is no connection, as before the first `reset`.
+            InvalidActionError: The action is not in the action space; nothing was sent.
+            ResetNeededError: There is no connection, for example before the first `reset`.
             EnvironmentFailedError: The server answered with an error.
         """
         if self._last is None or not self._socket.connected:
             raise ResetNeededError("expected reset() before step()")
-        self._actions.pack_action(action)  # raises where it is not in the space
+        self._actions.pack_action(action)  # raises if it is not in the space
         data = to_json(self.action_space, action)
         try:
             return self._ask("step", {self._action_field: data} if self._action_field else data, 0.0)

@@ -1,7 +1,7 @@
 """Samples of Gymnasium's spaces as JSON, and spaces as JSON Schema.
 
-Numbers are written with all their digits, so a float32 that comes back is the same one. Like Python's `json`, what is
-not finite is written as `NaN` and `Infinity`. A picture is an array, or where that is asked for a PNG in a data URL.
+Numbers are written with all digits, so that a float32 survives the round trip unchanged. Like in Python's `json`,
+non-finite numbers are written as `NaN` and `Infinity`. A picture is an array or, on request, a PNG in a data URL.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from bridge.errors import SettingError
 __all__ = ["SPACE", "expecting", "from_json", "schema_of", "space_of", "to_bytes", "to_json"]
 
 SPACE = "x-gymnasium-space"
-"""The key of a schema under which a server of ours writes the space itself."""
+"""The key in a schema under which our servers write the space itself."""
 TEXT_CHARSET = "".join(c for c in map(chr, (*range(0x250), *range(0x2000, 0x2070))) if c.isprintable() or c in "\n\t")
-"""The characters of a Text whose schema names none: those of European languages, and general punctuation."""
+"""The characters of a Text space whose schema names none: European letters, and general punctuation."""
 _MAX_TEXT = 1 << 20
 _MOST_SCHEMAS = 10_000
 _PNG = "data:image/png;base64,"
 _NUMBERS: dict[str, Any] = {"integer": (np.int64, -(2**63), 2**63 - 1), "number": (np.float64, -np.inf, np.inf)}
-# Their JSON is Gymnasium's, which batches the values within.
+# Their JSON is that of Gymnasium, which batches the values inside.
 _CONTAINERS = (spaces.OneOf, spaces.Sequence, spaces.Graph)
-# What comes of JSON of another structure than expected.
+# The exceptions that JSON of an unexpected structure causes.
 _MISFITS = (AssertionError, AttributeError, LookupError, OSError, OverflowError, RecursionError, TypeError, ValueError)
 
 
 def to_json(space: Space[Any], sample: Any, *, pictures: bool = False) -> Any:
-    """Return a sample of a space as what `json.dumps` takes; with `pictures`, those become PNGs."""
+    """Return a sample of a space as a value for `json.dumps`; with `pictures`, write pictures as PNGs."""
     if isinstance(space, spaces.Dict):
         return {str(key): to_json(part, sample[key], pictures=pictures) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
@@ -51,18 +51,18 @@ def to_json(space: Space[Any], sample: Any, *, pictures: bool = False) -> Any:
 
 
 def to_bytes(value: Any) -> bytes:
-    """Return JSON of a value, such as a message with an info: what JSON has no form for becomes its `repr`."""
+    """Return a value, such as a message with an info, as JSON bytes; unsupported values are written as `repr`."""
     return json.dumps(value, default=lambda item: item.tolist() if hasattr(item, "tolist") else repr(item)).encode()
 
 
 @contextlib.contextmanager
 def expecting(wanted: str, value: Any, fail: Callable[[str], Exception] = SettingError) -> Iterator[None]:
-    """Raise an error that says what was wanted where JSON turns out to be of another structure.
+    """Raise an error that says what was expected if JSON has another structure.
 
     Args:
         wanted: What is expected.
-        value: What came.
-        fail: Makes the error.
+        value: What was received.
+        fail: Creates the exception.
     """
     try:
         yield
@@ -71,9 +71,9 @@ def expecting(wanted: str, value: Any, fail: Callable[[str], Exception] = Settin
 
 
 def from_json(space: Space[Any], value: Any) -> Any:
-    """Return the sample that `to_json` gave a value of, as `Layout` takes it: lists stand for arrays.
+    """Return the sample of which `to_json` returned a value, in the form that `Layout` takes: lists stand for arrays.
 
-    It is used where `expecting` holds.
+    Call it inside `expecting`.
 
     Args:
         space: The space of the sample.
@@ -85,7 +85,7 @@ def from_json(space: Space[Any], value: Any) -> Any:
         return tuple(from_json(part, item) for part, item in zip(space.spaces, value, strict=True))
     if isinstance(value, str) and is_picture(space):
         return _read_picture(value, space.shape or ())
-    if isinstance(space, _CONTAINERS) or getattr(space.dtype, "kind", "") == "f":  # which takes null, pydantic's NaN
+    if isinstance(space, _CONTAINERS) or getattr(space.dtype, "kind", "") == "f":  # which accepts null, pydantic's NaN
         return space.from_jsonable([value])[0]
     return value
 
@@ -94,7 +94,7 @@ def _read_picture(text: str, shape: tuple[int, ...]) -> Any:
     with needed("pictures as PNG need the package pillow", "web"):
         from PIL import Image
     picture = Image.open(io.BytesIO(base64.b64decode(text.removeprefix(_PNG))), formats=("PNG",))
-    if (picture.height, picture.width) != shape[:2]:  # before it is decoded: a few bytes may stand for gigabytes
+    if (picture.height, picture.width) != shape[:2]:  # checked before decoding: a few bytes may encode gigabytes
         raise ValueError(f"the picture is of {picture.height} x {picture.width} pixels")
     return np.array(picture.convert("RGB"))
 
@@ -103,10 +103,10 @@ def _read_picture(text: str, shape: tuple[int, ...]) -> Any:
 
 
 def schema_of(space: Space[Any], *, pictures: bool = False) -> dict[str, Any]:
-    """Return the JSON Schema of what `to_json` makes of a space's samples.
+    """Return the JSON Schema for the values that `to_json` returns for a space.
 
-    It holds the space itself too, for clients of this package. Where a schema would be long (OneOf, Sequence, Graph),
-    it says the type alone.
+    It also contains the space itself, for clients of this package. If a schema would be long (OneOf, Sequence, Graph),
+    it contains only the type.
     """
     return {**_schema(space, pictures), SPACE: space_to_json(space)}
 
@@ -139,24 +139,24 @@ def _schema(space: Space[Any], pictures: bool) -> dict[str, Any]:
 
 
 def space_of(schema: Any, definitions: Mapping[str, Any], count: Iterator[int] | None = None) -> Space[Any] | None:
-    """Return the space that a JSON Schema describes; None: it describes none, such as an object of any keys.
+    """Return the space that a JSON Schema describes; None if it describes no space, such as an object with any keys.
 
-    It is used where `expecting` holds.
+    Call it inside `expecting`.
 
     Args:
-        schema: As OpenEnv's servers write it, which is what pydantic writes.
-        definitions: What `$ref` in it refers to.
+        schema: A schema as OpenEnv's servers, and so pydantic, write it.
+        definitions: The targets of its `$ref`.
         count: Counts the schemas that were read for the whole space.
     """
     count = count or itertools.count()
-    # Definitions that refer twice to the next one double with each of them.
+    # Definitions that refer twice to the next definition double the work at each level.
     if next(count) == _MOST_SCHEMAS:
         raise ValueError(f"it has more than {_MOST_SCHEMAS} parts")
     if SPACE in schema:
         return plain_space_from_json(schema[SPACE])
     if "$ref" in schema:
         return space_of(definitions[schema["$ref"].rpartition("/")[2]], definitions, count)
-    if "anyOf" in schema:  # of an optional field, the value that it may have
+    if "anyOf" in schema:  # for an optional field, use the type of its value
         choices = [choice for choice in schema["anyOf"] if choice.get("type") != "null"]
         return space_of(choices[0], definitions, count) if len(choices) == 1 else None
     if schema.get("type") == "object":

@@ -11,25 +11,25 @@ __all__ = ["OpenEnvOptions"]
 
 @dataclasses.dataclass(frozen=True)
 class OpenEnvOptions:
-    """How a server speaks OpenEnv."""
+    """The OpenEnv settings of a server."""
 
     name: str
     """The environment's name in `/metadata`."""
     pictures: bool
-    """True if pictures travel as PNGs."""
+    """True if pictures are sent as PNGs."""
 
     @classmethod
     def of(cls, openenv: object, name: str, *, web: bool, single: bool) -> OpenEnvOptions | None:
-        """Read the keyword `openenv` of `serve_gym`; None: the server does not speak it.
+        """Read the keyword `openenv` of `serve_gym`; return None if the server does not speak OpenEnv.
 
         Args:
-            openenv: What was given: True, False or `png`.
-            name: The environment's.
-            web: Whether the server speaks HTTP.
-            single: Whether its worlds are single environments that wait for each action.
+            openenv: The keyword's value: True, False or `png`.
+            name: The environment's name.
+            web: True if the server speaks HTTP.
+            single: True if its worlds are single environments in lock-step.
 
         Raises:
-            SettingError: It is something else, or OpenEnv cannot be spoken with the other keywords.
+            SettingError: The value is invalid, or another keyword excludes OpenEnv.
         """
         if openenv not in (False, True, "png"):
             raise SettingError(f"expected openenv to be True, False or 'png', got {openenv!r}")

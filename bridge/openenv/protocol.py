@@ -1,9 +1,8 @@
-"""OpenEnv at the port of a server: `/ws` with its sessions, and the requests of HTTP/1.1 beside it.
+"""OpenEnv at the port of a server: its sessions at `/ws`, and its requests over HTTP/1.1.
 
-A session answers JSON by requests of dm_env_rpc. The client's protocol state and the server's are both without input or
-output, so they can talk to each other here, in one process and without a socket: what our own client can do, an OpenEnv
-client can do too. A request over HTTP is a session of one message, as in OpenEnv: its world is made for it, and goes
-with it.
+A session translates JSON messages to requests of dm_env_rpc. The protocol state of client and server does no I/O, so
+both ends are connected in memory here: an OpenEnv client can do what our own client can. An HTTP request is a session
+of one message, as in OpenEnv: a world is made for the request, and closed after it.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from bridge.version import __version__
 
 __all__ = ["openenv_protocol"]
 
-# The server has checked the size of what came.
+# The server has checked the size of the incoming message.
 _REQUEST = WorldRequest.of("grpc://localhost:1", plain_spaces=True, max_message_bytes=1 << 31)
 _LEAVE = pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()).SerializeToString()
-# Seconds until a session ends whose client's machine acknowledges nothing that was sent.
+# Seconds after which a session ends if the client's machine acknowledges no data.
 _UNREACHABLE = 120.0
-# Worlds of OpenEnv are not in real time, and only those ask what time it is.
+# Only real-time worlds ask for the time, and OpenEnv has none.
 _NOW = 0.0
 _STATE: dict[str, Any] = {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer", "minimum": 0}}
 _FLAGS: dict[str, Any] = {
@@ -56,7 +55,7 @@ _ERRORS = {
     Code.PERMISSION_DENIED: ("EXECUTION_ERROR", 403),
     Code.UNAVAILABLE: ("EXECUTION_ERROR", 503),
 }
-"""OpenEnv's name of an error of each gRPC code, and its status over HTTP."""
+"""OpenEnv's error name and HTTP status for each gRPC code."""
 _OTHER_ERROR = "EXECUTION_ERROR", 500
 _NO_TOOLS = {"code": -32601, "message": "this environment has no tools; its actions go to /ws"}
 _PATHS: dict[str, Any] = {"/schema": {"get": {}}, "/state": {"get": {}}, "/reset": {"post": {}}, "/step": {"post": {}}}
@@ -66,7 +65,7 @@ _OF_A_SESSION = {
     ("POST", "/reset"): "reset",
     ("POST", "/step"): "first step",
 }
-"""By method and path: the type of the message that stands for a request."""
+"""The message type for each HTTP method and path."""
 _FIXED: dict[tuple[str, str], Any] = {
     ("GET", "/health"): {"status": "healthy"},
     ("POST", "/mcp"): {"jsonrpc": "2.0", "id": None, "error": _NO_TOOLS},
@@ -76,17 +75,17 @@ _FIXED: dict[tuple[str, str], Any] = {
         "paths": _PATHS,
     },
 }
-"""By method and path: what is said without a world, to everybody."""
-# More would hold up the other clients while it is parsed: each takes a tenth of a microsecond or more.
+"""The responses, by method and path, that need no world and no token."""
+# Parsing a value takes at least 0.1 µs, during which other clients wait; this limits their number.
 _MOST_VALUES = 100_000
 
 
 class _Session:
-    """Answers JSON messages by a session that answers dm_env_rpc.
+    """Answers JSON messages by requests to a dm_env_rpc session.
 
     Args:
         served: Answers requests of dm_env_rpc.
-        pictures: Whether pictures become PNGs.
+        pictures: True if pictures are sent as PNGs.
     """
 
     def __init__(self, served: Callable[[bytes], Coroutine[Any, Any, list[Any]]], *, pictures: bool) -> None:
@@ -96,14 +95,14 @@ class _Session:
         self._state: dict[str, Any] = {"episode_id": None, "step_count": 0}
 
     async def answer(self, data: bytes | bytearray) -> tuple[str, Any, Code]:
-        """Answer a message of JSON, whatever the bytes are.
+        """Answer a JSON message; any bytes are accepted.
 
         Returns:
-            The type of the answer, empty where it ends the session, its data, and a code: OK, or that of an error,
-            whose data is a text.
+            The type of the response (empty if it ends the session), its data, and a code. For a code other than OK, the
+                data is the error's text.
         """
         try:
-            # Before it is parsed: there is one comma less than there are values, if texts have none.
+            # Counted before parsing: without strings there is one comma less than there are values.
             if (count := data.count(b",")) >= _MOST_VALUES:
                 text = f"expected at most {_MOST_VALUES} values in a message, got {count} commas: send less at a time"
                 raise RequestError(Code.INVALID_ARGUMENT, text)
@@ -124,7 +123,7 @@ class _Session:
 
     async def _reset(self, payload: dict[str, Any]) -> dict[str, Any]:
         seed, episode_id = payload.pop("seed", None), payload.pop("episode_id", None)
-        await self._schema({})  # raises where JSON has no form for a space
+        await self._schema({})  # raises if a space cannot be written as JSON
         self._client.begin(reset_settings(seed=seed, options=payload or None), _NOW)
         self._state = {"episode_id": episode_id, "step_count": 0}
         return {**await self._observe(), "reward": None}
@@ -148,7 +147,7 @@ class _Session:
         return await self._step(action)
 
     async def _observe(self) -> dict[str, Any]:
-        """Return the data of the observation that follows the last request."""
+        """Return the data of the observation after the last request."""
         answer = await self._exchange()
         sample, reward, terminated, truncated, info = answer.reader.read(answer.message, _NOW)
         found = to_json(answer.reader.layout.space, sample, pictures=self._pictures)
@@ -156,10 +155,10 @@ class _Session:
         return {"observation": observation, "reward": reward, "done": terminated or truncated}
 
     async def _schema(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Join a world, unless that is done, and return the schemas of what is sent and received.
+        """Join a world if none is joined, and return the schemas of actions and observations.
 
         Raises:
-            SettingError: JSON has no form for a space.
+            SettingError: A space cannot be written as JSON.
         """
         if self._client.state in (ClientState.OFFLINE, ClientState.LOST):
             await self._served(_LEAVE)  # the server keeps the session in a lost world until it leaves
@@ -173,10 +172,10 @@ class _Session:
         return {name: {"type": "object", "properties": part, "required": list(part)} for name, part in parts.items()}
 
     async def _exchange(self) -> Any:
-        """Have the served session answer what the client's has to say; return what came of it.
+        """Pass the client's pending output to the served session; return the result.
 
         Raises:
-            RequestError: It was refused, or the world is gone.
+            RequestError: The request was refused, or the world is lost.
         """
         event = None
         while requests := self._client.data_to_send():
@@ -186,8 +185,8 @@ class _Session:
             raise RequestError(Code(getattr(event.error, "code", Code.INTERNAL)), event.error.reason)
         return event
 
-    # By the type of a message: that of its answer, none where the session ends instead, and what gives its data. Only
-    # requests over HTTP ask for the last two; each of them has a session of its own.
+    # For each message type: the type of the response (None if the session ends instead), and the function that returns
+    # the data. Only HTTP requests use the last two; each of them has a session of its own.
     _ANSWERS: Mapping[str, tuple[str, Callable[[_Session, dict[str, Any]], Awaitable[Any]]]] = {
         "reset": ("observation", _reset),
         "step": ("observation", _step),
@@ -199,9 +198,9 @@ class _Session:
 
 
 def openenv_protocol(options: OpenEnvOptions) -> PortProtocol:
-    """Return OpenEnv as a protocol at a server's port: its paths.
+    """Return OpenEnv as a protocol at a server's port, with its paths.
 
-    The token comes as Bearer, or as the password of a URL `ws://user:TOKEN@HOST`, which OpenEnv's clients can send.
+    The token is sent as Bearer, or as the password of a URL `ws://user:TOKEN@HOST`, which OpenEnv's clients can send.
     """
     over_http = partial(_over_http, pictures=options.pictures)
     metadata = {"name": options.name, "description": f"{options.name} of Gymnasium Bridge"}
@@ -241,16 +240,16 @@ def _say(request: HttpRequest, port: Port, *, said: Any) -> HttpAnswer:
 
 
 def _admit(request: HttpRequest, gate: Gate, peer: str) -> Admitted:
-    """Let a client in that may act; raises RequestError."""
+    """Admit a client that may act; raise RequestError for any other."""
     if not gate.check(_token_in(request.field("Authorization")), peer):
         text = "this token is for watching, and OpenEnv has no way to watch; ask for the other token"
         raise RequestError(Code.PERMISSION_DENIED, text)
-    # The requests of its session are those of our own client, of this very version.
+    # The requests of its session are made here by our own client, of this version.
     return Admitted(True, __version__)
 
 
 def _over_websocket(request: HttpRequest, served: ServedSession, *, pictures: bool) -> Conversation:
-    """Answer the messages of a session, until it is asked to close."""
+    """Answer the messages of a session until the client asks to close it."""
     session = _Session(served.handle, pictures=pictures)
 
     async def answer(message: bytes) -> bytes | None:
@@ -261,7 +260,7 @@ def _over_websocket(request: HttpRequest, served: ServedSession, *, pictures: bo
 
 
 def _over_http(request: HttpRequest, served: ServedSession, *, kind: str, pictures: bool) -> Conversation:
-    """Answer a request, whose body is the data of a message of this type."""
+    """Answer a request whose body is the data of a message of this type."""
     session = _Session(served.handle, pictures=pictures)
 
     async def answer(body: bytes) -> HttpAnswer:
@@ -272,25 +271,25 @@ def _over_http(request: HttpRequest, served: ServedSession, *, kind: str, pictur
 
 
 def _message(kind: str, data: Any, code: Code) -> bytes:
-    """Return an answer as a message.
+    """Encode a response as a message.
 
     Args:
-        kind: Its type.
-        data: Its data; with another code than OK, the text of an error.
-        code: The error's.
+        kind: The type of the response.
+        data: The data; for a code other than OK, the error's text.
+        code: OK, or the error's code.
     """
     name, _ = _ERRORS.get(code, _OTHER_ERROR)
     return to_bytes({"type": kind, "data": {"message": data, "code": name} if code else data})
 
 
 def _http_answer(data: Any, code: Code) -> HttpAnswer:
-    """Return an answer to a request over HTTP; the arguments are as of `_message`."""
+    """Return the response to an HTTP request; for the arguments see `_message`."""
     _, status = _ERRORS.get(code, _OTHER_ERROR)
     return HttpAnswer(http.HTTPStatus(status), to_bytes({"detail": data} if code else data), "application/json")
 
 
 def _token_in(header: str | None) -> str | None:
-    """Return the token of an `Authorization` header, which Basic holds as the password; None: it holds none."""
+    """Return the token of an `Authorization` header (for Basic, the password); None if there is none."""
     try:
         return parse_authorization_basic(header or "")[1] or None
     except (InvalidHeader, UnicodeDecodeError):
