@@ -117,8 +117,9 @@ __all__ = [
     "serve_parallel",
 ]
 
-# Names that need an extra: without it they are no part of `from bridge import *` and `dir(bridge)`, which would raise
-# ImportError otherwise, as `inspect.getmembers(bridge)` would. Who asks for one by its name is told what to install.
+# Names that need an extra. Without it they are not in `from bridge import *` and `dir(bridge)`, because both (and
+# `inspect.getmembers(bridge)`) would raise ImportError. Accessing such a name raises an error that says what to
+# install.
 _NEED = {
     "Recorder": "pyarrow",
     "Recording": "pyarrow",
@@ -142,7 +143,7 @@ provide(
     reseed="bridge.states.reseed:reseed",
 )
 
-# Each is imported when it is first asked for: the command line starts fast, and some need an extra.
+# Each name is imported at its first use: the command line starts fast, and some names need an extra.
 _PLACES = {
     "AskedMessage": "bridge.core.worlds.messages",
     "Admitted": "bridge.core.server.port",
@@ -209,10 +210,10 @@ _PLACES = {
     "serve_parallel": "bridge.facade.serve_parallel",
 }
 _MODULES = {name: f"bridge.{name}" for name in ("errors", "perlert", "testing", "wrappers")}
-# The folder alone needs no extra, for `record=`; who asks for the module wants to read recordings.
+# `record=` needs the folder without the extra. Code that accesses the module wants to read recordings, and needs it.
 _MODULES["recording"] = "bridge.recording.reader"
 
-# Likewise what is of a feature that this installation lacks.
+# The same for names of a feature that this installation lacks.
 for _module in {*_MODULES, *(_place.split(".")[1] for _place in _PLACES.values())}:
     if not has_feature(_module):
         _absent |= {_module, *(name for name, place in _PLACES.items() if place.startswith(f"bridge.{_module}."))}

@@ -1,33 +1,33 @@
-"""Every exception of this package, and the status codes of the wire.
+"""All exceptions of this package, and the status codes of the protocol.
 
     BridgeError
     ├── UsageError                      the caller misused something
-    │   ├── AddressError                a URL that cannot be read (ValueError)
-    │   ├── SettingError                a keyword, option or setting that cannot be served (ValueError)
-    │   │   ├── ListenError             an address to listen at that is not to be had now, such as a port in use
-    │   │   └── SeedError               a seed that Gymnasium does not take (gymnasium.error.Error)
-    │   ├── InvalidActionError          an action outside of its space (ValueError)
+    │   ├── AddressError                an unreadable URL (ValueError)
+    │   ├── SettingError                an invalid or unsupported keyword, option or setting (ValueError)
+    │   │   ├── ListenError             an address that cannot be listened at now, such as a port in use
+    │   │   └── SeedError               a seed that Gymnasium does not accept (gymnasium.error.Error)
+    │   ├── InvalidActionError          an action outside its space (ValueError)
     │   ├── TensorError                 a value that a tensor cannot hold without loss (ValueError)
-    │   ├── UnsupportedSpaceError       a space that has no form on the wire (TypeError)
+    │   ├── UnsupportedSpaceError       a space that cannot be sent in messages (TypeError)
     │   ├── ResetNeededError            `step` before `reset` (gymnasium.error.ResetNeeded)
     │   ├── ClosedError                 use after `close` (ClosedEnvironmentError)
     │   ├── AlreadyPendingError         a call while an asynchronous one is pending (AlreadyPendingCallError)
     │   ├── NothingPendingError         `*_wait` without `*_async` (NoAsyncCallError)
     │   └── ConcurrentUseError          two threads in one environment (RuntimeError)
     ├── RemoteError                     the remote end failed; has `url`
-    │   ├── ConnectError                nobody there, or not willing (ConnectionError)
-    │   ├── ConnectionLostError         it was there, and went (ConnectionError)
+    │   ├── ConnectError                no server answers, or it refuses the connection (ConnectionError)
+    │   ├── ConnectionLostError         the connection ended during a request (ConnectionError)
     │   ├── RemoteTimeoutError          no answer within the deadline (TimeoutError)
     │   ├── RefusedError                the server answered with an error; has `code`
     │   │   ├── EnvironmentFailedError  the environment itself raised; has its traceback text
     │   │   └── MissingAttributeError   the environment has no such method or attribute (AttributeError)
     │   └── PeerError                   the peer broke the protocol
-    ├── StartError                      a server's environment failed while it was made at the start
-    ├── PacketError                     a PERLERT datagram outside of its grammar (ValueError)
+    ├── StartError                      making a server's environment failed at its start
+    ├── PacketError                     a malformed PERLERT datagram (ValueError)
     ├── RecordingError                  a recording that cannot be read (ValueError)
-    └── RequestError                    raised on the server: becomes the error answer of one request
+    └── RequestError                    raised on the server: becomes the error response to one request
 
-Exceptions carry their fields, say themselves in `__str__`, and can be pickled.
+Exceptions have fields, format themselves in `__str__`, and can be pickled.
 """
 
 from __future__ import annotations
@@ -95,42 +95,42 @@ class Code(enum.IntEnum):
 
     @classmethod
     def named(cls, number: int) -> str:
-        """Return the name of a code, also of one that is none of these."""
+        """Return the name of a code; also accepts numbers that are not a code."""
         return cls(number).name if number in cls._value2member_map_ else f"code {number}"
 
 
 UNREADABLE = (AttributeError, LookupError, OverflowError, TypeError, ValueError)
-"""What Python raises where data of a peer is read that has another form than expected; TensorError is a ValueError."""
+"""The exceptions that reading malformed data of a peer may raise. TensorError is a ValueError."""
 
 
 class BridgeError(Exception):
-    """The root of this package's exceptions."""
+    """The base class of this package's exceptions."""
 
 
 class UsageError(BridgeError):
-    """The caller misused something; the message says what was expected, what came and the remedy."""
+    """An error of the caller; the message says what was expected, what came, and what to do."""
 
 
 _PARAMETER = re.compile(r"(?<=[?&#])([^?&#=]+)=[^&#]+")
 _BARE = re.compile(r"(?<=[?&#])[^&#=]{16,}(?=[&#]|$)")
-"""A parameter without a name, as long as a token."""
+"""A parameter without a name that is as long as a token."""
 _SECRETS = ("token", "secret", "password", "bearer", "authorization")
 
 
 def _masked(parameter: re.Match[str]) -> str:
-    """Return a parameter of a URL, without its value where that is a secret, such as a token with a misspelled name."""
+    """Return a parameter of a URL; omit the value if it may be a secret, such as a token with a misspelled name."""
     name = unquote(parameter[1]).lower()
-    if parameter[1].lower() == "token":  # left out with its name
+    if parameter[1].lower() == "token":  # omitted together with its name
         return parameter[0]
     held = any(secret in name for secret in _SECRETS) or difflib.get_close_matches(name, _SECRETS, 1, 0.75)
     return f"{parameter[1]}=…" if held else parameter[0]
 
 
 def shown_url(url: str) -> str:
-    """Return a URL as messages show it: without its token, also that of a page's link, behind `#`.
+    """Return a URL for messages, without its token, including a token after `#` as in the link of a page.
 
-    Also left out is the value of a parameter whose name is nearly that of the token, and text that has no name and is
-    as long as a token: the URL may be shown because of just that mistake.
+    The value of a parameter whose name is almost `token` is omitted too, and so is a text without a name that is as
+    long as a token: such a mistake may be the reason for the message.
     """
     if "?" not in url and "#" not in url:
         return url
@@ -141,13 +141,13 @@ def shown_url(url: str) -> str:
 
 
 class AddressError(UsageError, ValueError):
-    """A URL that cannot be read."""
+    """A URL cannot be read."""
 
     expected = (
         "grpc://HOST:PORT, optionally with the environment id as its path and settings as its query, e.g. "
         "grpc://localhost:50051/CartPole-v1?num_envs=8"
     )
-    """The form that the URL should have."""
+    """The form that the URL must have."""
 
     def __init__(self, url: str, reason: str, expected: str | None = None) -> None:
         super().__init__(shown_url(url), reason)
@@ -159,27 +159,27 @@ class AddressError(UsageError, ValueError):
 
 
 class SettingError(UsageError, ValueError):
-    """A keyword, option or setting that cannot be served."""
+    """A keyword, option or setting is invalid, or is not supported."""
 
 
 class ListenError(SettingError):
-    """An address to listen at that is not to be had now: its port is in use, or this machine lacks it so far."""
+    """An address cannot be listened at now: its port is in use, or this machine does not have it (yet)."""
 
 
 class SeedError(SettingError, gymnasium.error.Error):
-    """A seed that Gymnasium does not take: no integer, or a negative one."""
+    """A seed that Gymnasium does not accept: not an integer, or negative."""
 
 
 class InvalidActionError(UsageError, ValueError):
-    """An action outside of its space; nothing was sent, every episode goes on."""
+    """An action is outside its space. Nothing was sent, and every episode continues."""
 
 
 class TensorError(UsageError, ValueError):
-    """A value that a tensor cannot hold without loss, or a tensor that cannot be read."""
+    """A value that a tensor cannot hold without loss, or an unreadable tensor."""
 
 
 class UnsupportedSpaceError(UsageError, TypeError):
-    """A space that has no form on the wire."""
+    """A space that cannot be sent in messages."""
 
 
 class ResetNeededError(UsageError, gymnasium.error.ResetNeeded):
@@ -191,33 +191,33 @@ class ClosedError(UsageError, gymnasium.error.ClosedEnvironmentError):
 
 
 class AlreadyPendingError(UsageError, gymnasium.error.AlreadyPendingCallError):
-    """An asynchronous call was begun, or answered, out of turn; `name` says which one is pending."""
+    """An asynchronous call was started or awaited out of order; `name` is the pending call."""
 
     def __init__(self, message: str, name: str) -> None:
         super().__init__(message, name)
-        self.args = (message, name)  # Gymnasium's class keeps the message alone, and so cannot be unpickled
+        self.args = (message, name)  # Gymnasium's class keeps only the message, so it cannot be unpickled
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class NothingPendingError(UsageError, gymnasium.error.NoAsyncCallError):
-    """The answer to an asynchronous call was asked for that was not begun."""
+    """The result of an asynchronous call was requested that was not started."""
 
     def __init__(self, message: str, name: str) -> None:
         super().__init__(message, name)
-        self.args = (message, name)  # as above
+        self.args = (message, name)  # see AlreadyPendingError
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class ConcurrentUseError(UsageError, RuntimeError):
-    """A second thread entered an environment that is in use."""
+    """A second thread called an environment that is in use."""
 
 
 def _harmless(text: str, most: int = 8192) -> str:
-    """Return a text, of many lines perhaps, that is neither long nor changes the terminal that it is printed on."""
+    """Return a text, possibly of several lines, shortened and without control characters for the terminal."""
     if len(text) > most:
         text = f"{text[:most]} … ({len(text) - most} more characters)"
     if text.isprintable():
@@ -226,10 +226,10 @@ def _harmless(text: str, most: int = 8192) -> str:
 
 
 class RemoteError(BridgeError):
-    """The remote end failed. `url` says which, `reason` why.
+    """The remote end failed. `url` says which one, `reason` says why.
 
-    A reason may be the words of a stranger: of more than 8,192 characters the rest is left out, and what a terminal
-    would obey is replaced.
+    A reason may contain text from an untrusted peer: after 8,192 characters the rest is omitted, and control characters
+    for the terminal are replaced.
     """
 
     def __init__(self, url: str, reason: str) -> None:
@@ -238,14 +238,14 @@ class RemoteError(BridgeError):
         self.url, self.reason = url, reason
 
     unavailable = False
-    """True if the server may only not be up yet: it refused the connection, nobody knows its name, or UNAVAILABLE."""
+    """True if the server may be starting: the connection is refused, the name unknown, or the code UNAVAILABLE."""
 
     def __str__(self) -> str:
         return f"{self.url}: {self.reason}"
 
     def at(self, url: str) -> RemoteError:
-        """Return the same failure of a URL, which may be another one."""
-        # Of many calls that end with one connection nearly all have its URL.
+        """Return the same failure with a URL, which may be another one."""
+        # When a connection ends, nearly all of its failed calls have the same URL.
         if url == self.url:
             return self
         error = copy.copy(self)
@@ -253,7 +253,7 @@ class RemoteError(BridgeError):
         return error
 
     def with_reason(self, reason: str) -> RemoteError:
-        """Return the same failure with another text."""
+        """Return the same failure with another reason."""
         error = copy.copy(self)
         error.reason, error.args = reason, (self.url, reason, *self.args[2:])
         return error
@@ -268,11 +268,11 @@ class ConnectError(RemoteError, ConnectionError):
 
 
 class ConnectionLostError(RemoteError, ConnectionError):
-    """The connection ended while an answer was outstanding. The episode is lost; `reset()` connects again."""
+    """The connection ended during a request. The episode is lost; `reset()` connects again."""
 
 
 class RemoteTimeoutError(RemoteError, TimeoutError):
-    """No answer came within the deadline."""
+    """No response came within the deadline."""
 
 
 class RefusedError(RemoteError):
@@ -289,20 +289,20 @@ class RefusedError(RemoteError):
 
 
 class EnvironmentFailedError(RefusedError):
-    """The remote environment raised an exception; the reason holds its traceback text."""
+    """The remote environment raised an exception; the reason contains the traceback."""
 
 
 class MissingAttributeError(RefusedError, AttributeError):
-    """The remote environment has no method or attribute of that name, or none that can be asked for, or set."""
+    """The remote environment has no such method or attribute, or it cannot be read, called or set."""
 
     @classmethod
     def of(cls, error: RefusedError) -> MissingAttributeError:
-        """Return a refusal as one of this class."""
+        """Return a refusal as an instance of this class."""
         return cls(error.url, error.reason, error.code)
 
 
 class PeerError(RemoteError):
-    """The peer broke the protocol: an answer of the wrong kind, without a needed part, or unreadable."""
+    """The peer broke the protocol: a response of the wrong kind, without a required part, or unreadable."""
 
 
 class StartError(BridgeError):
@@ -312,27 +312,27 @@ class StartError(BridgeError):
         super().__init__(reason, traceback)
         self.reason = reason
         self.traceback = traceback
-        """The traceback of what was raised, as Python prints it; empty: nothing was raised."""
+        """The traceback as Python prints it; empty: no exception was raised."""
 
     def __str__(self) -> str:
         return self.reason
 
 
 class PacketError(BridgeError, ValueError):
-    """A PERLERT datagram, or a field of one, outside of its grammar; the receiver drops it and counts it."""
+    """A PERLERT datagram, or one of its fields, is malformed; the receiver drops and counts it."""
 
 
 class RecordingError(BridgeError, ValueError):
-    """A file is no recording, an episode is not in it, or cannot be replayed or exported."""
+    """A file is not a recording, does not contain an episode, or cannot be replayed or exported."""
 
 
 class RequestError(BridgeError):
-    """Raised while a request is served: becomes its error answer, and the connection goes on (D-2)."""
+    """Raised while a request is served: becomes its error response, and the connection stays open (D-2)."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(code, message)
-        # An environment's error may name a file whose name is not UTF-8: protobuf refuses such texts. It may also quote
-        # a client's options, and is logged; the longest tracebacks have some 20,000 characters.
+        # The text may name a file whose name is not UTF-8, which protobuf refuses. It may also quote a client's
+        # options, and it is logged; the longest tracebacks have some 20,000 characters.
         self.code, self.message = code, _harmless(message.encode("utf-8", "backslashreplace").decode(), 1 << 16)
 
     def __str__(self) -> str:

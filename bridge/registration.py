@@ -11,11 +11,11 @@ from types import ModuleType
 __all__ = ["REMOTE_ID", "register_remote"]
 
 REMOTE_ID = "bridge/Remote-v0"
-"""With `url=…` for `gymnasium.make`, with `urls=…` for `gymnasium.make_vec`."""
+"""Use it with `url=…` in `gymnasium.make`, and with `urls=…` in `gymnasium.make_vec`."""
 
 
 def register_remote() -> None:
-    """Register `bridge/Remote-v0`, unless it is: now, or once Gymnasium is imported, which takes half a second."""
+    """Register `bridge/Remote-v0` once: now, or after Gymnasium is imported, which takes half a second."""
     if "gymnasium" in sys.modules:
         _register()
     elif not any(isinstance(finder, _WhenGymnasiumIsImported) for finder in sys.meta_path):
@@ -34,17 +34,17 @@ def _register() -> None:
 
 
 class _WhenGymnasiumIsImported:
-    """A finder that registers after the first import of Gymnasium, which is found as without this."""
+    """An import finder that registers the id after the first import of Gymnasium, and otherwise changes nothing."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != "gymnasium":
             return None
-        # The search below would come here again.
+        # Removed first: the search below would call this finder again.
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
-        # Back again: who only asks whether Gymnasium is installed does not import it.
+        # Added again: a caller that only checks whether Gymnasium is installed does not import it.
         sys.meta_path.insert(0, self)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
