@@ -1,4 +1,4 @@
-"""Wrappers around remote environments; and two names for Stable-Baselines3, imported when asked for.
+"""Wrappers for remote environments, and two classes for Stable-Baselines3 that are imported at their first use.
 
 May be imported by the composition root.
 """
@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if __name__ != "bridge.wrappers":
-    # `import wrappers` from the project's folder would make second copies of every class.
+    # `import wrappers` from the project's folder would define every class a second time
     raise ImportError("this package is imported as bridge.wrappers, not as wrappers")
 
 from bridge.core.extras import install_command, lazy_names
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .throttle import Throttle
     from .transparent import Transparent
 
-# SB3VecEnv and SB3ReportCallback are left out: a star import must not need the extra.
+# SB3VecEnv and SB3ReportCallback are not listed: a star import must not need the extra.
 __all__ = ["ActionHistory", "BlockingReset", "Ready", "SkipResetting", "Throttle", "Transparent"]
 
 _PLACES = {

@@ -1,4 +1,4 @@
-"""The agent's last actions as a part of its observation, which restores the Markov property under delay."""
+"""The agent's latest actions as part of its observation, which restores the Markov property under delay."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 
 
 class ActionHistory(OwnAttributes, BatchWrapper):
-    """Appends the last actions to observations.
+    """A wrapper that appends the latest actions to observations.
 
-    With a delay of k frames an observation does not show the effect of the last k actions; an agent that sees these
+    With a delay of k frames an observation does not show the effect of the latest k actions; an agent that sees these
     actions can take it into account. Works on remote vector environments, with or without `BlockingReset` (slots whose
-    observation is None stay None), and on any other vector environment, such as a local one for training.
+    observation is None keep it), and on any other vector environment, such as a local one for training.
 
     Args:
         env: The vector environment.
-        length: How many actions, at least 1; the newest is the last one. At an episode's beginning they are neutral:
-            zeros, or the first choice.
+        length: The number of actions, at least 1; the newest comes last. At the beginning of an episode they are
+            neutral: zeros, or the first choice.
         flatten: True: the observation is one float32 vector, the flat observation and then the flat actions (a
             Discrete one as one-hot). False: a dict of `observation` and `actions`, the latter of shape
             `(length, *action shape)`.
 
     Raises:
-        SettingError: The action space is none of Box, Discrete, MultiDiscrete and MultiBinary, or `length` is below 1.
+        SettingError: The action space is not Box, Discrete, MultiDiscrete or MultiBinary, or `length` is below 1.
     """
 
     def __init__(self, env: VectorEnv[Any, Any, Array], length: int = 1, *, flatten: bool = False) -> None:
@@ -55,8 +55,8 @@ class ActionHistory(OwnAttributes, BatchWrapper):
         layer: Any = env
         while isinstance(layer, VectorWrapper) and not isinstance(layer, BlockingReset):
             layer = layer.env
-        # A bare remote environment returns a tuple with an entry a slot. All others return a batch, which of a Tuple
-        # space is a tuple too.
+        # A bare remote environment returns a tuple with one entry per slot. All others return a batch, which is also a
+        # tuple if the space is a Tuple.
         self._is_rows = isinstance(layer, RemoteVectorEnv)
         self._action_space_of_one: Space[Any] = action
         self._flatten = flatten
@@ -85,7 +85,7 @@ class ActionHistory(OwnAttributes, BatchWrapper):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes; the histories of the slots that are reset are neutral again."""
+        """Begin episodes, and clear the histories of the slots that are reset."""
         mask = (options or {}).get("reset_mask")
         chosen = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask, np.bool_)
         observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
@@ -95,18 +95,18 @@ class ActionHistory(OwnAttributes, BatchWrapper):
         return self._joined(observations), infos
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Apply actions, and append them to the histories of the slots that are in an episode."""
+        """Apply actions, and append them to the histories of the slots that play an episode."""
         observations, rewards, terminations, truncations, infos = self.env.step(actions)
         newest = np.asarray(actions, dtype=self._history.dtype)
         self._history = np.concatenate([self._history[:, 1:], newest[:, None]], axis=1)
-        self._history[self._begins] = self._neutral  # the action given for a slot that begins is not applied
-        # With `on_lost="continue"` no action made these, up to the first observation of the next episode. What an
-        # environment's own info says has a second key, as all of Gymnasium's infos.
+        self._history[self._begins] = self._neutral  # the action for a slot that begins is not applied
+        # With `on_lost="continue"`, steps until the first observation of the next episode were not made by an action.
+        # An environment's own info of this name has a second key, like all of Gymnasium's infos.
         if "valid" in infos and "_valid" not in infos:
             self._history[np.logical_not(infos["valid"])] = self._neutral
         ended = np.asarray(terminations) | np.asarray(truncations)
         missing = self._missing(observations)
-        # There the observation of a slot that ended is the next episode's first, and its next action counts.
+        # In this mode the observation of a slot that ended is the next episode's first, and its next action is applied.
         if self.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
             self._history[ended] = self._neutral
             self._begins = missing
@@ -115,7 +115,7 @@ class ActionHistory(OwnAttributes, BatchWrapper):
         return self._joined(observations), rewards, terminations, truncations, infos
 
     def _missing(self, observations: Any) -> Array:
-        """Return which slots of a bare remote environment read None, bools `(num_envs,)`."""
+        """Return which slots of a bare remote environment returned None, bool, shape `(num_envs,)`."""
         if self._is_rows:
             return np.array([row is None for row in observations])
         return np.zeros(self.num_envs, np.bool_)

@@ -1,4 +1,4 @@
-"""Remote environments under the contract of Gymnasium's own vector environments."""
+"""Remote environments with the interface and semantics of Gymnasium's own vector environments."""
 
 from __future__ import annotations
 
@@ -29,44 +29,44 @@ from .transparent import Transparent
 __all__ = ["MAX_FAILURES", "BlockingReset", "block", "make_blocking"]
 
 MAX_FAILURES = 10
-"""Episodes of a slot that end by failures of its environment one after the other, after which `step` raises."""
+"""The default of `max_failures`."""
 
 
 class BlockingReset(OwnAttributes, BatchWrapper):
-    """Makes `reset` and `step` wait until every slot has an observation, and returns batched arrays.
+    """A vector environment whose `reset` and `step` wait for every slot's observation, and return batched arrays.
 
     The results equal those of `gymnasium.vector.SyncVectorEnv` with the same environments, seeds, actions and autoreset
-    mode, so any trainer and any of Gymnasium's vector wrappers works with it unchanged. A lost remote is reported as an
+    mode, so trainers and Gymnasium's vector wrappers work with it unchanged. A lost remote is reported as an
     ordinary truncation, with its last observation; the next `step` waits until it is back.
 
     Like Gymnasium's AsyncVectorEnv it has `step_async` and `step_wait`, `reset_async` and `reset_wait`, `call_async`
-    and `call_wait`. After a timeout or Ctrl-C the call stays pending: the same wait can be called again. A late answer
-    is never taken for the answer to another request.
+    and `call_wait`. After a timeout or Ctrl-C the call stays pending, and the same wait can be called again. A late
+    response is never used for another request.
 
     Args:
         env: What `make_vec_remote` returns.
         timeout: Seconds that a slot may be without an observation before `step` or `reset` raises; None: the
             environment's own timeout.
-        autoreset_mode: When a slot whose episode ended begins its next one, an `AutoresetMode` or its value.
-            NEXT_STEP: in the next `step`, whose action for it is not applied. SAME_STEP: in the same `step`;
-            `infos["final_obs"]` and `infos["final_info"]` hold the end of the old one. DISABLED: when
-            `reset(options={"reset_mask": …})` names it; until then `step` is refused. Simulators that reset a lane in
-            the step that ends it have the mode SAME_STEP alone.
-        on_lost: What becomes of a slot whose remote was lost, after the truncation that tells it. `wait`: `step` waits
-            for it, `timeout` seconds at most; a line every 5 s says for what. `raise`: `step` raises, unless a spare
-            stands by. `continue`: the slot gives its last observation, with reward 0, until it is back, and
-            `infos["valid"]`, bools `(num_envs,)`, is False for it and for the step in which it begins anew: no action
-            made these transitions, and the loop has to leave them out. Before its first observation a slot is waited
-            for in any case, and so are all slots where every one is lost.
-        max_failures: `step` raises where so many episodes of a slot in a row ended by a failure of its environment;
-            None: it never does.
-        step_timeout: With `on_lost="continue"`: seconds after which a world that has not answered a step is given up as
-            lost, so that the other slots go on. Its slots, of lanes all of them, are truncated once and not valid until
-            they have begun anew, there or elsewhere; a late answer is dropped. None: it has the environment's timeout,
-            as resets have in any case.
+        autoreset_mode: When a slot begins its next episode, an `AutoresetMode` or its value. NEXT_STEP: in the next
+            `step`, which ignores the slot's action. SAME_STEP: in the step that ends the episode; `infos["final_obs"]`
+            and `infos["final_info"]` contain its last observation and info. DISABLED: when
+            `reset(options={"reset_mask": …})` selects the slot; until then `step` raises. Simulators that reset a lane
+            in the step that ends it support only SAME_STEP.
+        on_lost: What happens to a slot whose remote was lost, after the truncation that reports it. `wait`: `step`
+            waits for it, at most `timeout` seconds, and prints every 5 s what it waits for. `raise`: `step` raises,
+            unless a spare is ready. `continue`: the slot repeats its last observation with reward 0 until it is back,
+            and `infos["valid"]`, bool, shape `(num_envs,)`, is False for it, also in the step that begins its next
+            episode: no action made these transitions, so the training loop must leave them out. `step` always waits for
+            a slot that has had no observation yet, and if every slot is lost.
+        max_failures: `step` raises if this many episodes of a slot in a row ended with a failure of its environment;
+            None: never.
+        step_timeout: With `on_lost="continue"`: seconds after which a world that has not responded to a step counts as
+            lost, so that the other slots can continue. Its slots (for lanes, all of them) are truncated once, and are
+            not valid until they begin an episode, there or elsewhere; a late response is dropped. None: the
+            environment's timeout, which always applies to resets.
 
     Raises:
-        SettingError: `env` is another kind of environment, there is no such mode, or the served simulator has another.
+        SettingError: `env` is another kind of environment, the mode is unknown, or the simulator supports only another.
     """
 
     env: RemoteVectorEnv
@@ -84,7 +84,7 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         if not isinstance(env, (RemoteVectorEnv, Transparent)):
             raise SettingError(f"expected what make_vec_remote returns, got {env!r} of type {type(env).__name__}")
         super().__init__(env)
-        # The server of a real-time world of lanes then answers once each of them has an observation, as a batch needs.
+        # The server of a real-time world of lanes then responds when each lane has an observation, as a batch needs.
         slots_of(env).wait_for_lanes()
         try:
             self._mode = AutoresetMode(autoreset_mode)
@@ -93,7 +93,7 @@ class BlockingReset(OwnAttributes, BatchWrapper):
             raise SettingError(f"expected autoreset_mode to be one of {modes}, got {autoreset_mode!r}") from None
         self._native = env.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
         if self._native and self._mode is not AutoresetMode.SAME_STEP:
-            # Its next step acts in the new episode: an action that NEXT_STEP ignores would be executed.
+            # Its next step acts in the new episode, so the action that NEXT_STEP ignores would be executed.
             raise SettingError(
                 f"expected autoreset_mode=SAME_STEP, got autoreset_mode={self._mode.name}: the served simulator begins "
                 "a lane's next episode in the same step that ends the old one; give "
@@ -122,7 +122,7 @@ class BlockingReset(OwnAttributes, BatchWrapper):
 
     @property
     def autoreset_mode(self) -> AutoresetMode:
-        """When a finished slot is reset."""
+        """When a slot begins its next episode."""
         return self._mode
 
     @property
@@ -132,17 +132,17 @@ class BlockingReset(OwnAttributes, BatchWrapper):
 
     @property
     def on_lost(self) -> OnLost:
-        """What becomes of a slot whose remote was lost."""
+        """What happens to a slot whose remote was lost."""
         return self._on_lost
 
     @property
     def max_failures(self) -> int | None:
-        """The failures of a slot's environment in a row after which `step` raises; None: it never does."""
+        """How many episodes in a row may fail in a slot before `step` raises; None: any number."""
         return self._max_failures
 
     @property
     def spec(self) -> EnvSpec | None:
-        """Says how to make a second one: `gymnasium.make_vec(envs.spec)`."""
+        """The spec to make another one with `gymnasium.make_vec(envs.spec)`."""
         spec = copy.deepcopy(self.env.spec)
         if spec is not None:
             spec.kwargs["autoreset_mode"] = self._mode.value
@@ -163,11 +163,11 @@ class BlockingReset(OwnAttributes, BatchWrapper):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode in every slot, or in those of `options["reset_mask"]`, and wait for it.
+        """Begin an episode in every slot, or in those of `options["reset_mask"]`, and wait for the observations.
 
         Args:
-            seed: An integer seeds slot i with `seed + i`; a list gives each slot's.
-            options: For the environments' reset, and `reset_mask`, a bool array `(num_envs,)`. The dict stays as it is.
+            seed: An integer seeds slot i with `seed + i`; a list has one seed per slot.
+            options: For the environments' reset, and `reset_mask`, bool, shape `(num_envs,)`. The dict is not changed.
 
         Returns:
             A batch of `observation_space`, and the infos.
@@ -185,7 +185,7 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         *,
         slot_options: Sequence[dict[str, Any]] | None = None,
     ) -> None:
-        """Send what `reset` sends; `reset_wait` gathers. `slot_options` are further options of each slot's own."""
+        """Send the requests of `reset`; `reset_wait` returns the results. `slot_options`: options for single slots."""
         self.env.reset_async(seed=seed, options=options, slot_options=slot_options)
         mask = (options or {}).get("reset_mask")
         # A copy: the caller may write into its mask before `reset_wait`.
@@ -205,7 +205,7 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         return results.batched(), results.merged_infos()
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Apply an action in every slot; the autoreset mode says what happens to slots whose episode ended.
+        """Apply an action in every slot; the autoreset mode says what happens to slots whose episodes ended.
 
         Args:
             actions: A batch of `action_space`.
@@ -216,10 +216,10 @@ class BlockingReset(OwnAttributes, BatchWrapper):
 
         Raises:
             InvalidActionError: An action is not in its space; nothing was sent.
-            ResetNeededError: `reset` was never called; or in the mode DISABLED, a slot's episode has ended.
+            ResetNeededError: `reset` was never called; or, in the mode DISABLED, a slot's episode has ended.
             RemoteTimeoutError: A slot has no observation after `timeout` seconds.
-            EnvironmentFailedError: The last `max_failures` episodes of a slot ended by a failure of its environment.
-            RemoteError: With `on_lost="raise"`, why a remote was lost.
+            EnvironmentFailedError: The last `max_failures` episodes of a slot ended with a failure of its environment.
+            RemoteError: With `on_lost="raise"`, a remote was lost.
         """
         self.step_async(actions)
         return self.step_wait()
@@ -232,7 +232,7 @@ class BlockingReset(OwnAttributes, BatchWrapper):
                 "call reset(options={'reset_mask': terminations | truncations})"
             )
         if self._mode is AutoresetMode.SAME_STEP and not self._native and self._step_timeout is None:
-            # With `step_timeout` a reset may take longer than a step.
+            # With `step_timeout`, a reset may take longer than a step.
             slots_of(self.env).begin_in_step()
         self.env.step_async(actions)
 
@@ -243,7 +243,7 @@ class BlockingReset(OwnAttributes, BatchWrapper):
             timeout: Seconds to wait; None: as long as `step` does.
 
         Raises:
-            RemoteTimeoutError: A slot has no observation yet; `step_wait` can be called again, or everything be reset.
+            RemoteTimeoutError: A slot has no observation yet; `step_wait` or `reset` can be called.
             NothingPendingError: There was no `step_async`.
         """
         results = self.wait_for_all("step", timeout)
@@ -251,11 +251,11 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         return results.batched(), batch.rewards, batch.terminations, batch.truncations, results.merged_infos()
 
     def wait_for_all(self, pending: Literal["reset", "step"], timeout: float | None = None) -> Results:
-        """Wait for what `reset_async` or `step_async` asked for, and note whose episodes ended.
+        """Wait for the results of `reset_async` or `step_async`, and record whose episodes ended.
 
-        Args:
+        pending: The pending call.
             pending: The asynchronous call.
-            timeout: Seconds; None: as long as `reset` and `step` wait.
+            timeout: Seconds to wait; None: as long as `reset` and `step` do.
 
         Raises:
             RemoteTimeoutError: A slot has no observation yet; this method can be called again.
@@ -265,16 +265,16 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         same_step = pending == "step" and self._mode is AutoresetMode.SAME_STEP and not self._native
         results = self.env.wait_for_all(pending, seconds, same_step=same_step, on_lost=self._on_lost)
         if pending == "step":
-            if self._mode is AutoresetMode.DISABLED:  # the other modes begin the next episodes by themselves
+            if self._mode is AutoresetMode.DISABLED:  # in the other modes the next episodes begin automatically
                 self._finished = results.ended
             if results.errors or results.failures or self._failures:
                 self._raise_lost(results)
                 self._count_failures(results, results.ended)
-        # Slots that were not reset may have ended, and still need it.
+        # Slots outside the mask may have ended, and still need a reset.
         elif self._reset_mask is not None:
             self._finished = self._finished & ~self._reset_mask
             if results.failures:
-                # As of a slot of its own: such a lane has no new observation, only its last one.
+                # Like a single environment's slot, such a lane has no new observation, only its last one.
                 self._finished[list(results.failures)] = True
                 raise next(iter(results.failures.values()))
         if self._on_lost == "continue":
@@ -285,13 +285,13 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         if self._on_lost != "raise":
             return
         for slot, error in results.errors.items():
-            # A server that refuses, such as for a failure of the environment, is there: that is for `max_failures`. A
-            # spare that stands by takes the place.
+            # A server that refuses, for example because the environment failed, is not lost; `max_failures` applies to
+            # it. A ready spare replaces a lost one.
             if not isinstance(error, RefusedError) and not slots_of(self.env).has_spare(slot):
                 raise error
 
     def _count_failures(self, results: Results, ended: Array) -> None:
-        """Raise where a slot's environment does nothing but fail."""
+        """Raise an error if a slot's environment fails in every episode."""
         for slot in np.flatnonzero(ended).tolist():
             error = results.errors.get(slot) or results.failures.get(slot)
             failures = self._failures.pop(slot, 0) + 1
@@ -299,13 +299,13 @@ class BlockingReset(OwnAttributes, BatchWrapper):
                 continue
             self._failures[slot] = failures
             if failures == self._max_failures:
-                # Who catches the error and goes on has as many failures before it again.
+                # If the caller catches the error and continues, the count begins again.
                 self._failures.clear()
                 text = f"the last {self._max_failures} episodes of slot {slot} ended by failures of the environment: "
                 raise EnvironmentFailedError(error.url, text + error.reason, Code.INTERNAL)
 
     def _mark_valid(self, results: Results, pending: str) -> None:
-        """Tell which transitions the environments made: neither lost ones nor the first observation after them."""
+        """Report which transitions are valid: neither lost ones, nor the first observation after a loss."""
         observed = results.valid.copy()
         observed[list(results.failures)] = False
         if pending == "reset" and self._reset_mask is not None:
@@ -320,7 +320,7 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         slots: Sequence[int] | None = None,
         origins: Mapping[int, Origin] | None = None,
     ) -> MessageReply:
-        """Send a message of a feature, or of another package; as `RemoteVectorEnv.send_message`, with a batch."""
+        """Send a message of a feature or package, like `RemoteVectorEnv.send_message`; the result is batched."""
         answers = self.env.begin_message(form, write, slots)
         mask: Array = np.zeros(self.num_envs, np.bool_)
         for answer in answers:
@@ -333,11 +333,11 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         return MessageReply(answers, (observations, infos))
 
     def send(self, actions: Any, slots: Any = None) -> None:
-        """Apply actions to some slots and return at once; as `RemoteVectorEnv.send`."""
+        """Apply actions to some slots and return at once, like `RemoteVectorEnv.send`."""
         self.env.send(actions, slots)
 
     def recv(self, at_least: int = 1) -> Received:
-        """Wait until at least this many slots have answered, and return all that have; as `RemoteVectorEnv.recv`."""
+        """Wait until at least `at_least` slots have results, and return all results, like `RemoteVectorEnv.recv`."""
         return self.env.recv(at_least)
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
@@ -349,19 +349,19 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         self.env.call_async(name, *args, **kwargs)
 
     def call_wait(self, timeout: float | None = None) -> tuple[Any, ...]:
-        """Return the results of `call_async`; after a timeout it can be called again."""
+        """Return the results of `call_async`. After a timeout it can be called again."""
         return self.env.call_wait(timeout)
 
     def remotes(self) -> tuple[RemoteReport, ...]:
-        """Say how each remote is, as `RemoteVectorEnv.remotes`."""
+        """Return a report on each remote, like `RemoteVectorEnv.remotes`."""
         return self.env.remotes()
 
     def report(self) -> dict[str, float]:
-        """Say in numbers how the slots are, as `RemoteVectorEnv.report`."""
+        """Return the slots' health in numbers, like `RemoteVectorEnv.report`."""
         return self.env.report()
 
     def latency_summary(self) -> tuple[dict[str, Any], ...]:
-        """Return percentiles of each remote's latency in seconds, as `RemoteVectorEnv.latency_summary`."""
+        """Return percentiles of each remote's latency in seconds, like `RemoteVectorEnv.latency_summary`."""
         return self.env.latency_summary()
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -369,7 +369,7 @@ class BlockingReset(OwnAttributes, BatchWrapper):
         return self.env.get_attr(name)
 
     def set_attr(self, name: str, values: Any) -> None:
-        """Set a public attribute: a list or tuple gives each slot's value, anything else that of all."""
+        """Set a public attribute: a list or tuple has one value per slot, any other value is for all slots."""
         self.env.set_attr(name, values)
 
 
@@ -380,10 +380,10 @@ def make_blocking(
     url: str | None = None,
     **kwargs: Any,
 ) -> BlockingReset:
-    """Make what `gymnasium.make_vec("bridge:bridge/Remote-v0", …)` returns.
+    """Return the environment for `gymnasium.make_vec("bridge:bridge/Remote-v0", …)`.
 
     Args:
-        num_envs: The number of slots; 1 where as many are wanted as the URLs give.
+        num_envs: The number of slots; 1, Gymnasium's default, means as many as the URLs provide.
         urls: As for `make_vec_remote`.
         url: One URL, as for `make_remote`; give this or `urls`.
         kwargs: As for `make_vec_remote` with `blocking=True`.
@@ -400,12 +400,12 @@ def make_blocking(
 
 
 def block(make: Callable[[], RemoteVectorEnv], blocking_timeout: float | None = None, **keywords: Any) -> BlockingReset:
-    """Make what `make_vec_remote` returns with `blocking=True`.
+    """Return the environment for `make_vec_remote` with `blocking=True`.
 
     Args:
-        make: Makes the environment.
+        make: Makes the remote environment.
         blocking_timeout: The `timeout` of `BlockingReset`.
-        keywords: Its other ones.
+        keywords: Other keywords of `BlockingReset`.
     """
     env = make()
     try:

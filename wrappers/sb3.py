@@ -1,4 +1,4 @@
-"""Remote environments under the contract of Stable-Baselines3's vector environments."""
+"""Remote environments with the interface of Stable-Baselines3's vector environments."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ __all__ = ["SB3VecEnv"]
 class SB3VecEnv(OwnAttributes, VecEnv):
     """Remote environments as a `stable_baselines3.common.vec_env.VecEnv`; needs the extra `sb3`.
 
-    A finished slot begins its next episode in the same step; its info holds `terminal_observation` and
-    `TimeLimit.truncated`, `reset_infos` holds the info of the reset. Rewards are float32. For the episode statistics
-    that Stable-Baselines3 logs, wrap it in `VecMonitor`, or serve environments that are wrapped in `Monitor`.
+    A slot whose episode ended begins the next one in the same step; its info contains `terminal_observation` and
+    `TimeLimit.truncated`, and `reset_infos` contains the info of the reset. Rewards are float32. For the episode
+    statistics that Stable-Baselines3 logs, wrap it in `VecMonitor`, or serve environments that are wrapped in
+    `Monitor`.
 
     Examples:
         >>> from bridge import make_vec_remote, serve_gym
@@ -42,16 +43,16 @@ class SB3VecEnv(OwnAttributes, VecEnv):
         ...     envs.close()
 
     Args:
-        envs: What `make_vec_remote` returns, or a `BlockingReset` around it, whose autoreset mode does not matter.
-        on_lost: What becomes of a slot whose remote was lost, after the truncation that tells it. `wait`: it is waited
-            for, as long as the timeout of `envs` says, or a spare takes its place (`make_vec_remote(…, spares=…)`).
-            `raise`: `step_wait` raises, unless a spare stands by. Not given: that of the `BlockingReset`, else `wait`.
-        max_failures: `step_wait` raises where so many episodes of a slot in a row ended by a failure of its
-            environment; None: it never does. Not given: that of the `BlockingReset`, else 10.
+        envs: The result of `make_vec_remote`, or a `BlockingReset` around it in any autoreset mode.
+        on_lost: What happens to a slot whose remote was lost, after the truncation that reports it. `wait`: wait for
+            it, at most for the timeout of `envs`, or use a spare (`make_vec_remote(…, spares=…)`). `raise`: `step_wait`
+            raises, unless a spare is ready. Default: the value of the `BlockingReset`, else `wait`.
+        max_failures: `step_wait` raises if this many episodes of a slot in a row ended with a failure of its
+            environment; None: never. Default: the value of the `BlockingReset`, else 10.
 
     Raises:
-        SettingError: `envs` is something else, or `on_lost`, its own too, is another word: Stable-Baselines3 cannot
-            leave transitions out, which `continue` needs.
+        SettingError: `envs` is something else, or `on_lost`, also that of the `BlockingReset`, is another value:
+            `continue` needs invalid transitions to be left out, which Stable-Baselines3 cannot do.
     """
 
     def __init__(
@@ -72,8 +73,8 @@ class SB3VecEnv(OwnAttributes, VecEnv):
                 "transitions of a lost slot out; give make_vec_remote spares"
             )
         if isinstance(envs, (BlockingReset, RemoteVectorEnv, Transparent)):
-            # Stable-Baselines3 knows this mode alone: what `step_wait` returns at an end is the next episode's first
-            # observation.
+            # Stable-Baselines3 knows only this mode: at the end of an episode, `step_wait` returns the next episode's
+            # first observation.
             self._envs = BlockingReset(
                 cast(RemoteVectorEnv, envs if blocking is None else blocking.env),
                 envs.timeout,
@@ -86,7 +87,7 @@ class SB3VecEnv(OwnAttributes, VecEnv):
                 f"expected what make_vec_remote returns, or a BlockingReset around it, got {envs!r} of type "
                 f"{type(envs).__name__}"
             )
-        # What asks the environments in some slots alone; wrappers hand on no such calls.
+        # Used for calls to some slots only; wrappers do not forward such calls.
         self._remote = cast(RemoteVectorEnv, envs.unwrapped)
         self._composite = isinstance(envs.single_action_space, (spaces.Dict, spaces.Tuple))
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
@@ -99,7 +100,7 @@ class SB3VecEnv(OwnAttributes, VecEnv):
                 f"expected set_options with a dict, or a list with one for each of {self.num_envs} slots, got "
                 f"{len(self._options)}"
             )
-        self._remote.cancel()  # a step that is under way is given up, says the contract
+        self._remote.cancel()  # a pending step is cancelled, as the interface requires
         self._envs.reset_async(self._seeds, slot_options=self._options if any(self._options) else None)
         results = self._envs.wait_for_all("reset")
         self.reset_infos = results.own_infos()
@@ -111,8 +112,8 @@ class SB3VecEnv(OwnAttributes, VecEnv):
         """Send the actions.
 
         Args:
-            actions: An array `(num_envs, …)`, or any sequence with an element of `action_space` for each slot. For a
-                Dict or Tuple space also a batch as Gymnasium makes it: a dict or a tuple of such arrays.
+            actions: An array `(num_envs, …)`, or a sequence with one element of `action_space` per slot. For a Dict or
+                Tuple space also Gymnasium's batch: a dict or a tuple of such arrays.
 
         Raises:
             InvalidActionError: An action is not in its space; nothing was sent.
@@ -122,16 +123,16 @@ class SB3VecEnv(OwnAttributes, VecEnv):
         self._envs.step_async(actions)
 
     def _is_batch(self, actions: Any) -> bool:
-        """Tell whether the actions of a Dict or Tuple space are batched by its parts, and not one for each slot."""
+        """Return True if the actions of a Dict or Tuple space are batched by part, False for one action per slot."""
         if isinstance(self.action_space, spaces.Dict) or isinstance(actions, Mapping):
             return isinstance(actions, Mapping)
-        # Both may be tuples, even of the same length. A slot's action is then a tuple, and a batch one of arrays: but
-        # where a part of the space is a Tuple itself, its batch is a tuple too, and no element of the whole space.
+        # Both may be tuples, even of the same length. An action per slot is then a tuple, and a batch holds arrays. But
+        # if a part of the space is a Tuple itself, its batch is a tuple too, though not an element of the whole space.
         slots = len(actions) == self.num_envs and all(isinstance(action, (tuple, list)) for action in actions)
         return isinstance(actions, tuple) and not (slots and all(map(self.action_space.contains, actions)))
 
     def _batched(self, actions: list[Any]) -> Any:
-        """Batch one action for each slot by the parts of their space."""
+        """Batch one action per slot by the parts of their space."""
         if len(actions) != self.num_envs:
             raise InvalidActionError(f"expected an action for each of {self.num_envs} slots, got {len(actions)}")
         try:
@@ -142,8 +143,8 @@ class SB3VecEnv(OwnAttributes, VecEnv):
             ) from error
 
     def step_wait(self) -> tuple[Any, Array, Array, list[dict[str, Any]]]:
-        """Return observations, float32 rewards, dones, each `(num_envs,)`, and a list with each slot's info."""
-        # Made while the servers step, which costs nobody time; they are returned where no environment tells more.
+        """Return observations, float32 rewards and dones, each `(num_envs,)`, and a list with each slot's info."""
+        # Created while the servers step, which takes no extra time; returned as they are if there are no infos.
         infos: list[dict[str, Any]] = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
         results = self._envs.wait_for_all("step")
         batch, dones = results.batch, results.ended
@@ -156,10 +157,10 @@ class SB3VecEnv(OwnAttributes, VecEnv):
             lasts = results.rows_of(ended)
             for slot, first in zip(ended, results.first_infos(ended), strict=True):
                 self.reset_infos[slot] = first
-        else:  # a simulator that has reset its lanes already tells their ends in its infos
+        else:  # a simulator that resets its lanes itself reports their ends in its infos
             lasts = [infos[slot].pop("final_obs", None) for slot in ended]
         for slot, last in zip(ended, lasts, strict=True):
-            # As DummyVecEnv says it: where it is True, algorithms bootstrap with the value of the terminal observation.
+            # As in DummyVecEnv: if it is True, algorithms bootstrap with the value of the terminal observation.
             infos[slot]["TimeLimit.truncated"] = not batch.terminations[slot]
             infos[slot]["terminal_observation"] = last
         return results.batched(), batch.rewards.astype(np.float32), dones, infos
@@ -173,7 +174,7 @@ class SB3VecEnv(OwnAttributes, VecEnv):
         return self._remote.report()
 
     def _slots(self, indices: int | Iterable[int] | None) -> list[int]:
-        """Return the slots that some indices name, as those of a list: -1 is the last one."""
+        """Return slot numbers for indices, which work as in a list: -1 is the last slot."""
         if isinstance(indices, np.integer):
             indices = int(indices)
         slots = range(self.num_envs)
@@ -185,24 +186,24 @@ class SB3VecEnv(OwnAttributes, VecEnv):
             ) from None
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """Read a public attribute of the environments in some slots; a method comes back as a function.
+        """Read a public attribute of the environments in some slots; a method is returned as a function.
 
         Raises:
-            AttributeError: They have none of that name.
-            IndexError: There is no such slot.
+            AttributeError: The environments have no such attribute.
+            IndexError: A slot does not exist.
         """
         return list(self._remote.get_attr_at(self._slots(indices), attr_name))
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Set a public attribute of the environments in some slots to one value; raises IndexError."""
+        """Set a public attribute of the environments in some slots to one value; raise IndexError for unknown slots."""
         if slots := self._slots(indices):
             self._remote.set_attr_at(slots, attr_name, value)
 
     def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
-        """Call a public method of the environments in some slots; raises IndexError.
+        """Call a public method of the environments in some slots; raise IndexError for unknown slots.
 
-        In a slot that is named twice it is called twice. `save_state` returns a state for each slot, `restore_state` an
-        observation and an info for each; what a wrapper around this has counted or stacked stays as it was.
+        A slot that is listed twice is called twice. `save_state` returns one state per slot, `restore_state` one
+        observation and info per slot; counters and stacked frames of wrappers around this object are not restored.
         """
         slots = self._slots(indices)
         if (added := added_method(self._envs, method_name)) is not None:
@@ -210,7 +211,7 @@ class SB3VecEnv(OwnAttributes, VecEnv):
         found: list[Any] = [None] * len(slots)
         waiting = list(range(len(slots)))
         while waiting:
-            # In each round a slot's first call that was not made yet: the slots of a round are called side by side.
+            # In each round, the next call of every slot: calls to different slots run side by side.
             first = {slots[position]: position for position in reversed(waiting)}
             results = self._remote.call_at(list(first), method_name, *method_args, **method_kwargs)
             for position, result in zip(first.values(), results, strict=True):
@@ -219,25 +220,25 @@ class SB3VecEnv(OwnAttributes, VecEnv):
         return found
 
     def _by_slot(self, found: Any, slots: list[int]) -> list[Any]:
-        """Return what a method that a feature adds to vector environments gave, as one item for each slot."""
+        """Return the result of a feature's vector method as one item per slot."""
         if not isinstance(found, tuple):
             return list(found) if isinstance(found, list) else [found] * len(slots)
-        # As a reset: slots are in episodes that go on from elsewhere.
+        # Treated like a reset: the slots are now in episodes that continue from another point.
         observations, infos = list(iterate(self._envs.observation_space, found[0])), found[1]
         for slot in slots:
             self.reset_infos[slot] = _info_of(infos, slot)
         return [(observations[slot], self.reset_infos[slot]) for slot in slots]
 
     def env_is_wrapped(self, wrapper_class: type[Any], indices: Any = None) -> list[bool]:
-        """Tell whether the environments, where they run, are in a wrapper of this class; raises IndexError."""
-        # By name, because the objects are at the server.
+        """Return whether each remote environment has a wrapper of this class; raise IndexError for unknown slots."""
+        # Compared by name, because the objects are on the server.
         name = f"{wrapper_class.__module__}:{wrapper_class.__qualname__}"
         slots = self._slots(indices)
         found = self._remote.wrapper_classes()
         return [name in found[slot] for slot in slots]
 
     def get_images(self) -> Sequence[Array | None]:
-        """Return each slot's frame, where the render mode is `rgb_array`."""
+        """Return each slot's frame if the render mode is `rgb_array`."""
         if self.render_mode != "rgb_array":
             warnings.warn(f"expected the render mode rgb_array for images, got {self.render_mode}", stacklevel=2)
             return [None] * self.num_envs
@@ -245,7 +246,7 @@ class SB3VecEnv(OwnAttributes, VecEnv):
 
 
 def _info_of(infos: Mapping[str, Any], slot: int) -> dict[str, Any]:
-    """Return a slot's own info of those that Gymnasium joins as arrays with masks."""
+    """Return one slot's info from infos that Gymnasium has joined to arrays with masks."""
     found: dict[str, Any] = {}
     for key, value in infos.items():
         mask = infos.get(f"_{key}")
@@ -255,7 +256,7 @@ def _info_of(infos: Mapping[str, Any], slot: int) -> dict[str, Any]:
 
 
 def _batch(space: Space[Any], actions: list[Any]) -> Any:
-    """Batch elements of a space, as Gymnasium does those of Dict and Tuple spaces; others stay a list."""
+    """Batch elements of a space: Dict and Tuple spaces like Gymnasium, others as a list."""
     if isinstance(space, spaces.Dict):
         if any(set(action) != set(space.spaces) for action in actions):
             raise ValueError(f"expected the keys {list(space.spaces)}")

@@ -1,4 +1,4 @@
-"""What failures cost, in the log of a training with Stable-Baselines3."""
+"""The costs of failures, in the log of a Stable-Baselines3 training."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["SB3ReportCallback"]
 
 
 class SB3ReportCallback(BaseCallback):
-    """Write the numbers of `SB3VecEnv.report` to the logger of Stable-Baselines3; needs the extra `sb3`.
+    """A callback that writes the numbers of `SB3VecEnv.report` to Stable-Baselines3's logger; needs the extra `sb3`.
 
-    They are recorded after each rollout, under `bridge/`, for TensorBoard and whatever else the logger writes. Those
+    They are recorded after each rollout, under `bridge/`, for TensorBoard and the logger's other outputs. The numbers
     of single servers are left out of the table on the terminal.
 
     Examples:
@@ -30,29 +30,29 @@ class SB3ReportCallback(BaseCallback):
         0.0
 
     Args:
-        verbose: As of every callback of Stable-Baselines3; nothing is printed here.
+        verbose: As for every callback of Stable-Baselines3; this one prints nothing.
 
     Raises:
-        SettingError: The training begins, and its environment is no `SB3VecEnv`, nor wrapped around one.
+        SettingError: Training begins, and its environment neither is an `SB3VecEnv` nor wraps one.
     """
 
     def __init__(self, verbose: int = 0) -> None:
         super().__init__(verbose)
 
     def _on_training_start(self) -> None:
-        self._remote()  # the error comes before the first rollout and not after it
+        self._remote()  # raises before the first rollout, not after it
 
     def _on_step(self) -> bool:
         return True
 
     def _on_rollout_end(self) -> None:
         for name, value in self._remote().report().items():
-            # Servers' names are long. The table cuts names, and raises where two are then the same.
+            # The table truncates the long names of servers, and raises if two become equal.
             exclude = ("stdout", "log") if name.startswith("servers/") else None
             self.logger.record(f"bridge/{name}", value, exclude=exclude)
 
     def _remote(self) -> SB3VecEnv:
-        """Return the environment that knows the servers, below all wrappers."""
+        """Return the `SB3VecEnv` below all wrappers."""
         envs = self.training_env.unwrapped
         if not isinstance(envs, SB3VecEnv):
             raise SettingError(

@@ -22,27 +22,27 @@ __all__ = ["Ready", "SkipResetting"]
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
-    """One step's results: of the `k` slots that have an observation; k may be 0."""
+    """The results of one step, for the `k` slots that have an observation; k may be 0."""
 
     slots: Array
-    """Which they are, ascending, int64 `(k,)`."""
+    """The numbers of these slots, ascending, int64 `(k,)`."""
     observations: Any
-    """Theirs alone, batched: a batch of k of `single_observation_space`."""
+    """Their observations, a batch of k elements of `single_observation_space`."""
     rewards: Array
-    """Of all slots, float64 `(num_envs,)`."""
+    """The rewards of all slots, float64 `(num_envs,)`."""
     terminations: Array
-    """Of all slots, bool `(num_envs,)`."""
+    """The terminations of all slots, bool `(num_envs,)`."""
     truncations: Array
-    """Of all slots, bool `(num_envs,)`: a slot that was lost has no observation, and is truncated once."""
+    """The truncations of all slots, bool `(num_envs,)`: a lost slot has no observation, and is truncated once."""
     infos: dict[str, Any]
-    """Of all slots."""
+    """The infos of all slots."""
 
 
 class SkipResetting:
-    """Returns batched observations of the ready slots, and takes actions for those only.
+    """A wrapper that returns batched observations of the ready slots, and takes actions only for them.
 
-    No slot waits for another, and batches contain no placeholders. It is not a `VectorEnv`, because the number of ready
-    slots changes from step to step.
+    No slot waits for another, and batches contain no placeholders. This is not a `VectorEnv`, because the number of
+    ready slots changes from step to step.
 
     Examples:
         >>> from bridge import make_vec_remote, serve_gym
@@ -57,7 +57,7 @@ class SkipResetting:
         (2,)
 
     Args:
-        env: What `make_vec_remote` returns, or a `Throttle` around it.
+        env: The result of `make_vec_remote`, or a `Throttle` around it.
 
     Raises:
         SettingError: `env` is another kind of environment.
@@ -70,12 +70,12 @@ class SkipResetting:
         self.num_envs: int = env.num_envs
         self.single_observation_space: Space[Any] = env.single_observation_space
         self.single_action_space: Space[Any] = env.single_action_space
-        # The remote environment takes an action for each slot. Those without an observation apply none (U-5).
+        # The remote environment takes an action for each slot, and ignores it for slots without an observation (U-5).
         self._filler = env.action_space.sample()
         self._slots: Array | None = None
 
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None) -> Ready:
-        """Ask every slot for a new episode, and return at once; often no slot is ready then."""
+        """Request a new episode in every slot, and return at once; often no slot is ready then."""
         observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         none = np.zeros(self.num_envs, np.bool_)
         return self._ready(observations, np.zeros(self.num_envs), none, none.copy(), infos)
@@ -84,10 +84,10 @@ class SkipResetting:
         """Apply actions to the slots that were ready.
 
         Args:
-            actions: One for each of the last `slots`, in their order.
+            actions: One action for each of the last `slots`, in their order.
 
         Raises:
-            InvalidActionError: Their number is another.
+            InvalidActionError: The number of actions is wrong.
             ResetNeededError: `reset` was never called.
         """
         if self._slots is None:

@@ -21,19 +21,19 @@ __all__ = ["Throttle"]
 
 
 class Throttle(Transparent):
-    """Makes each `step` take one frame: it sends the actions at once and returns the results at the frame's end.
+    """A wrapper whose `step` takes one frame: it sends the actions at once and returns the results at the frame's end.
 
-    Results are requested when the frame is over, so they are up to date. Frame n ends at `start + n / fps`, where
-    `start` is the time of `reset`, so lateness does not add up. A late loop does not wait; `infos["late"]` says by how
+    Results are requested at the end of the frame, so they are up to date. Frame n ends at `start + n / fps`, where
+    `start` is the time of `reset`, so delays do not accumulate. A late loop does not wait; `infos["late"]` says by how
     many seconds it is late, 0.0 if it is in time.
 
     Args:
-        env: What `make_vec_remote` returns. `BlockingReset` goes outside: `BlockingReset(Throttle(env))`.
+        env: The result of `make_vec_remote`. `BlockingReset` goes outside: `BlockingReset(Throttle(env))`.
         fps: Steps a second; None: the frame rate of the remote real-time worlds.
         clock: The clock; tests use a `VirtualClock`.
 
     Raises:
-        SettingError: `fps` is no positive number, or not given where the worlds are in lock-step.
+        SettingError: `fps` is not a positive number, or is not given while the worlds are in lock-step.
     """
 
     def __init__(
@@ -47,17 +47,17 @@ class Throttle(Transparent):
             raise SettingError(f"expected fps to be a positive number of steps a second, got {fps!r}")
         self.fps = float(fps)
         self.late = 0
-        """Steps that came too late."""
+        """The number of late steps."""
         self._clock: Clock = MonotonicClock() if clock is None else clock
         self._start: float | None = None
         self._count = 0
         self._lateness = 0.0
-        # Called between the actions and the question what came of them. A sleep before `step` would send the actions a
-        # frame late, one after it would tell the results a frame late.
+        # Called between sending the actions and requesting the results. Sleeping before `step` would send the actions a
+        # frame late; sleeping after it would return results that are a frame old.
         slots_of(self.remote).pacer = self._pace
 
     def _pace(self) -> None:
-        """Wait for the end of the frame; called once the actions are sent."""
+        """Wait for the end of the frame; called after the actions are sent."""
         now = self._clock.now()
         if self._start is None:
             self._start = now
@@ -66,12 +66,12 @@ class Throttle(Transparent):
         self._lateness = max(0.0, now - due)
         if self._lateness > 0.0:
             self.late += 1
-            self._count = int((now - self._start) * self.fps)  # the frames that passed are not made up for
+            self._count = int((now - self._start) * self.fps)  # missed frames are not made up for
         else:
             self._clock.sleep(due - now)
 
     def reset_async(self, **kwargs: Any) -> None:
-        """Send the Resets, as `RemoteVectorEnv.reset_async`, and begin the count of frames."""
+        """Send the Resets, like `RemoteVectorEnv.reset_async`, and restart the frame count."""
         self._begin_count()
         self.env.reset_async(**kwargs)  # type: ignore[attr-defined]
 
@@ -81,18 +81,18 @@ class Throttle(Transparent):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes, as the remote environment does, and the count of frames."""
+        """Begin episodes, like the remote environment, and restart the frame count."""
         self._begin_count()
         observations, infos = self.env.reset(seed=seed, options=options)  # type: ignore[arg-type]
         return observations, self._report(infos)
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Send the actions, wait for the end of the frame, and return what there is then."""
+        """Send the actions, wait for the end of the frame, and return the results at that time."""
         observations, rewards, terminations, truncations, infos = self.env.step(actions)
         return observations, rewards, terminations, truncations, self._report(infos)
 
     def wait_for_all(self, pending: Literal["reset", "step"], timeout: float | None = None, **kwargs: Any) -> Results:
-        """Wait as `RemoteVectorEnv.wait_for_all`; the infos then hold `late`."""
+        """Wait like `RemoteVectorEnv.wait_for_all`, and add `late` to the infos."""
         results: Results = self.env.wait_for_all(pending, timeout, **kwargs)  # type: ignore[attr-defined]
         self._report(results.common)
         return results

@@ -16,10 +16,10 @@ __all__ = ["Transparent"]
 
 
 class Transparent(OwnAttributes, BatchWrapper):
-    """Forwards every attribute, so that `BlockingReset` can wrap it like the remote environment itself.
+    """A wrapper that forwards every attribute, so that `BlockingReset` can wrap it like the remote environment itself.
 
     Args:
-        env: What `make_vec_remote` returns, or another of these wrappers around it.
+        env: The result of `make_vec_remote`, or another wrapper of this kind around it.
 
     Raises:
         SettingError: `env` is another kind of environment.
@@ -35,13 +35,13 @@ class Transparent(OwnAttributes, BatchWrapper):
 
     @property
     def remote(self) -> RemoteVectorEnv:
-        """The remote environment at the bottom."""
+        """The remote environment inside all wrappers."""
         base = self.env.unwrapped
         if not isinstance(base, RemoteVectorEnv):
             raise SettingError(f"expected a RemoteVectorEnv at the bottom, got {base!r}")
         return base
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("env", "__setstate__"):  # while it is unpickled there is none yet
+        if name in ("env", "__setstate__"):  # during unpickling there is no `env` yet
             raise AttributeError(name)
         return getattr(self.env, name)
