@@ -1,4 +1,4 @@
-"""`gymnasium-bridge token`: make a token, for a server and its clients."""
+"""`gymnasium-bridge token`: generate a token for a server and its clients."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def register(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a token, or write it."""
-    token = secrets.token_hex(_BYTES)  # no "-" at its start, as an option has
+    """Print a token, or write it to a file."""
+    token = secrets.token_hex(_BYTES)  # hexadecimal, so that it never begins with "-" like an option
     if arguments.out is None:
         print(token)
         return OK

@@ -1,4 +1,4 @@
-"""`gymnasium-bridge top`: servers and fleets in a table that renews itself."""
+"""`gymnasium-bridge top`: a live table of servers and fleets."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ place and has colors where the extra `top` is installed.
 """
 _BARS = "▁▂▃▄▅▆▇█"
 _STYLES = {"serving": "green", "full": "yellow", "draining": "yellow"}
-# Lines of the screen that are no rows of servers, but for what the problems take.
+# Screen lines that are not rows of servers, except those for problems.
 _FRAME = 7
 _MOST_PROBLEMS = 3
-# What a narrow terminal shows none of, the least important first: a cut number would be a wrong one.
+# Columns that a narrow terminal omits, the least important first: a truncated number would be a wrong one.
 _DROPPED_FIRST = ("worlds", "steps", "episodes", "up", "failures", "slots")
 _COLUMNS = ("worlds", "slots", "steps/s", "steps", "episodes", "failures", "up")
-# Columns of what is no terminal: as many as the table has, since nobody sees where a file's lines end.
+# The width for other outputs, enough for the whole table: nobody sees where a file's lines end.
 _UNBOUNDED = 1000
 
 
@@ -69,7 +69,7 @@ def register(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look until Ctrl-C, or `--count`."""
+    """Poll the servers until Ctrl-C, or `--count` times."""
     output = (
         _LineOutput(_json_lines)
         if arguments.json
@@ -90,55 +90,55 @@ def run(arguments: argparse.Namespace) -> int:
                 answered = any(row.state in _STYLES for row in snapshot.servers)
                 output.show(snapshot)
                 looks += 1
-        except KeyboardInterrupt:  # how it is ended
+        except KeyboardInterrupt:  # the normal way to stop it
             pass
     return OK if answered else FAILED
 
 
 def _in_options(snapshot: Snapshot, spelled: Mapping[str, str]) -> Snapshot:
-    """Return the same with problems that name options, not the keywords of Python."""
+    """Return a snapshot whose problems name options of the command instead of Python keywords."""
     rows = tuple(dataclasses.replace(row, problem=in_options(row.problem, spelled)) for row in snapshot.servers)
     return dataclasses.replace(snapshot, servers=rows)
 
 
 class _LineOutput:
-    """Prints lines below those before.
+    """An output that prints lines below the previous ones.
 
     Args:
-        lines: Returns what to print of a snapshot.
+        lines: Returns the lines to print for a snapshot.
     """
 
     def __init__(self, lines: Callable[[Snapshot], Sequence[str]]) -> None:
         self._lines = lines
 
     def __enter__(self) -> None:
-        """Begin."""
+        """Begin the output."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End."""
+        """End the output."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Print what there is now."""
+        """Print a snapshot."""
         for line in self._lines(snapshot):
             say(line)
 
 
 def _json_lines(snapshot: Snapshot) -> Sequence[str]:
-    """Return a snapshot as an object."""
+    """Return a snapshot as one line of JSON."""
     return [json.dumps(snapshot.as_json())]
 
 
 def _table_lines(snapshot: Snapshot) -> Sequence[str]:
-    """Return a snapshot as a table without colors, for which the package `rich` is not needed."""
+    """Return a snapshot as a table without colors, which does not need the package `rich`."""
     rows = [[clean(text) for text, _ in _cells(row)] for row in snapshot.servers]
     listed = table([("server", "state", *_COLUMNS), *rows], range(2, 2 + len(_COLUMNS)))
     return [_title(snapshot), *_summary(snapshot), "", *listed, *_problems(snapshot, snapshot.servers), ""]
 
 
 class _TableOutput:
-    """Draws a table: on a terminal in the same place again and again, else one below the other."""
+    """An output as a table: redrawn in place on a terminal, otherwise one table below the other."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -148,19 +148,19 @@ class _TableOutput:
         self._live = Live(console=self._console, auto_refresh=False, screen=False)
 
     def __enter__(self) -> None:
-        """Begin."""
+        """Begin the output."""
         if sys.stdout.isatty():
             self._live.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the last table on the screen."""
+        """End the output, and leave the last table on the screen."""
         if sys.stdout.isatty():
             self._live.stop()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw what there is now."""
+        """Draw a snapshot."""
         if sys.stdout.isatty():
             width, height = self._console.size
             lines = sum(-(-len(problem) // width) for problem in _problems(snapshot, snapshot.servers))
@@ -168,29 +168,29 @@ class _TableOutput:
         else:
             with self._console.capture() as printed:
                 self._console.print(render(snapshot))
-            # A table fills its lines with blanks, which in a file are only bytes.
+            # A table pads its lines with blanks, which are useless in a file.
             for line in [*printed.get().splitlines(), ""]:
                 say(line.rstrip())
 
 
 def render(snapshot: Snapshot, rows: int | None = None, width: int | None = None) -> Any:
-    """Return a table of rich.
+    """Return a snapshot as a table of `rich`.
 
     Args:
-        snapshot: What to show.
-        rows: The most servers to list; those that do not serve come first then. None: all.
-        width: The characters of a line: columns that have no room in it are left out. None: all are shown.
+        snapshot: The snapshot.
+        rows: The most servers to list; if there are more, those that do not serve come first. None: all.
+        width: The characters per line; columns that do not fit are left out. None: show all.
     """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     listed, left = _listed(snapshot.servers, rows)
-    # As texts, the host of grpc://[fe80::1]:50051 would be markup.
+    # Converted to texts, because `rich` would read the host of grpc://[fe80::1]:50051 as markup.
     cells = [[Text(text, style=style) for text, style in _cells(row)] for row in listed]
     columns = _fitting(cells, width)
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
-    # Folded where even so there is no room: the port is at its end, and may be all that two servers differ in.
+    # Folded if the line is still too short: the port is at the end, and may be the only difference between two servers.
     table.add_column("server", overflow="fold")
     table.add_column("state", no_wrap=True)
     for column in columns:
@@ -201,13 +201,13 @@ def render(snapshot: Snapshot, rows: int | None = None, width: int | None = None
     parts.append(table)
     if left:
         parts.append(Text(f"… and {left} more that serve", style="dim"))
-    # Wrapped: what to do is at the end of a text.
+    # Wrapped, because the remedy is at the end of a text.
     parts += [Text(problem, style="red") for problem in _problems(snapshot, listed)]
     return Group(*parts)
 
 
 def _problems(snapshot: Snapshot, listed: Sequence[ServerRow]) -> list[str]:
-    """Return the lines that say what is wrong; servers with the same trouble share one."""
+    """Return the lines that describe problems; servers with the same problem share one."""
     servers: dict[str, list[str]] = {}
     for row in listed:
         if row.problem:
@@ -221,12 +221,12 @@ def _problems(snapshot: Snapshot, listed: Sequence[ServerRow]) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Name servers; of more than three the first and how many others."""
+    """Return the names of servers; for more than three, the first one and the number of others."""
     return ", ".join(names) if len(names) <= 3 else f"{names[0]} and {len(names) - 1} others"
 
 
 def _fitting(rows: Sequence[Sequence[Any]], width: int | None) -> list[str]:
-    """Return the columns of numbers that there is room for beside the servers and their states."""
+    """Return the number columns that fit beside the servers and their states."""
     from rich.cells import cell_len
 
     widths = [
@@ -242,7 +242,7 @@ def _fitting(rows: Sequence[Sequence[Any]], width: int | None) -> list[str]:
 
 
 def _listed(servers: Sequence[ServerRow], rows: int | None) -> tuple[list[ServerRow], int]:
-    """Return the servers to list, and how many are left out."""
+    """Return the servers to list, and the number of omitted ones."""
     if rows is None or len(servers) <= rows:
         return list(servers), 0
     order = sorted(range(len(servers)), key=lambda index: servers[index].state in SERVES)
@@ -259,7 +259,7 @@ def _summary(snapshot: Snapshot) -> list[str]:
     servers = f"{total['serving']} of {total['servers']} servers serve"
     for state, count in Counter(row.state for row in snapshot.servers if row.state != "serving").items():
         servers += f", {count} {state}"
-    # Of servers none of which says how much it can carry there is no number, nor where none serves.
+    # If no server reports its capacity, or none serves, there is no number to show.
     known = total["slots"] is not None and total["serving"]
     used = f"{total['slots_used']:,} of " if known else ""
     slots = f"{used}{counted(total['slots'] if known else total['slots_used'], 'slot')}"
@@ -273,7 +273,7 @@ def _summary(snapshot: Snapshot) -> list[str]:
 
 
 def _bars(history: Sequence[float]) -> str:
-    """Draw numbers as bars, the largest as high as a line."""
+    """Return numbers as a line of bars, the largest at full height."""
     most = max(history, default=0.0)
     if len(history) < 2 or not most:
         return ""
@@ -281,7 +281,7 @@ def _bars(history: Sequence[float]) -> str:
 
 
 def _cells(row: ServerRow) -> list[tuple[str, str]]:
-    """Return the texts of a row, each with its style."""
+    """Return the cells of a row, each with its style."""
     head = [(clean(row.name), ""), (row.state, _STYLES.get(row.state, "red"))]
     slots = _count(row.slots_used)
     if row.slots_used is not None and row.slots is not None:
@@ -293,12 +293,12 @@ def _cells(row: ServerRow) -> list[tuple[str, str]]:
 
 
 def _count(number: float | None) -> str:
-    """Write a number; `-` for one that the server has not said."""
+    """Return a number as text; `-` if the server has not reported it."""
     return "-" if number is None else f"{number:,.0f}"
 
 
 def _duration(seconds: float) -> str:
-    """Write seconds in the two largest units: `2d 3h`, `5m 12s`, `42s`."""
+    """Return a duration in its two largest units: `2d 3h`, `5m 12s`, `42s`."""
     left = int(seconds)
     parts: list[str] = []
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):

@@ -1,6 +1,6 @@
 """`gymnasium-bridge web URL …`: a page for browsers with the worlds of other servers, and PERLERT lobbies.
 
-Its options are the keywords of `serve_gateway`, and with `--upstream-` before them those of a client.
+The options are the keywords of `serve_gateway`, and, with the prefix `--upstream-`, those of a client.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["register"]
 
 _PORT = 8080
 _UPSTREAM = "upstream-"
-# A gateway has no worlds of its own.
+# The limits on worlds are left out: a gateway has no worlds of its own.
 _OF_WORLDS = (
     "--max-worlds",
     "--max-lanes",
@@ -77,7 +77,7 @@ def _own_options() -> list[tuple[str, dict[str, Any]]]:
 
 
 def _scheme_keywords() -> dict[str, str]:
-    """Return the keywords of `serve_gateway` that its schemes have, each with what it is."""
+    """Return the keywords of `serve_gateway` that its URL schemes define, with their descriptions."""
     return {keyword: text for scheme in provided("gateway_schemes") for keyword, text in scheme.keywords.items()}
 
 
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         upstream = ClientCredentials.of(**credential_keywords(arguments, _UPSTREAM))
     except SettingError as error:
         raise SettingError(in_options(str(error), spelled)) from error
-    if upstream.from_environment:  # the environment variable is for the gateway's own clients
+    if upstream.from_environment:  # the environment variable is for clients of the gateway
         upstream = dataclasses.replace(upstream, token=None)
     given = grouped_keywords(keywords, serve_gateway)
     for keyword in _scheme_keywords():
