@@ -1,4 +1,4 @@
-"""PERLERT: environments in real time over UDP, for many agents, people among them. See docs/perlert.md.
+"""PERLERT: real-time environments over UDP, for several agents, including people. See docs/perlert.md.
 
 May be imported by the composition root.
 """

@@ -1,6 +1,6 @@
 """Parses `perlert://` URLs: `perlert://HOST:PORT/NAME:NUMBER`, optionally with `?agent=KEY&tag=TAG`.
 
-An IPv6 address stands in brackets. Without `:NUMBER` the instance is 0.
+An IPv6 address is written in brackets. Without `:NUMBER` the instance is 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["PerlertAddress", "PerlertAddressError", "parse_perlert_address"]
 
 
 class PerlertAddressError(AddressError):
-    """A `perlert://` URL that cannot be read."""
+    """A `perlert://` URL cannot be read."""
 
     expected = (
         "perlert://HOST:PORT/NAME:NUMBER, e.g. perlert://localhost:32322/cartpole:0, optionally with ?agent=KEY&tag=TAG"
@@ -24,7 +24,7 @@ class PerlertAddressError(AddressError):
 
 @dataclasses.dataclass(frozen=True)
 class PerlertAddress:
-    """A `perlert://` URL in its parts."""
+    """The parts of a `perlert://` URL."""
 
     url: str
     """The URL as it was given."""
@@ -33,18 +33,18 @@ class PerlertAddress:
     port: int
     """The lobby's UDP port, 1 to 65535."""
     header: Header
-    """Which environment and which instance of it."""
+    """The environment's name and instance number."""
     agent: str | None = None
-    """The slot to take; None: the first open one."""
+    """The slot to take; None: the first free one."""
     tag: str | None = None
-    """The name of the client; None: a name is made."""
+    """The client's name; None: a generated one."""
 
 
 def parse_perlert_address(url: str) -> PerlertAddress:
     """Read a `perlert://` URL.
 
     Raises:
-        AddressError: It has another scheme, no host, no port, no environment, or a part that has no meaning.
+        AddressError: The scheme is different, or the host, port or environment is missing, or a part is unknown.
     """
     if not isinstance(url, str):
         raise PerlertAddressError(str(url), f"it is of type {type(url).__name__}, not a string")
@@ -63,10 +63,10 @@ def parse_perlert_address(url: str) -> PerlertAddress:
         ):
             if is_wrong:
                 raise ValueError(reason)
-        str(parts.hostname).encode("idna")  # as it is looked up: UnicodeError, a ValueError, where it is no name
+        str(parts.hostname).encode("idna")  # as for the lookup; raises UnicodeError, a ValueError, for an invalid name
         header = parse_header(path if ":" in path else f"{path}:0")
         agent = check_label(query["agent"], "key") if "agent" in query else None
         tag = check_label(query["tag"], "tag", empty=True) if "tag" in query else None
-    except ValueError as error:  # PacketError among them
+    except ValueError as error:  # includes PacketError
         raise PerlertAddressError(url, str(error)) from error
     return PerlertAddress(url, str(parts.hostname), int(port or 0), header, agent, tag)

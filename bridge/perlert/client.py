@@ -41,14 +41,14 @@ __all__ = ["PerlertClient", "PerlertEnv", "check_names", "make_perlert_env"]
 
 
 class PerlertClient:
-    """A player on a real socket: what `PerlertEnv`, `gymnasium-bridge lobby` and the gateway share.
+    """A player on a socket: the common part of `PerlertEnv`, `gymnasium-bridge lobby` and the gateway.
 
-    `agent` is the slot (None: the URL's, or the first open one; empty: none), `tag` what to be called (None: the URL's,
-    or a random name), `key` the pre-shared key, and `settings` are those of `player.Player`.
+    `agent` is the slot (None: the URL's, or the first free one; empty: none), `tag` the client's name (None: the URL's,
+    or a random one), `key` the pre-shared key, and `settings` are those of `player.Player`.
 
     Raises:
         ConnectError: The host has no address.
-        SettingError: A key or tag that cannot be sent.
+        SettingError: The key or the tag is invalid.
     """
 
     def __init__(
@@ -70,40 +70,40 @@ class PerlertClient:
         forget_in_child(self)
 
     def after_fork(self) -> None:
-        """In a forked process: leave slot and port to the parent process."""
+        """Leave the slot and the port to the parent process, after a fork."""
         self.port.close()
 
     def pump(self) -> None:
-        """Read what is there and send what is due; does not wait."""
-        # Bounded, for others could send faster than this reads.
+        """Read the datagrams that have arrived and send those that are due; do not wait."""
+        # The number is limited, because others could send faster than this loop reads.
         for datagram, sender, age in itertools.islice(iter(self.port.read, None), MOST_WAITING):
             now = time.monotonic()
-            # When it arrived, and not when it is read: the agent may have thought for seconds in between, which is not
-            # the network's.
+            # The time of arrival, not of reading: the agent may have computed for seconds in between, and that is not a
+            # delay of the network.
             self.port.send(self.player.receive(datagram, sender, now, now - age))
         now = time.monotonic()
         if self.player.wake() <= now:
             self.port.send(self.player.tick(now))
 
     def wait(self, deadline: float) -> None:
-        """Wait for a datagram, or until something is due, or for the deadline; then `pump`."""
+        """Wait until a datagram arrives, something is due, or the deadline is reached; then call `pump`."""
         self.port.wait(min(self.player.wake(), deadline) - time.monotonic())
         self.pump()
 
     def close(self) -> None:
-        """Leave the slot, and close; may be called twice."""
+        """Leave the slot and close the socket; may be called twice."""
         if not self.port.closed:
             self.port.send(self.player.leave())
             self.port.close()
 
     def __del__(self) -> None:
-        # Else the server would keep the slot until its own timeout.
-        if "player" in self.__dict__:  # else __init__ has raised
+        # Otherwise the server would keep the slot until its own timeout.
+        if "player" in self.__dict__:  # False if __init__ raised
             self.close()
 
 
 def check_names(tag: str, agent: str | None = None) -> None:
-    """Raise SettingError unless a client can be called so, and ask for this slot."""
+    """Raise SettingError unless the client's name and the slot's key are valid."""
     try:
         check_label(tag, "tag", empty=True)
         if agent is not None:
@@ -115,36 +115,36 @@ def check_names(tag: str, agent: str | None = None) -> None:
 
 
 class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
-    """One slot of a PERLERT server.
+    """One slot of a PERLERT server, as an environment.
 
-    `reset` takes the slot, is ready, waits for the start, and returns the first observation that comes. `step` sends
-    the action and waits for the next one; the simulation goes on at its own rate whether or not `step` is called, so
-    steps may be skipped, and their rewards are in the next one's. An episode is a run of the server. A `seed` seeds
-    nothing there.
+    `reset` takes the slot, declares the client ready, waits for the start, and returns the first observation that
+    arrives. `step` sends the action and waits for the next observation. The simulation runs at its own rate, whether or
+    not `step` is called, so steps may be skipped; their rewards are added to the next one. An episode is a run of the
+    server. The server ignores `seed`.
 
-    `info`: `step` (the server's step), `skipped` (steps that were seen and not returned), `timestamp`, `ack` and `seq`
-    (newest action that the server had applied; newest sent), `return`, `lost` (the run's end was never seen) and
-    `perlert`, the network's statistics (`bridge.perlert.player_run.Stats`).
+    `info`: `step` (the server's step), `skipped` (steps received but not returned), `timestamp`, `ack` and `seq` (the
+    newest action that the server had applied; the newest one sent), `return`, `lost` (the end of the run was not
+    received) and `perlert`, the network's statistics (`bridge.perlert.player_run.Stats`).
 
     Args:
         url: `perlert://HOST:PORT/NAME:NUMBER`.
-        agent: The slot's key; None: the first open one.
-        tag: What to be called in the lobby.
-        observation_space: Needed when the server is none of ours; otherwise the server's is taken.
-        action_space: As above.
+        agent: The slot's key; None: the first free one.
+        tag: The client's name in the lobby.
+        observation_space: Needed if the server is not ours; otherwise the server's is used.
+        action_space: As for `observation_space`.
         key: The pre-shared key.
-        token: The `token` of a client that is gone without having left: its slot, and its run, are taken over.
+        token: The `token` of a client that has ended without leaving: its slot and its run are taken over.
         use_profile: Offer sequence numbers, acknowledgements and running returns to the server (docs/perlert.md).
-        timeout: Seconds that the server may take to answer or to send the next step.
-        start_timeout: Seconds that `reset` waits for the simulation's start.
-        wait_for_server: Seconds to wait for a server that is not up yet, if that is longer than `timeout`; also for its
-            name to be known.
-        config: Times of the client.
+        timeout: Seconds to wait for a response of the server or for the next step.
+        start_timeout: Seconds for which `reset` waits for the start of the simulation.
+        wait_for_server: Seconds to wait for a server that is not ready yet, or whose name is not known yet, if longer
+            than `timeout`.
+        config: The client's intervals and timeouts.
 
     Raises:
         AddressError: The URL cannot be read.
-        ConnectError: Nobody answers there.
-        SettingError: The server does not tell its spaces and they were not given, or the slot cannot be had.
+        ConnectError: No server answers.
+        SettingError: The server does not send its spaces and they were not given, or the slot is not available.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  gymnasium's own name and type
@@ -165,7 +165,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         config: PlayerConfig | None = None,
         wait_for_server: float = 0.0,
     ) -> None:
-        # A copy connects anew, as another client.
+        # A copy connects by itself, as another client.
         EzPickle.__init__(self, **{key: value for key, value in locals().items() if key not in ("self", "token")})
         for name, value in (("timeout", timeout), ("start_timeout", start_timeout)):
             if not 0 < value < 1e9:
@@ -178,19 +178,19 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         """True if `step` may be called."""
         self._newest: Stepped | None = None
         self._came = 0
-        """Steps that came and were not returned, the newest one last."""
+        """Steps received but not returned, except the newest."""
         self._told = Decimal(0)
-        """The return that `step` has given out."""
+        """The sum of the rewards that `step` has returned."""
         self.messages: list[str] = []
-        """The newest texts from the server for people, at most 100."""
+        """The newest text messages of the server, at most 100."""
         config = config or PlayerConfig()
         settings: dict[str, Any] = {"use_profile": use_profile, "former": token or "", "config": config}
-        # Ready only in `reset`: a run would otherwise begin while nobody acts.
+        # Ready only in `reset`: otherwise a run would begin while nobody acts.
         address, began = parse_perlert_address(url), time.monotonic()
         make = functools.partial(PerlertClient, address, agent=agent, tag=tag, key=key, ready=False, **settings)
         self._client = until_up(make, checked_wait(wait_for_server))
         try:
-            # Over UDP a server that is not up yet is silent.
+            # A UDP server that is not ready yet does not answer at all.
             self._await_lobby(max(timeout, began + wait_for_server - time.monotonic()))
             self._settle(observation_space, action_space)
         except BaseException:
@@ -199,17 +199,17 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
 
     @property
     def agent(self) -> str | None:
-        """The key of the slot that we have."""
+        """The key of our slot."""
         return self._client.player.key
 
     @property
     def token(self) -> str:
-        """The token by which the server knows this client, for `PerlertEnv(url, token=…)`; empty: it has no profile."""
+        """The token that identifies this client, for `PerlertEnv(url, token=…)`; empty without the profile."""
         return self._client.player.token
 
     @property
     def slots(self) -> tuple[Slot, ...]:
-        """The lobby, as it was last told."""
+        """The lobby as last received."""
         return tuple(self._client.player.slots.values())
 
     @property
@@ -218,16 +218,16 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         return {**self._client.player.stats.as_dict(), "cut": self._client.port.cut}
 
     def _await_lobby(self, seconds: float) -> None:
-        """Wait for the first word of the lobby."""
+        """Wait for the first message of the lobby."""
         me = self._client.player
         self._client.pump()
         self._wait_while(lambda: not me.slots, time.monotonic() + seconds, "no PERLERT lobby answered")
 
     def _settle(self, observation_space: Space | None, action_space: Space | None) -> None:
-        """Take a slot, and learn the spaces."""
+        """Take a slot, and determine the spaces."""
         me, deadline = self._client.player, time.monotonic() + self._timeout
         soon = min(deadline, time.monotonic() + 2.0)
-        while me.agent is not None and me.agent not in me.slots:  # the lobby may come in several datagrams
+        while me.agent is not None and me.agent not in me.slots:  # the lobby may be split into several datagrams
             if time.monotonic() >= soon:
                 raise SettingError(f"{self.url}: {me.waits_for()}")
             self._client.wait(soon)
@@ -247,7 +247,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         me.action = self._actions.encode(neutral_action(action_space))
 
     def _wait_while(self, waits: Callable[[], object], deadline: float, problem: str) -> None:
-        """Drive the network until there is nothing to wait for, or raise what was the problem."""
+        """Process the network while `waits()` is true; raise an error with the problem at the deadline."""
         while waits():
             if time.monotonic() >= deadline:
                 error = RemoteTimeoutError if self._client.player.slots else ConnectError
@@ -255,14 +255,14 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             self._client.wait(deadline)
 
     def check_open(self) -> None:
-        """Raise ClosedError where the environment is closed, or was made before this process was forked."""
+        """Raise ClosedError if the environment is closed, or was made before this process was forked."""
         if self._closed or self._client.port.closed:
             problem = "a closed one" if self._closed else "one of another process, which keeps its slot"
             raise ClosedError(f"expected an open environment, got {problem}; make a new one")
 
     @contextlib.contextmanager
     def _exclusive(self) -> Iterator[Player]:
-        """Let one thread in, with what has come; a second one gets an error, not a race."""
+        """Yield the player, with received events processed; raise ConcurrentUseError for a second thread."""
         self.check_open()
         with self._conflicts:
             self._client.pump()
@@ -270,7 +270,7 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             yield self._client.player
 
     def _take_events(self) -> bool:
-        """Take what has come since, and return whether a step was among it."""
+        """Process the events since the last call, and return True if one of them was a step."""
         before, events = self._came, self._client.player.events
         while events:
             event = events.popleft()
@@ -281,28 +281,28 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
         return self._came > before
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Wait for the next run and return its first observation that comes.
+        """Wait for the next run and return the first observation that arrives.
 
-        A run that is on is left: its end is waited for first, because the lobby starts the next one after it.
+        If a run is in progress, this leaves it and waits for its end, because the lobby starts the next run after it.
 
         Args:
-            seed: Of `np_random`; the draft carries none to the server.
+            seed: Seeds `np_random`; the protocol does not send it to the server.
             options: None or empty.
 
         Raises:
-            RemoteTimeoutError: It did not begin within `start_timeout`; the message says what is missing.
+            RemoteTimeoutError: The run did not begin within `start_timeout`; the message says what is missing.
         """
         super().reset(seed=seed)
         if options:
             raise SettingError(f"expected no options, because PERLERT carries none, got {options!r}")
         with self._exclusive() as me:
             deadline = time.monotonic() + self._start_timeout
-            # Where the wait fails, the next call waits on: the run that was left must not be taken for the next one.
+            # If the wait fails, the next call continues it: the run that was left must not count as the next one.
             self._leaving, self.in_episode = self._leaving or self.in_episode, False
             self._wait_while(lambda: self._leaving and me.in_run, deadline, "the run that was left did not end")
             self._leaving = False
             self._take_events()
-            # What was rewarded before the first observation, or a run that is over already, is the first step's.
+            # Rewards before the first observation belong to the first step, and so does a run that has ended already.
             self._came, self._told = 0, Decimal(0)
             self._client.port.send(me.set_ready(True, time.monotonic()))
             self._wait_while(lambda: not self._take_events(), deadline, "no run started")
@@ -310,20 +310,20 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             return self._observed()
 
     def action_text(self, action: Any) -> str:
-        """Return an action as it is sent; raises InvalidActionError where `step` does."""
+        """Return an action as it is sent; raise InvalidActionError if `step` would."""
         if not self.action_space.contains(action):
             raise InvalidActionError(f"expected an action of {self.action_space}, got {action!r}")
         text = self._actions.encode(action)
-        most = MAX_CLIENT_MESSAGE - 150  # with the longest name and the profile, a message has 127 bytes besides
+        most = MAX_CLIENT_MESSAGE - 150  # everything else in a message takes at most 127 bytes
         if len(text) > most:
             raise InvalidActionError(f"expected an action of at most {most} bytes, got {len(text)}")
         return text
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Send the action, and return the next observation and everything that was rewarded since the last one.
+        """Send the action, and return the next observation and the sum of all rewards since the last one.
 
         Raises:
-            ResetNeededError: There is no episode, or it is over.
+            ResetNeededError: No episode was begun, or it is over.
             InvalidActionError: The action is not in the action space; nothing was sent.
             RemoteTimeoutError: No step came within `timeout`.
         """
@@ -331,20 +331,20 @@ class PerlertEnv(gymnasium.Env[Any, Any], EzPickle):
             if not self.in_episode or self._newest is None:
                 raise ResetNeededError("expected a running episode, got none or one that is over; call reset()")
             text = self.action_text(action)
-            # The end may have come between two calls. It is told by this step, whose action has nothing left to act on.
+            # The end may have arrived between two calls. This step returns it, though its action has no effect.
             if not self._newest.done:
                 now = time.monotonic()
                 self._client.port.send(me.act(text, now))
                 self._wait_while(lambda: not self._take_events(), now + self._timeout, "no step came")
             step = self._newest
-            # Of the returns, because the queue of steps is bounded.
+            # Computed from the returns, because the queue of steps is limited.
             reward, self._told = float(step.ret - self._told), step.ret
             self.in_episode = not step.done
             observation, info = self._observed()
             return observation, reward, step.done and not step.truncated, step.truncated, info
 
     def _observed(self) -> tuple[Any, dict[str, Any]]:
-        """Return the observation and the infos of the newest step, for those that came since the last one."""
+        """Return the observation and the infos of the newest step; the infos count the steps since the last one."""
         step, me = self._newest, self._client.player
         assert step is not None
         skipped, self._came = max(self._came - 1, 0), 0
@@ -366,10 +366,10 @@ def make_perlert_env(url: str, *, agent: str | None = None, **settings: Any) -> 
 
     Args:
         url: `perlert://HOST:PORT/NAME:NUMBER`.
-        agent: The slot's key; None: the first open one.
-        settings: The other keywords of `PerlertEnv`.
+        agent: The slot's key; None: the first free one.
+        settings: Other keywords of `PerlertEnv`.
 
     Raises:
-        AddressError, ConnectError, SettingError: As `PerlertEnv`.
+        AddressError, ConnectError, SettingError: As for `PerlertEnv`.
     """
     return PerlertEnv(url, agent=agent, **settings)

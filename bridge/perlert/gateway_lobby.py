@@ -1,9 +1,9 @@
-"""A PERLERT lobby as a world of dm_env_rpc, which a gateway shows.
+"""A PERLERT lobby as a world of dm_env_rpc, which a gateway serves.
 
-A client registers, is ready, and plays, by Steps that wait for nothing.
+A client registers, declares itself ready, and plays, all with Steps that return at once.
 
-Each agent of the world is a client of the lobby, with a socket of its own. Its actions are texts, as PERLERT has them,
-because the spaces are known only once a slot is taken; the observation `lobby` has what a page needs to make them.
+Each agent of the world is a client of the lobby with its own socket. Its actions are texts, as in PERLERT, because the
+spaces are known only after it has taken a slot; the observation `lobby` tells a web page how to write them.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from bridge.perlert.protocol.profile import parse_tag
 
 __all__ = ["LobbyAgent", "LobbyServer", "LobbyWorld", "open_lobby", "resolved"]
 
-# Seconds without an answer of the lobby after which it counts as lost; it is asked every second.
+# Seconds without an answer after which the lobby counts as lost; it is polled every second.
 _SILENCE = 4.0
-# Seconds after which nobody is asked for the lobby whom no page shows.
+# Seconds after which polling of the lobby stops if no page shows it.
 _UNSEEN = 10.0
 _ROLES = ("player", "spectator")
 
 
 def resolved(url: str) -> tuple[str, PerlertAddress]:
-    """Read a URL, and look its host up: later that would hold up the event loop.
+    """Parse a URL and resolve its host name; doing so later would block the event loop.
 
     Returns:
-        What to call the lobby, and its address by number.
+        The lobby's name for messages, and its IP address.
 
     Raises:
-        AddressError: It cannot be read.
+        AddressError: The URL cannot be read.
         ConnectError: The host has no address.
     """
     address = parse_perlert_address(url)
@@ -73,15 +73,15 @@ def resolved(url: str) -> tuple[str, PerlertAddress]:
 class LobbyClient:
     """A client of the lobby, in an event loop.
 
-    Args:
+    address: The lobby's IP address and instance.
         address: The lobby, by its IP address.
-        key: The pre-shared key; None: there is none.
+        key: The pre-shared key; None: none.
         runtime: Watches the socket.
-        tag: What to be called.
+        tag: The client's name.
         agent: The slot to take; None: none.
 
     Raises:
-        SettingError: The name cannot be sent.
+        SettingError: The name is invalid.
     """
 
     def __init__(
@@ -94,20 +94,20 @@ class LobbyClient:
         self._timer: Timer | None = None
         self._codec: TextCodec | None = None
         self.said = ""
-        """The last text for people."""
+        """The last text message."""
         self.last: Stepped | None = None
-        """The newest step of the run at hand, or of the last one; None: there is none."""
+        """The newest step of the current run, or of the last one; None: no step yet."""
         self.on_turn: Callable[[], None] = lambda: None
-        """Called whenever something may have changed."""
+        """Called whenever the state may have changed."""
         runtime.add_reader(self._client.port, self.turn)
         self.turn()
 
     def turn(self) -> None:
-        """Read what is there, do what is due, and have itself called again."""
+        """Read received datagrams, do what is due, and schedule the next call."""
         if self._client.port.closed:
             return
         self._client.pump()
-        # The space comes with the offer of a slot. Until the person acts, the action that does nothing is sent.
+        # The space arrives with the offer of a slot. Until the person acts, the action that does nothing is sent.
         if self._codec is None and self.space is not None:
             self._codec = TextCodec(self.space, named=False, decimals=None)
             self.me.action = self._codec.encode(neutral_action(self.space))
@@ -115,7 +115,7 @@ class LobbyClient:
             event = self.me.events.popleft()
             if isinstance(event, Message):
                 self.said = event.text
-            # What the last run said and ended with is not of this one.
+            # The last run's message and final step do not belong to this run.
             elif isinstance(event, Start):
                 self.last, self.said = None, ""
             elif isinstance(event, Stepped):
@@ -130,16 +130,16 @@ class LobbyClient:
 
     @property
     def space(self) -> Space | None:
-        """The action space; None: the lobby has not told it."""
+        """The action space; None: not received yet."""
         return self.me.offer.action_space if self.me.offer is not None else None
 
     def set_ready(self, ready: bool) -> None:
-        """Be ready for the next run, or no longer."""
+        """Change whether the client is ready for the next run."""
         self._client.port.send(self.me.set_ready(ready, self._runtime.scheduler.now()))
         self.turn()
 
     def act(self, text: str) -> None:
-        """Do this from now on; raises PacketError where it is no action."""
+        """Set the action; raise PacketError if it is invalid."""
         if self.me.state not in (PlayerState.JOINING, PlayerState.PLAYING):
             return
         if self._codec is not None:
@@ -147,7 +147,7 @@ class LobbyClient:
         self._client.port.send(self.me.act(text, self._runtime.scheduler.now()))
 
     def close(self) -> None:
-        """Leave the slot, and close. Again: nothing."""
+        """Leave the slot and close the socket. May be called twice."""
         if self._timer is not None:
             self._timer.cancel()
         if not self._client.port.closed:
@@ -155,7 +155,7 @@ class LobbyClient:
             self._client.close()
 
     def describe(self) -> dict[str, Any]:
-        """Return the lobby as this client sees it, for JSON."""
+        """Return the lobby as this client sees it, as values for JSON."""
         me = self.me
         mine = me.key if me.state not in (PlayerState.ASKING, PlayerState.REGISTERING) else None
         slots = [
@@ -183,19 +183,19 @@ class LobbyClient:
 
 
 def _controls(space: Any) -> object:
-    """Return what keys do in an action space, for the page of the gateway."""
+    """Return the mapping of keys to actions of a space, for the gateway's page."""
     from bridge.web.controls import controls_of_space
 
     return json.loads(controls_of_space(space))
 
 
 class LobbyAgent(Agent):
-    """A client in the lobby. Its Steps return at once; there are no episodes but the lobby's runs.
+    """A client in the lobby. Its Steps return at once, and its only episodes are the lobby's runs.
 
     Args:
-        world: Where it is.
-        client: Its end of PERLERT.
-        plays: Whether it has asked for a slot.
+        world: The agent's world.
+        client: The client of the lobby.
+        plays: True if it has requested a slot.
     """
 
     def __init__(self, world: LobbyWorld, client: LobbyClient, plays: bool) -> None:
@@ -212,17 +212,17 @@ class LobbyAgent(Agent):
         }
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
-        """Reset nothing: runs begin when all are ready."""
+        """Do nothing: runs begin when all clients are ready."""
         refuse_unknown(settings, (), "Reset")
 
     async def begin(self) -> int:
-        """Begin a sequence with what the lobby says now."""
-        # A run ends when the lobby says so: no ResetWorld waits for a Step of it.
+        """Begin a sequence with the current state of the lobby."""
+        # The lobby decides when a run ends, so no ResetWorld waits for a Step of this agent.
         self._world.resets.end(self)
         return self._checked()
 
     async def step(self, actions: Mapping[int, Array]) -> int:
-        """Be ready, or act."""
+        """Declare the client ready, or act."""
         state = self._checked()
         try:
             if 2 in actions:
@@ -239,7 +239,7 @@ class LobbyAgent(Agent):
         return pb.RUNNING
 
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
-        """Return what the lobby and the run are now."""
+        """Return the current state of the lobby and the run."""
         client, last = self._client, self._client.last
         found: dict[int, Callable[[], Any]] = {
             1: lambda: np.array(json.dumps(client.describe()), object),
@@ -263,13 +263,13 @@ class LobbyAgent(Agent):
 
 
 class LobbyWorld(World):
-    """A lobby.
+    """A lobby as a world.
 
     Args:
         name: The world's name.
         runtime: Watches the sockets.
-        make: Makes a client of the lobby, by what it is called and the slot.
-        title: The instance.
+        make: Makes a client of the lobby, given its name and slot.
+        title: The name of the instance.
     """
 
     def __init__(self, name: str, runtime: Runtime, make: Callable[..., LobbyClient], title: str) -> None:
@@ -279,10 +279,10 @@ class LobbyWorld(World):
         self._agents: set[LobbyAgent] = set()
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> LobbyAgent:
-        """Let a client in: to look at the lobby, or by `role=player` to take the slot `agent` as `name`.
+        """Add a client, which looks at the lobby or, with `role=player`, takes the slot `agent` as `name`.
 
         Raises:
-            RequestError: INVALID_ARGUMENT: settings that are none, or a name that cannot be sent.
+            RequestError: INVALID_ARGUMENT: unknown settings, or an invalid name.
         """
         refuse_unknown(settings, ("role", "agent", "name"), "JoinWorld")
         try:
@@ -306,12 +306,12 @@ class LobbyWorld(World):
         return agent
 
     def forget(self, agent: LobbyAgent) -> None:
-        """Note that an agent has left."""
+        """Record that an agent has left."""
         self._agents.discard(agent)
 
     @property
     def agents(self) -> int:
-        """How many are in."""
+        """The number of agents."""
         return len(self._agents)
 
     def properties(self) -> PropertyTree:
@@ -330,16 +330,16 @@ class LobbyWorld(World):
 
 
 def open_lobby(url: str, *, perlert_key: Any = None) -> Callable[[Runtime], LobbyServer]:
-    """Return what makes the server that stands for a lobby: `GatewayScheme.open` of `perlert://`.
+    """Return a function that makes the server for a lobby: `GatewayScheme.open` of `perlert://`.
 
     Args:
         url: `perlert://HOST:PORT/NAME:NUMBER`.
-        perlert_key: The pre-shared key; None: there is none.
+        perlert_key: The pre-shared key; None: none.
 
     Raises:
         AddressError: The URL cannot be read.
         ConnectError: The host has no address.
-        SettingError: The key is too short, or the extra that enciphers is not installed.
+        SettingError: The key is too short, or the extra for encryption is not installed.
     """
     name, address = resolved(url)
     if perlert_key is not None:
@@ -348,12 +348,12 @@ def open_lobby(url: str, *, perlert_key: Any = None) -> Callable[[Runtime], Lobb
 
 
 class LobbyServer:
-    """A PERLERT lobby behind a gateway (`bridge.web.gateway.servers.PublishedServer`): a server with one world.
+    """A PERLERT lobby behind a gateway (`bridge.web.gateway.servers.PublishedServer`), as a server with one world.
 
     Args:
-        name: What its world's name begins with.
-        address: The lobby, by its IP address.
-        key: The pre-shared key; None: there is none.
+        name: The prefix of the world's name.
+        address: The lobby's IP address and instance.
+        key: The pre-shared key; None: none.
         runtime: Watches the sockets.
     """
 
@@ -372,22 +372,22 @@ class LobbyServer:
         return Session(self._hub, version, may_act=may_act)
 
     def creating(self, settings: Mapping[str, pb.Tensor]) -> list[pb.EnvironmentRequest]:
-        """Return a CreateWorld request, which is refused."""
+        """Return a CreateWorld request, which the server refuses."""
         return [pb.EnvironmentRequest(create_world=pb.CreateWorldRequest(settings=settings))]
 
-    # Questions to the lobby
+    # Polling the lobby
 
     def look(self, now: float) -> None:
-        """Ask the lobby who is in it, as long as somebody wants to know."""
+        """Poll the lobby while a page shows it."""
         self._looked_at = now
         if self._client is None:
             self._asked_at = now
-            # A client that takes no slot: it hears who is in, and nobody waits for it.
+            # A client without a slot: it receives the lobby, and nobody waits for it.
             self._client = self._make_client()
             self._client.on_turn = self._turned
 
     def changed(self) -> None:
-        """Do nothing: the lobby tells its changes by itself."""
+        """Do nothing: the lobby sends its changes by itself."""
 
     def _turned(self) -> None:
         client = self._client
@@ -410,7 +410,7 @@ class LobbyServer:
         return ""
 
     def describe(self) -> dict[str, Any]:
-        """Return what the page shows of the server."""
+        """Return the description of the server for the page."""
         return {
             "name": self.name,
             "title": self.title,
@@ -421,7 +421,7 @@ class LobbyServer:
         }
 
     def worlds(self) -> list[dict[str, Any]]:
-        """Return the lobby as a world."""
+        """Return the lobby as a list of one world."""
         client = self._client
         if client is None or self._problem:
             return []
@@ -430,7 +430,7 @@ class LobbyServer:
         return [{**world, "viewers": 0, "fps": None, "lanes": None}]
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -449,13 +449,13 @@ class _LobbySource:
         self.env_ids: list[str] = []
 
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
-        """Make the world whose name is empty."""
+        """Make the world; its name must be empty."""
         if name:
             raise RequestError(Code.UNIMPLEMENTED, f"{self.title} is a lobby, in which no worlds are made: join it")
         return LobbyWorld(name, runtime, self._make_client, self.title)
 
     async def prepare(self, runtime: Runtime) -> None:
-        """There is nothing to be made ahead."""
+        """Do nothing: no world is made in advance."""
 
     async def close(self) -> None:
-        """There is nothing."""
+        """Do nothing: the worlds are closed by the server."""

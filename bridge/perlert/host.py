@@ -1,7 +1,7 @@
-"""All instances of one server: each has a lobby, an environment that a clock steps, and its runs. No socket.
+"""All instances of one server. Each has a lobby, an environment that a clock steps, and its runs. No sockets.
 
-`InstanceHost.receive` takes datagrams, and what is to be sent goes to its ports. Environments and bots are called where
-they live, as those of real-time worlds are.
+`InstanceHost.receive` takes datagrams, and outgoing datagrams go to its ports. Environments and bots are called in the
+threads or processes of their worlds, as in other real-time worlds.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from bridge.perlert.rollout import Rollout, RolloutConfig
 
 __all__ = ["Instance", "InstanceHost"]
 
-# What stands in an S5 besides header and observation: timestamp, step, reward, done, and the profile's counters.
+# The parts of an S5 beside header and observation: timestamp, step, reward, done, and the profile's counters.
 _AROUND = 240
 _TICK = 0.1
-"""Seconds between two looks at what is due, while there is a client or a run."""
+"""Seconds between two calls of `tick` while there is a client or a run."""
 _MakeWorld: TypeAlias = Callable[..., Awaitable[EnvWorld]]
 
 
 class _Agent:
-    """An agent of the environment, and what reads, writes and stands in for it."""
+    """An agent of the environment, with its codecs and its default action."""
 
     def __init__(self, header: packet.Header, name: str, spaces: Any, decimals: int, bot: Any, action: Any) -> None:
         self.name = name
-        """The environment's name for it."""
+        """The agent's name in the environment."""
         self.observations = TextCodec(spaces[0], decimals=decimals)
-        # P-2: an action holds no colon, so the parts of a Dict go without names.
+        # P-2: an action contains no colon, so the parts of a Dict are written without names.
         self.actions = TextCodec(spaces[1], named=False, decimals=None)
         self._most_bytes = packet.MAX_MESSAGE - len(str(header).encode()) - _AROUND
         if (size := self.observations.max_bytes()) > self._most_bytes:
@@ -53,23 +53,23 @@ class _Agent:
                 "bound the elements with a wrapper (gymnasium.wrappers.TransformObservation), or serve it over grpc://"
             )
         told = profile.spaces_text(*spaces)
-        # Spaces too long for a message are left out; clients are given them otherwise.
+        # Spaces that are too long for a message are omitted; clients must then be given them.
         fits = len(told.encode()) + len(str(header).encode()) + 200 <= packet.MAX_MESSAGE
         self.spaces = told if fits else ""
         self.bot = None if bot is None else provided("as_policy")("bots", bot, spaces[1])
         try:
-            # Through the codec, so that the environment gets the types that a client's action has.
+            # Through the codec, so that the environment gets the same types as from a client's action.
             self.default_action = None if action is None else self.actions.decode(self.actions.encode(action))
         except (InvalidActionError, PacketError) as error:
             raise SettingError(f"expected a default_action of {spaces[1]}, got {action!r}") from error
         self.player: PolicyPlayer | None = None
-        """Acts for it, in a run that its client plays in."""
+        """Sends the client's actions to the environment, during a run in which the client plays."""
 
     def observed(self, told: Transition) -> Transition:
-        """Return what it saw, its observation as text.
+        """Return the agent's transition with the observation as text.
 
         Raises:
-            ValueError: It holds NaN, or is so far outside of its bounds that no datagram holds it.
+            ValueError: The observation contains NaN, or is so far out of bounds that it does not fit a datagram.
         """
         text = self.observations.encode(told.observation)
         if (size := len(text.encode())) > self._most_bytes:
@@ -79,12 +79,12 @@ class _Agent:
 
 
 def _slots_of(agents: Sequence[str], name: str, slots: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
-    """Return KEY and KIND of the slot of each agent, in order: the agent's name, and that up to its trailing `_N`.
+    """Return the KEY and KIND of each agent's slot, in order: the agent's name, and the name without its trailing `_N`.
 
-    `name` is the kind of the one agent of a Gymnasium environment; `slots` are keys, or keys with kinds, instead.
+    `name` is the kind for the one agent of a Gymnasium environment; `slots` overrides the keys, or the keys and kinds.
 
     Raises:
-        SettingError: `slots` does not fit.
+        SettingError: `slots` does not match the agents.
     """
     if isinstance(slots, str) or (slots is not None and len(set(slots)) != len(agents)):
         raise SettingError(f"expected slots with {len(agents)} keys, one for each agent in order, got {slots!r}")
@@ -97,15 +97,15 @@ def _slots_of(agents: Sequence[str], name: str, slots: Mapping[str, str] | Seque
 
 
 class Instance:
-    """One environment with its lobby and its runs. `open` makes it ready.
+    """One environment with its lobby and its runs. `open` must be called first.
 
-    `make` makes the environment's world, given what stands in where no client acts, and again where its process has
-    ended. `seed` is the first run's.
+    `make` makes the environment's world, given the default actions, and makes it again if its process has ended. `seed`
+    is the seed of the first run.
     """
 
     world: EnvWorld
     clock: JointClock
-    """Of that world."""
+    """The pacer of the world."""
     lobby: Lobby
 
     def __init__(
@@ -120,7 +120,7 @@ class Instance:
         self.runs = 0
         self._make, self._seed = make, seed
         self._agents: dict[str, _Agent] = {}
-        """By the slots' keys."""
+        """The agents, by the keys of their slots."""
         self._begun = self._stopped = False
         self._timer: Timer | None = None
         self._log = FailureLog(host.scheduler.call_later)
@@ -128,21 +128,21 @@ class Instance:
     async def open(
         self, *, slots: Any = None, bots: Any = None, default_action: Any = None, spectators: int = 0, lobby: Any = None
     ) -> None:
-        """Make the environment, and the lobby for its agents, and publish it. Keywords as for `serve_perlert`.
+        """Make the environment and the lobby for its agents, and publish it. Keywords as for `serve_perlert`.
 
         `lobby` is a `LobbyConfig`.
 
         Raises:
             UnsupportedSpaceError: A space has no text form, or an observation may be longer than a datagram.
-            SettingError: What is configured does not fit the environment.
-            RequestError: The environment could not be made.
+            SettingError: A setting does not match the environment.
+            RequestError: Making the environment failed.
         """
         await self._make_world()
         try:
             kinds = _slots_of(list(self.world.group), self.header.name, slots)
             keys = list(kinds)
             if isinstance(default_action, Mapping) and not default_action.keys() & kinds.keys():
-                default_action = dict.fromkeys(keys, default_action)  # an action of a Dict space
+                default_action = dict.fromkeys(keys, default_action)  # one action of a Dict space, not one per agent
             policies = by_name("bots", bots, keys, "slots")
             actions = by_name("default_action", default_action, keys, "slots")
             for key, (name, spaces) in zip(keys, self.world.group.spaces.items(), strict=True):
@@ -156,7 +156,7 @@ class Instance:
             found += [packet.Slot(key, True, "spectator", "", False) for key in watches]
             guard, offer = self.host.guard, self._offer
             self.lobby = Lobby(self.header, found, guard, config=lobby, watches=watches, offer=offer)
-        # A world may have a thread or a process, which nobody else would end.
+        # A world may have a thread or a process, which must be ended here.
         except BaseException:
             await self.world.close()
             raise
@@ -173,7 +173,7 @@ class Instance:
         return profile.offer_text(token, seq=seq, slot=key, fps=fps, decimals=decimals, spaces=spaces)
 
     def _stand_in(self, agent: Any, observation: Any, space: Any) -> Any:
-        """Return what an agent does that no client plays, or whose client has not said. In the world's thread."""
+        """Return the action of an agent whose client is missing or has not acted yet. Runs in the world's thread."""
         own = next(own for own in self._agents.values() if own.name == str(agent))
         if own.bot is not None and own.player is None:
             return own.bot(observation)
@@ -182,7 +182,7 @@ class Instance:
     # Input and output
 
     def send(self, out: Iterable[Outgoing], port: int | None = None) -> None:
-        """Send datagrams from a run's port, or the lobby's."""
+        """Send datagrams from a run's port (None: the lobby's)."""
         for datagram, address in out:
             self.host.ports.send(port, datagram, address)
 
@@ -192,7 +192,7 @@ class Instance:
             agent.player.act(agent.actions.decode(text))
 
     def _cast(self) -> None:
-        """Have each agent played by its client in the run that is on, or else by the server."""
+        """Let each agent be played by its client in the current run, or else by the server."""
         run = self.lobby.run
         played = {player.key for player in run.players.values() if not player.watching} if run is not None else set()
         for key, agent in self._agents.items():
@@ -207,23 +207,23 @@ class Instance:
     # The run
 
     async def _begin(self) -> None:
-        """Have the environment reset for the next run, in a new process if its own has ended."""
+        """Reset the environment for the next run, in a new process if the old one has ended."""
         try:
             if self.world.env.ended is not None:
                 await self.world.close()
                 await self._make_world()
-            # The server was stopped while the process was being made: nobody else would end it.
+            # The server was stopped while the process was being started, so the process must be ended here.
             if self._stopped:
                 await self.world.close()
                 return
-            # The first run alone is seeded: with a seed each time, all of them would be the same.
+            # Only the first run is seeded: with a seed each time, all runs would be the same.
             seed, self._seed = self._seed, None
             self.clock.begin_episode(seed)
         except Exception as error:
             self._break_off(error.message if isinstance(error, RequestError) else repr(error))
 
     def _on_frame(self, frame: Frame) -> None:
-        """Take what the environment did, and tell the clients."""
+        """Process a frame of the environment, and inform the clients."""
         try:
             if frame.error is not None:
                 self._break_off(frame.error)
@@ -231,15 +231,15 @@ class Instance:
                 self._start(self._seen(frame))
             elif (run := self.lobby.run) is not None:
                 self.send(run.frame(self._seen(frame), self.host.now()), run.port)
-        except Exception as error:  # observations with NaN, rewards without end: the environment's fault
+        except Exception as error:  # NaN in observations, infinite rewards: an error of the environment
             self._break_off(f"the environment's {type(error).__name__}: {error}")
         if self.lobby.run is None or not self.lobby.run.running:
             self.host.scheduler.call_soon(self.tick)
 
     def _break_off(self, reason: str) -> None:
-        """End the run, or the start of one, by what the environment or a bot raised."""
+        """End the run, or its start, because the environment or a bot raised."""
         now = self.host.now()
-        # The traceback is for the log; the clients are told its first line.
+        # The log gets the traceback, clients get its first line.
         text = reason.partition("\n")[0]
         if self.lobby.state is RoundState.STARTING:
             self._begun = False
@@ -252,7 +252,7 @@ class Instance:
         self._log.add(str(self.header), reason)
 
     def _seen(self, frame: Frame) -> dict[str, Transition]:
-        """Return what each slot's agent saw, its observation as text."""
+        """Return the transition of each slot's agent, with the observation as text."""
         return {
             key: agent.observed(told)
             for key, agent in self._agents.items()
@@ -260,25 +260,25 @@ class Instance:
         }
 
     def _start(self, first: Mapping[str, Transition]) -> None:
-        """Open a port for the run; step 0 is the reset's observation."""
+        """Open a port for the run; step 0 contains the observation of the reset."""
         now, port = self.host.now(), self.host.open_port()
         run = Rollout(self.header, port, self.host.guard, self._act, self.config, self.host.epoch)
         self.host.runs[port] = self, run
         self.runs += 1
-        # The port is told before step 0 leaves from it.
+        # The port is announced before step 0 is sent from it.
         self.send(self.lobby.started(run, now))
         self._cast()
         self.send(run.frame(first, now), port)
 
     def tick(self) -> None:
-        """Do what is due in the lobby and the runs; again soon while there is a client or a run."""
+        """Do what is due in the lobby and the runs; call again soon while there is a client or a run."""
         if self._stopped:
             return
         now = self.host.now()
         self.send(self.lobby.tick(now))
         starts, had_begun = self.lobby.state is RoundState.STARTING, self._begun
         self._begun = starts
-        # Once for each start: a reset may take many ticks.
+        # Once per start: a reset may last for many ticks.
         if starts and not had_begun:
             self.host.scheduler.start(self._begin(), lambda result, error: None)
         for run in list(self.lobby.runs):
@@ -296,7 +296,7 @@ class Instance:
         self._timer = self.host.scheduler.call_later(_TICK, self.tick) if due else None
 
     def stop(self) -> None:
-        """End the run that is on, with done=true for everybody, say that the server goes, and do nothing more."""
+        """End the current run with done=true for every client, announce the server's end, and stop."""
         now = self.host.now()
         self._stopped = True
         self.send(self.lobby.say("The server is going away.", now))
@@ -304,7 +304,7 @@ class Instance:
             self.send(run.end(now), run.port)
 
     async def close(self) -> None:
-        """Close the environment, once the instance was stopped."""
+        """Close the environment; the instance must be stopped."""
         try:
             await self.world.close()
         except RequestError as error:
@@ -319,9 +319,9 @@ class Instance:
 
 
 class InstanceHost:
-    """Several instances on one lobby port, and one clock, the scheduler's, to which `epoch` is added for the date.
+    """Several instances on one lobby port. `epoch` is the difference between the date and the scheduler's clock.
 
-    `ports` is a `ServerPorts`, or has its methods `send`, `open_port` and `close_port`.
+    `ports` is a `ServerPorts`, or an object with its methods `send`, `open_port` and `close_port`.
     """
 
     def __init__(self, guard: GuardConfig | None, scheduler: Scheduler, ports: Any, epoch: float = 0.0) -> None:
@@ -330,15 +330,15 @@ class InstanceHost:
         self.now = scheduler.now
         self.instances: dict[packet.Header, Instance] = {}
         self.runs: dict[int | None, tuple[Instance, Rollout]] = {}
-        """The rollouts whose ports are open, by port."""
+        """Open rollout ports, with their instances and rollouts."""
         self.counts = self.guard.dropped
         self._recent: deque[int] = deque(maxlen=64)
 
     def open_port(self) -> int:
-        """Open a rollout port that none of the last runs had: clients tell runs apart by it."""
+        """Open a rollout port that differs from those of recent runs: clients tell runs apart by it."""
         refused: list[int] = []
         while (port := int(self.ports.open_port())) in self._recent and len(refused) < 8:
-            # Kept open for the moment, or the system would give the same one again.
+            # Rejected ports stay open for now: otherwise the system would return the same one again.
             refused.append(port)
         for other in refused:
             self.ports.close_port(other)
@@ -346,7 +346,7 @@ class InstanceHost:
         return port
 
     def receive(self, port: int | None, datagram: bytes, sender: Address) -> None:
-        """Take a datagram that came to the lobby's port (None) or a rollout's; whatever it holds, nothing is raised."""
+        """Process a datagram that arrived at the lobby's port (None) or a rollout's; never raises."""
         now = self.now()
         if not self.guard.heard(sender, datagram, now):
             return
@@ -366,7 +366,7 @@ class InstanceHost:
                 known.tick()
         else:
             self.counts["no such instance"] += 1
-            # A person may have mistyped the name. Anything else of a stranger gets no answer (P-15).
+            # A person may have mistyped the name. Other messages of unknown clients get no answer (P-15).
             if isinstance(message, packet.LobbyRequest):
                 names = ", ".join(map(str, list(self.instances)[:8]))
                 text = f"There is no {message.header} here; there is {names}"

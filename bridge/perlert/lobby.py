@@ -1,7 +1,7 @@
-"""One instance's lobby: who is in which slot, who is ready, when the simulation starts. No clock, no socket.
+"""The lobby of one instance: the client in each slot, who is ready, when a run starts. No clock, no socket.
 
-Messages go in with their sender and the time, datagrams to send come out; `tick` wants to be called a few times a
-second while somebody is registered. When `state` is STARTING, the owner opens a rollout and calls `started` with it.
+Messages are passed in with their sender and the time; methods return datagrams to send. Call `tick` a few times a
+second while a client is registered. When `state` is STARTING, the owner opens a rollout and calls `started` with it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ __all__ = ["Lobby", "LobbyConfig", "LobbyMember"]
 
 @dataclasses.dataclass(frozen=True)
 class LobbyConfig:
-    """When the simulation starts, and times in seconds. It never starts while an agent's client is not ready (P-10)."""
+    """The start condition, and times in seconds. A run never starts while an agent's client is not ready (P-10)."""
 
     clients: int | None = None
-    """Start when so many agents' slots are held by ready clients; None: when every slot has a client or a bot."""
+    """Start when this many agents' slots are held by ready clients; None: when every slot has a client or a bot."""
     countdown: float | None = None
-    """From then to the start, announced by messages; None: 3 where a person is ready, who has to reach for the keys,
-    else 0. It is counted once: who breaks the condition can put the start off, and begins no new countdown."""
+    """The time from the start condition to the start, announced by messages; None: 3 if a person is ready, who needs
+    time to reach the keys, else 0. It runs once: a client that breaks the condition can delay the start, but not
+    restart it."""
     expiry: float = 15.0
-    """A registration that was silent for so long is taken out, except during its run."""
+    """A registration without messages for this long is removed, except during its run."""
     patience: float = 120.0
-    """A client that was not ready for so long in all while another one was, since the last run, is taken out and let
-    in again after the next one."""
+    """A client that has kept ready clients waiting for this long since the last run, in sum, is removed, and admitted
+    again after the next run."""
     coalesce: float = 0.1
-    """The lobby is sent to a client at most once in so many seconds, however often it changes."""
+    """The lobby is sent to a client at most once in this time, however often it changes."""
 
     def __post_init__(self) -> None:
         if self.clients is not None and (type(self.clients) is not int or self.clients < 1):
@@ -47,43 +48,43 @@ class LobbyConfig:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class LobbyMember:
-    """A registered client. It is known by (address, port) in the lobby of its header."""
+    """A registered client, identified by (address, port) in the lobby of its header."""
 
     address: Address
     token: str = ""
-    """Nothing without it changes this registration; empty: a client that knows the draft alone."""
+    """Messages without the token do not change this registration; empty: the client does not use the profile."""
     key: str = ""
     tag: str = ""
     ready: bool = False
     is_person: bool = False
-    """True if it said that a person plays."""
+    """True if the client said that a person plays."""
     heard: float = -math.inf
-    """When it last said something, with its token if it has one."""
+    """When the last message arrived, with the token if the client has one."""
     port: int | None = None
-    """The port of its run, also of a past one whose end it has not seen: told on any contact."""
+    """The port of its run, or of an earlier run whose end it has not seen; sent in reply to any message."""
     player: RunMember | None = None
-    """Its state in that run."""
+    """The client's state in that run."""
     told_at: float = -math.inf
     untold: int | None = 0
-    """The first datagram of the lobby that it is still to be told; None: it was told all."""
+    """The first datagram of the lobby that is still to be sent to this client; None: all were sent."""
 
 
 _S1_BYTES = 900
-"""Bytes of a datagram of the lobby: below the kilobyte that an address which is not proven may be sent at once."""
+"""Bytes of a lobby datagram: less than the kilobyte that may be sent at once to an unproven address."""
 _PEOPLE_COUNTDOWN = 3.0
 
 
 class Lobby:
     """The lobby of one instance.
 
-    `slots` are as they are listed while nobody holds them: one that is ready has a bot, which is never waited for.
-    `watches` has, of each spectator's slot, the key of the slot whose steps it sees; it is never waited for, either.
-    `offer`, given a token, a client's newest registration and a slot's key, returns the text that a client of ours is
-    told (frame rate, spaces).
+    `slots` are listed as given while no client holds them: one that is ready has a bot, which is never waited for.
+    `watches` maps each spectator's slot to the key of the slot that it sees; it is never waited for, either. `offer`,
+    given a token, a client's newest registration and a slot's key, returns the text with frame rate and spaces for our
+    clients.
 
     Raises:
-        SettingError: No slots, one key twice, or more clients needed than there are slots.
-        PacketError: A key or kind that the grammar does not allow.
+        SettingError: There are no slots, a key is given twice, or more clients are needed than there are slots.
+        PacketError: A key or kind is not allowed by the grammar.
     """
 
     def __init__(
@@ -107,19 +108,19 @@ class Lobby:
         self.counts = guard.dropped
         self.state = RoundState.GATHERING
         self.run: Rollout | None = None
-        """The run that is on."""
+        """The current run."""
         self.port: int | None = None
-        """Its port."""
+        """The port of the current run."""
         self.runs: list[Rollout] = []
-        """Those whose ports are open."""
+        """The runs whose ports are open."""
         self._offer = offer
         self._numbers: dict[Address, int] = {}
-        """The newest registration of each address, of clients that left, too: one that comes late must not undo it."""
+        """The newest registration number of each address, also of clients that left: a delayed one must not undo it."""
         self._out: list[Outgoing] = []
         self._written: list[bytes] = []
-        self._datagrams()  # refuses what cannot be sent
+        self._datagrams()  # raises for slots that cannot be sent
         self._held_up: dict[Address, float] = {}
-        """Seconds that each client, or host, has held the others up since the last run."""
+        """Seconds for which each client, or host, has kept others waiting since the last run."""
         self._charged_at = 0.0
         self._start_at = math.inf
         self._announced: int | None = None
@@ -139,7 +140,7 @@ class Lobby:
         return [client for client in self.clients.values() if client.key not in self.watches]
 
     def missing(self) -> str | None:
-        """Return why the simulation does not start; None: it can."""
+        """Return why the simulation does not start; None if it can."""
         agents, needed = self._agents(), self.config.clients
         unready = [client.key for client in agents if not client.ready]
         held = {client.key for client in agents}
@@ -160,14 +161,14 @@ class Lobby:
     # Input
 
     def handle(self, message: packet.ClientMessage, sender: Address, size: int, now: float) -> list[Outgoing]:
-        """Take a message of `size` bytes, which the guard has booked."""
+        """Process a message of `size` bytes, which the guard has accepted."""
         client = self.clients.get(sender)
         if isinstance(message, packet.Register):
             problem = self._register(message, sender, client, size, now)
         elif client is not None:
             problem = self._hear(message, client, now)
         elif isinstance(message, packet.LobbyRequest):
-            # Nothing is kept of a stranger.
+            # Nothing is stored for an unknown client.
             self._inform(LobbyMember(sender), now)  # P-7
             return self._to_send()
         else:
@@ -177,24 +178,25 @@ class Lobby:
         return self.tick(now) if sender in self.clients else self._to_send()
 
     def _hear(self, message: packet.ClientMessage, client: LobbyMember, now: float) -> str:
-        """Take what a client says beside registering; return why it counts for nothing, if it does not."""
-        # A client of ours is kept alive by what shows its token: anybody may ask for the lobby in its name.
+        """Process a message that is not a registration; return why it is ignored, or ""."""
+        # Only messages with the token keep our client registered: anybody may request the lobby with its address as
+        # sender.
         if not client.token:
             client.heard = now
         asks = isinstance(message, packet.LobbyRequest)
         if asks:
             self._inform(client, now)
         if (port := self._port(client, now)) is not None:
-            self._send(packet.Start(self.header, port), client, now)  # P-16, and for the whole rollout
+            self._send(packet.Start(self.header, port), client, now)  # P-16: after any message in the whole rollout
         elif not isinstance(message, packet.ReadyMessage):
             return "" if asks else "action in the lobby"
-        # C3 has no field for a token. Clients of ours say in the tag of C2 that they are ready.
+        # C3 has no field for a token. Our clients declare that they are ready in the tag of C2.
         elif client.token:
             return "no token"
         elif message.key != client.key:
             self._inform(client, now)
             return "not the sender's slot"
-        # P-10: while the environment is being reset for those who are ready, nobody becomes ready or ceases to be.
+        # P-10: nobody's readiness changes while the environment is being reset.
         elif client.ready == message.ready or self.state is RoundState.STARTING:
             self._inform(client, now)
         else:
@@ -203,7 +205,7 @@ class Lobby:
         return ""
 
     def _port(self, client: LobbyMember, now: float) -> int | None:
-        """Return the port of the run that a client is in, or that it missed and has not seen the end of."""
+        """Return the port of a client's run, or of a missed run whose end it has not seen."""
         if client.port != self.port and client.player is not None and client.player.was_told(now):
             client.port = None
         return client.port
@@ -211,12 +213,12 @@ class Lobby:
     def _register(
         self, message: packet.Register, sender: Address, client: LobbyMember | None, size: int, now: float
     ) -> str:
-        """Take a registration: with the profile only if it returns the token, which is told otherwise."""
+        """Process a registration. The profile is used only if it contains the token; otherwise the token is sent."""
         claim, newest = profile.parse_tag(message.tag), self._numbers.get(sender, 0)
         if claim.profiled:
             token = self.guard.token(sender)
-            # The token goes to the address alone, so who forges a sender does not learn it. The answer is bounded by
-            # the size of what came, so it amplifies nothing, and an address beyond the four of its host gets one too.
+            # The token is sent to the address only, so a forged sender does not learn it. The reply is limited by the
+            # size of the request, so it amplifies nothing, and it is sent even to a fifth unproven address of a host.
             if not hmac.compare_digest(claim.token, token):
                 told = packet.Message(self.header, profile.offer_text(token, seq=newest))
                 datagram = packet.format_message(told)
@@ -229,13 +231,13 @@ class Lobby:
                 client = None
             client = client or self._move(claim, sender)
             self._remember(self._numbers, sender, max(claim.seq, newest))
-        # A registration without the token of a client that has one is forged, or from before it had one.
+        # A registration without the token of a client that has one is forged, or older than the token.
         elif client is not None and client.token:
             return "no token"
         if client is not None:
             client.heard = now
-        # UDP delivers late and twice. It is confirmed all the same: a client that began anew at this address learns
-        # from it how far the numbers are.
+        # UDP delays and duplicates. Old registrations are confirmed too: a client that restarted at this address learns
+        # the current number from the confirmation.
         if claim.token and claim.seq <= newest:
             if client is not None:
                 self._confirm(client, now)
@@ -244,15 +246,15 @@ class Lobby:
             if client is not None:
                 self._take_out(client)
             return ""
-        # In a run nothing changes. A `ready` of before the run that comes late would otherwise start the next one over
-        # a client that has not seen the end of this one.
+        # Nothing changes during a run. A delayed `ready` from before the run would otherwise start the next run while
+        # the client has not seen the end of this one.
         if client is None or self._port(client, now) is None:
             if problem := self._refusal(message.key, sender, client):
                 self._inform(client or LobbyMember(sender), now)
                 return problem
             client = self.clients[sender] = client or LobbyMember(sender, claim.token, heard=now)
             if (client.key, client.tag) != (message.key, claim.name):
-                # P-8: one slot a client; P-28: the last registration counts; P-9: it is not ready.
+                # P-8: one slot per client; P-28: the last registration counts; P-9: a new registration is not ready.
                 client.key, client.tag, client.ready = message.key, claim.name, False
                 self._alter()
             client.is_person = claim.word == "p"
@@ -263,14 +265,14 @@ class Lobby:
         return ""
 
     def _move(self, claim: profile.Claim, sender: Address) -> LobbyMember | None:
-        """Return the client that comes back with the token of its former address, at its new one."""
+        """Return the client that returns from a new address, with the token of its former one."""
         for client in self.clients.values():
             if client.token and hmac.compare_digest(client.token, claim.former):
                 old = client.address
                 del self.clients[old]
                 client.address, client.token, client.untold = sender, claim.token, 0
                 self.clients[sender] = client
-                # It may be in a run that is on, and goes on there from the new address.
+                # It may be in the current run, and continues there from the new address.
                 for run in self.runs:
                     run.move(old, sender, claim.token)
                 return client
@@ -283,8 +285,8 @@ class Lobby:
         self._alter()
 
     def _refusal(self, key: str, sender: Address, client: LobbyMember | None) -> str:
-        """Return why a client may not have a slot, if it may not. It is looked at before the old slot is left."""
-        # Without itself: a client at the limit of its host may still change its slot.
+        """Return why a client may not have a slot, or "". Called before it leaves its old slot."""
+        # Not counting itself: a client at the limit of its host may still change its slot.
         mine = [other for other in self.clients.values() if other.address[0] == sender[0] and other is not client]
         if key not in self.slots or self.holder(key) not in (None, client):
             return "slot not free"
@@ -292,7 +294,7 @@ class Lobby:
             return "slots of one host"
         if self._is_out_of_patience(sender):
             return "held the others up"
-        # P-10: the environment is being reset for those who are ready.
+        # P-10: the environment is being reset for the ready clients.
         return "starting" if self.state is RoundState.STARTING else ""
 
     # Output
@@ -308,13 +310,13 @@ class Lobby:
         return out
 
     def _confirm(self, client: LobbyMember, now: float) -> None:
-        """Answer a registration, with the port where a run is on."""
+        """Answer a registration; during a run, with its port."""
         self._send(packet.Registered(self.header, client.key), client, now)
         if client.token:
             text = self._offer(client.token, self._numbers.get(client.address, 0), client.key)
             self._send(packet.Message(self.header, text), client, now)
         if client.port is not None:
-            self._inform(client, now)  # or it would go on to register
+            self._inform(client, now)  # otherwise it would repeat the registration
             self._send(packet.Start(self.header, client.port), client, now)
 
     def _alter(self) -> None:
@@ -323,15 +325,15 @@ class Lobby:
             client.untold = 0
 
     def _datagrams(self) -> list[bytes]:
-        """Return this version of the lobby: all slots, in as many S1 as it takes."""
+        """Return this version of the lobby: all slots, in as many S1 as needed."""
         if not self._written:
             self._written = packet.format_lobby(self.header, self.listing().values(), _S1_BYTES)
         return self._written
 
     def _inform(self, client: LobbyMember, now: float) -> None:
-        """Send S1; where the guard stops it, the rest follows later."""
+        """Send S1; if the guard refuses some datagrams, they follow later."""
         if client.untold is None and now < client.told_at + self.config.coalesce:
-            self.counts["told just now"] += 1  # whoever else may be asking in its name
+            self.counts["told just now"] += 1  # others may send requests with its address as sender
             return
         begin, client.told_at, client.untold = client.untold or 0, now, None
         for number, datagram in enumerate(self._datagrams()[begin:], begin):
@@ -341,18 +343,18 @@ class Lobby:
                 return
 
     def _say(self, text: str, now: float) -> None:
-        # The text may be an exception's, with lone surrogates, and the cut may split a character.
+        # The text may be an exception's, with lone surrogates, and truncation may split a character.
         shown = text.encode("utf-8", "replace")[: packet.MAX_MESSAGE - 200].decode("utf-8", "ignore")
         for client in self.clients.values():
             self._send(packet.Message(self.header, shown), client, now)
 
     def say(self, text: str, now: float) -> list[Outgoing]:
-        """Send a message for people to every registered client."""
+        """Send a text message to every registered client."""
         self._say(text, now)
         return self._to_send()
 
     def _remember(self, notes: dict[Address, Any], address: Address, note: Any) -> None:
-        """Note something of an address, which stays when its client leaves. Of many, the oldest note is dropped."""
+        """Store a note for an address, which outlives its client. If there are too many, drop the oldest note."""
         notes.pop(address, None)
         notes[address] = note
         if len(notes) > self.guard.config.max_addresses:
@@ -361,22 +363,22 @@ class Lobby:
     # Time
 
     def _culprit(self, address: Address) -> Address:
-        """Return who is to answer for an address: its host, where that is not this machine."""
+        """Return what is held responsible for an address: its host, unless that is this machine."""
         return address if self.guard.trusts(address[0]) else (address[0], 0)
 
     def _is_out_of_patience(self, address: Address) -> bool:
-        """Tell whether a client has held the others up too long, whatever it did in between."""
+        """Return True if a client has kept the others waiting for too long, whatever else it did."""
         return self._held_up.get(self._culprit(address), 0.0) >= self.config.patience - 1e-6
 
     def _expire(self, now: float) -> None:
-        """Take out who was silent, or held others up who are ready, for too long."""
+        """Remove clients that were silent, or kept ready ones waiting, for too long."""
         here = [client for client in self.clients.values() if self._port(client, now) is None]
         agents = [client for client in here if client.key not in self.watches]
         idlers = [client for client in agents if not client.ready]
-        # Nobody waits: nobody is ready, or the environment is being reset, or a run is on.
+        # Nobody waits: nobody is ready, or the environment is being reset, or a run is in progress.
         if len(idlers) == len(agents) or self.state not in (RoundState.GATHERING, RoundState.COUNTDOWN):
             idlers = []
-        # Once for each host: what it is charged does not grow with the number of its clients.
+        # Counted once per host: the time does not grow with the number of its clients.
         for culprit in {self._culprit(client.address) for client in idlers}:
             self._remember(self._held_up, culprit, self._held_up.get(culprit, 0.0) + now - self._charged_at)
         self._charged_at = now
@@ -387,8 +389,8 @@ class Lobby:
                 self._take_out(client)
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Do what is due: end, expire, start, tell, announce."""
-        # The end of a run comes first: what follows is about the lobby that gathers again.
+        """Do what is due: end, expire, start, send, announce."""
+        # The end of a run is handled first: the rest applies to the lobby that gathers for the next run.
         if self.run is not None and not self.run.running:
             self._follow(RoundEvent.ROUND_ENDED)
             self._gather(now)
@@ -396,16 +398,16 @@ class Lobby:
         why = self.missing()
         if self.state is RoundState.GATHERING and why is None:
             self._follow(RoundEvent.COMPLETE)
-            # A countdown that was put off goes on.
+            # A delayed countdown continues.
             self._start_at, self._announced = min(self._start_at, now + self._countdown()), None
         elif self.state is RoundState.COUNTDOWN and why is not None:
             self._follow(RoundEvent.INCOMPLETE)
             self._say(f"The start is put off: {why}", now)
-        # Nobody is ready any more, so nobody is kept waiting by a countdown that begins anew.
+        # Nobody is ready any more, so a new countdown keeps nobody waiting.
         if self.state is RoundState.GATHERING and not any(client.ready for client in self._agents()):
             self._start_at = math.inf
         starting = self.state is RoundState.COUNTDOWN and now >= self._start_at
-        # The lobby is told before the start, in a storm too.
+        # The lobby is sent before the start, even during a flood of messages.
         for client in self.clients.values():
             if client.untold is not None and (starting or now >= client.told_at + self.config.coalesce):
                 self._inform(client, now)
@@ -414,7 +416,7 @@ class Lobby:
         if starting:
             self._follow(RoundEvent.COUNTDOWN_OVER)
             self._say("Simulation will start...", now)
-        # Each second once, though ticks are ten times as frequent. The millionth is for the rounding of times.
+        # Once per second, though ticks are ten times as frequent. The millionth allows for rounding of times.
         elif self.state is RoundState.COUNTDOWN and self._announced != (left := math.ceil(self._start_at - now - 1e-6)):
             self._announced = left
             self._say(f"Simulation will start in {left} s", now)
@@ -426,7 +428,7 @@ class Lobby:
         self.state = TRANSITIONS[self.state, event]
 
     def started(self, run: Rollout, now: float) -> list[Outgoing]:
-        """Let all clients that are ready into a run, and tell them its port."""
+        """Add all ready clients to a run, and send them its port."""
         self._follow(RoundEvent.STARTED)
         self.run, self.port = run, run.port
         self.runs.append(run)
@@ -437,7 +439,7 @@ class Lobby:
         return self._to_send()
 
     def _let_in(self, client: LobbyMember, now: float) -> None:
-        # It may have a port already: of this run, or of an older one whose end it has not seen.
+        # It may have a port already: of this run, or of an earlier one whose end it has not seen.
         if client.port is None and self.run is not None:
             client.port, key = self.run.port, self.watches.get(client.key, client.key)
             client.player = RunMember(client.address, key, client.token, watching=key != client.key)
@@ -445,19 +447,20 @@ class Lobby:
             self._send(packet.Start(self.header, client.port), client, now)
 
     def start_failed(self, reason: str, now: float) -> list[Outgoing]:
-        """Go back to gathering, and say why."""
+        """Return to gathering, and report the reason."""
         self._follow(RoundEvent.START_FAILED)
         self._say(f"The simulation could not start: {reason}", now)
         self._gather(now)
         return self.tick(now)
 
     def _gather(self, now: float) -> None:
-        """Begin to gather for the next run, everybody not ready; who has not been at the last one's port is told it."""
+        """Begin to gather for the next run, with nobody ready. Tell the last run's port to clients that missed it."""
         self.run, self.port, self._start_at = None, None, math.inf
         for client in self.clients.values():
-            # Who was at the port sees the end there. Others are still told the port until it closes (P-16, P-17).
+            # Clients that reached the port see the end there. The others are told the port until it closes (P-16,
+            # P-17).
             if client.player is None or client.player.here:
                 client.port = None
             client.ready = False
-            client.heard = now  # the time to say that it is ready again
+            client.heard = now  # it has the whole period again to declare itself ready
         self._alter()

@@ -1,4 +1,4 @@
-"""`serve_perlert`: publish environments for agents and people, in real time over UDP."""
+"""`serve_perlert`: publish real-time environments over UDP, for agents and people."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 __all__ = ["PerlertServer", "default_name", "make_world", "serve_perlert"]
 
 CATCH_UP = 0.5
-"""Seconds of frames that are made up for when the server is late; later ones are left out."""
+"""Seconds of frames that are caught up if the server is late; further frames are skipped."""
 
 
 class PerlertServer:
-    """A running server: a context manager that stops it at the end.
+    """A running server, which stops at the end of its `with` block.
 
-    `publish` makes the instances, and is awaited in the thread that serves; `journal` is closed with the server.
+    `publish` makes the instances, and is awaited in the serving thread; `journal` is closed with the server.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class PerlertServer:
         self._loop = EventLoop()
         self._serving = ServingThread(self._loop)
         self.runtime = ServerRuntime(self._loop, self._serving)
-        # Timestamps in S5 are the date. All waits go by the monotonic clock, which nobody sets.
+        # Timestamps in S5 are dates. All waiting uses the monotonic clock, which is never set.
         self.host = InstanceHost(guard, self._loop.scheduler, ports, epoch=time.time() - time.monotonic())
         ports.attach(self._loop, self.host)
         self._stop_lock = threading.Lock()
@@ -71,7 +71,7 @@ class PerlertServer:
         self._thread.start()
         try:
             self._do(publish(self), None)
-        # The thread serves already, and the ports are bound.
+        # Now the thread runs and the ports are bound.
         except BaseException:
             self.stop()
             raise
@@ -81,7 +81,7 @@ class PerlertServer:
         self._loop.close()
 
     def _do(self, work: Any, deadline: float | None) -> None:
-        """Run a coroutine in the loop, and wait for its end, at most until the deadline."""
+        """Run a coroutine in the event loop, and wait for its end, at most until the deadline."""
         ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         scheduler = self._loop.scheduler
         scheduler.call_soon_threadsafe(lambda: scheduler.start(work, lambda _, error: ended.put(error)))
@@ -102,16 +102,16 @@ class PerlertServer:
         return self.urls[0]
 
     def stats(self) -> dict[str, dict[str, int]]:
-        """Return counters by instance (runs, frames, late frames, failures, clients), and of what was dropped."""
+        """Return counters by instance (runs, frames, late frames, failures, clients), and of dropped datagrams."""
         found = {str(header): instance.stats() for header, instance in list(self.host.instances.items())}
-        # Copies: the loop's thread goes on counting.
+        # Copies, because the event loop's thread keeps counting.
         return {**found, "dropped": dict(Counter(dict(self.host.guard.dropped)) + Counter(dict(self._ports.counts)))}
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until Ctrl-C or SIGTERM, or `stop` from another thread; a signal stops the server.
 
         Args:
-            timeout: Seconds to wait at most; None: no limit.
+            timeout: The longest time to wait, in seconds; None: no limit.
 
         Returns:
             True if the server has stopped.
@@ -119,10 +119,10 @@ class PerlertServer:
         return wait_or_stop(self._serving.finished, self.stop, timeout)
 
     def stop(self, grace: float = 0.0) -> None:
-        """Stop: runs that are on may go on for `grace` seconds, then every client is sent done=true.
+        """Stop: let runs in progress continue for `grace` seconds, then send done=true to every client.
 
         Raises:
-            RemoteTimeoutError: An environment did not return within 30 seconds more.
+            RemoteTimeoutError: An environment did not return within 30 more seconds.
         """
         if not 0 <= grace < 1e9:
             raise SettingError(f"expected a grace of 0 seconds or more, got {grace!r}")
@@ -136,7 +136,7 @@ class PerlertServer:
                 raise RemoteTimeoutError(url, "the environment did not return from its call within 30 seconds")
 
     async def _end(self, grace: float) -> None:
-        """In the loop: end the runs, and close everything."""
+        """In the event loop: end the runs, and close everything."""
         instances, end = self.host.instances.values(), self.host.now() + grace
         while any(instance.lobby.run for instance in instances) and self.host.now() < end:
             turn: PendingResult[None] = PendingResult()
@@ -147,7 +147,7 @@ class PerlertServer:
         self._ports.close()
         for instance in instances:
             await instance.close()
-        for process in tuple(self.runtime.processes):  # of an environment that is being made again
+        for process in tuple(self.runtime.processes):  # processes of environments that are being restarted
             process.abandon()
         if self._journal is not None:
             self._journal.close()
@@ -161,7 +161,7 @@ class PerlertServer:
 
 
 def default_name(env: Any) -> str:
-    """Return the NAME that an environment gets unless told: `ALE/Pong-v5` is `pong`."""
+    """Return the default NAME of an environment: `ALE/Pong-v5` is `pong`."""
     text = env if isinstance(env, str) else getattr(env, "id", None) or getattr(env, "__name__", None) or "world"
     text = re.sub(r"[-_]v[0-9]+\Z", "", re.split(r"[/:.]", str(text))[-1])
     if text == "<lambda>":
@@ -172,14 +172,14 @@ def default_name(env: Any) -> str:
 async def make_world(
     env: Any, runtime: Runtime, name: str, stand_in: Any, *, fps: float, journal: Any = None, **settings: Any
 ) -> Any:
-    """Make a world that begins an episode when it is told to, of an environment as `serve_perlert` takes it.
+    """Make a world whose episodes begin only on demand, for an environment as `serve_perlert` takes it.
 
-    `stand_in`, given an agent, its last observation and its action space, acts where no client does; `settings` are
-    keywords of `ParallelSource`, whose errors it raises too.
+    `stand_in`, given an agent, its last observation and its action space, returns actions while no client acts.
+    `settings` are keywords of `ParallelSource`, whose errors this raises too.
     """
     if isinstance(env, str | gymnasium.envs.registration.EnvSpec):
         env = partial(gymnasium.make, env)
-    # The lobby says when the next episode begins, so none begins by itself.
+    # The lobby decides when the next episode begins, so none begins by itself.
     realtime = RealtimeOptions(fps, default_action=stand_in, catch_up=CATCH_UP, autoreset=False)
     source: Any = ParallelSource(env, realtime=realtime, **settings)
     if journal is not None:
@@ -215,41 +215,42 @@ def serve_perlert(
     rollout_config: RolloutConfig | None = None,
     record: str | os.PathLike[str] | Recording | None = None,
 ) -> PerlertServer:
-    """Publish environments over PERLERT; starts in the background.
+    """Publish environments over PERLERT, in the background.
 
     Args:
         env: A Gymnasium id or EnvSpec, a callable that returns a Gymnasium or PettingZoo environment, or a mapping of
             names to these.
-        name: NAME in the URL; None: made from the id, `cartpole` for `CartPole-v1`.
-        instances: How many of each: `cartpole:0`, `cartpole:1`, … on one lobby port, each with its own environment.
-        env_kwargs: Keywords for the environment's maker.
+        name: NAME in the URL; None: derived from the id, `cartpole` for `CartPole-v1`.
+        instances: Instances of each environment: `cartpole:0`, `cartpole:1`, … on one lobby port.
+        env_kwargs: Keywords for making the environment.
         slots: Keys, or keys with kinds, of the agents in order; None: `agent0`, or the PettingZoo agents' names.
-        bots: Policies (observation to action) by key that play while nobody holds the slot; one for all; or "random",
-            or the URL of a served policy, `ws://HOST:PORT`.
-        default_action: What an agent does until its client's first valid action; a value, or a mapping by key.
+        bots: Policies (observation to action), by key, that play while no client holds the slot; or one for all slots;
+            or "random"; or the URL of a served policy, `ws://HOST:PORT`.
+        default_action: An agent's action until its client's first valid one; a value, or a mapping by key.
         spectators: Slots `spectator0`, … whose clients see the first agent's steps.
-        start: "all": when every slot has a ready client or a bot; a number: when so many slots have a ready client.
-            Never while a client in an agent's slot is not ready.
-        countdown: Seconds from then to the start, announced by messages; None: 3 where a person is ready, in a browser
-            or a terminal, else 0.
-        fps: Frames a second.
-        max_rate: Steps a second that are sent to one client.
+        start: "all": when every slot has a ready client or a bot; a number: when this many slots have ready clients. A
+            run never starts while a client in an agent's slot is not ready.
+        countdown: Seconds from the start condition to the start, announced by messages; None: 3 if a person, in a
+            browser or a terminal, is ready, else 0.
+        fps: Frames per second.
+        max_rate: The most steps per second that are sent to one client.
         decimals: Decimal places of observations and rewards.
-        seed: Of the first run of instance 0; instance i: seed + i.
-        host: Address to bind to.
+        seed: The seed of the first run of instance 0; instance i has seed + i.
+        host: The address to bind to.
         port: The lobby's UDP port; 0: any free one.
-        key: A pre-shared key of 16 random bytes or more: all messages are enciphered, and only who has it takes part.
-        isolation: `process` puts each environment in a process of its own, so that a crash or a slow reset of one
-            holds up no other; None: the thread that serves calls them, one after the other.
-        thread_safe: The environments may be called at the same time: each has a thread of its own.
+        key: A pre-shared key of at least 16 random bytes: all messages are encrypted, and only clients with the key can
+        play.
+        isolation: `process` puts each environment into a process of its own, so that a crash or a slow reset does not
+            delay the others; None: the serving thread calls them one after the other.
+        thread_safe: True if the environments may be called at the same time: each gets a thread of its own.
         guard: Limits against floods and spoofed addresses.
-        lobby_config: Times of the lobby; its clients and countdown are those of the keywords.
-        rollout_config: Times of the runs; its fps, max_rate and decimals are those of the keywords.
+        lobby_config: Times of the lobby; the keywords override its clients and countdown.
+        rollout_config: Times of the runs; the keywords override its fps, max_rate and decimals.
         record: A folder in which every episode is recorded, or `Recording(folder, …)`; None: nothing is recorded.
 
     Raises:
-        SettingError: A keyword has a value that cannot be served, such as wrong `env_kwargs`.
-        StartError: The environment failed while it was made.
+        SettingError: A keyword has an invalid value, such as wrong `env_kwargs`.
+        StartError: Making the environment failed.
         UnsupportedSpaceError: A space has no text form, or an observation may be longer than a datagram.
     """
     if not isinstance(instances, int) or instances < 1:
@@ -273,7 +274,7 @@ def serve_perlert(
         with feature("recording", "record="):
             from bridge.recording.served import open_journal
         journal = open_journal(record)
-    # Last: what raises above would leave the port bound.
+    # Started last: an error above would leave the port bound.
     ports = ServerPorts(host, port, ServerSeal(check_key(key)) if key is not None else None)
     how: dict[str, Any] = {"fps": fps, "env_kwargs": env_kwargs, "isolation": own_process, "thread_safe": thread_safe}
     filling = {"slots": slots, "bots": bots, "default_action": default_action, "spectators": spectators}

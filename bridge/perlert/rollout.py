@@ -1,7 +1,8 @@
-"""One run on its rollout port: the newest action of each agent in, steps out to each client. No clock, no socket.
+"""One run on its rollout port: receives each agent's newest action, sends steps to each client. No clock, no socket.
 
-The owner drives the environment, and gives `frame` what each agent saw. `handle` takes what came to the port and hands
-valid actions on; `tick`, called a few times a second, resends. All return datagrams to send.
+The owner steps the environment, and passes what each agent saw to `frame`. `handle` processes received messages and
+passes valid actions to `act`; `tick`, called a few times a second, repeats messages. All three return datagrams to
+send.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bridge.perlert.protocol.guard import Address, Guard, Outgoing
 __all__ = ["Rollout", "RolloutConfig", "RunMember"]
 
 # A sum of rewards below 1e20, each with the digits that Python writes, has fewer than 400 digits down to the smallest
-# float: nothing is rounded before the return is.
+# float, so only the return is rounded.
 _EXACT = Context(prec=400)
 _Act: TypeAlias = Callable[[str, str], None]
 
@@ -33,18 +34,18 @@ class RolloutConfig:
     """Rates and times of a run."""
 
     fps: float = 30.0
-    """Frames of the simulation a second."""
+    """Frames of the simulation per second."""
     max_rate: int = 30
-    """S5 a second to one client (P-21), and one more where a frame is early or late; rewards of steps that are not sent
-    are added to the next one, and the last step is sent in any case."""
+    """S5 messages per second to one client (P-21), and one more if a frame is early or late. Rewards of steps that are
+    not sent are added to the next one. The last step is always sent."""
     linger: float = 10.0
-    """Seconds that the port stays open after a client's done=true (P-17)."""
+    """Seconds for which the port stays open after a client's done=true (P-17)."""
     resends: tuple[float, ...] = (1.0, 3.0, 7.0)
-    """When done=true is sent again unasked, seconds after it."""
+    """When done=true is repeated without a request, in seconds after the first."""
     abandoned: float = 60.0
-    """A run whose clients were all silent for so long is ended."""
+    """A run is ended after this many seconds without a message of any client."""
     decimals: int = DECIMALS
-    """Decimal places of rewards; the running return is rounded, so that the error never adds up."""
+    """Decimal places of rewards. The running return is rounded, so rounding errors do not add up."""
 
     def __post_init__(self) -> None:
         for name in ("fps", "max_rate", "abandoned"):
@@ -58,48 +59,48 @@ class RolloutConfig:
 
 @dataclasses.dataclass(slots=True)
 class RunMember:
-    """One client in the run."""
+    """A client in the run."""
 
     address: Address
     key: str
-    """The slot whose steps it sees."""
+    """The slot whose steps the client sees."""
     token: str = ""
-    """The token in each of its actions; empty: a client that knows the draft alone."""
+    """The token in each of its actions; empty: the client does not use the profile."""
     watching: bool = False
-    """A spectator: its actions are ignored, and it is not waited for."""
+    """True for a spectator: its actions are ignored, and nobody waits for it."""
     seq: int = 0
-    """The newest action that was applied."""
+    """The number of the newest applied action."""
     here: bool = False
-    """True if it has reached the rollout port."""
+    """True if the client has sent something to the rollout port."""
     heard: float = -math.inf
     got: int = 0
     sent: int = 0
     ret_sent: Decimal = Decimal(0)
-    """The return, rounded, up to the last S5 that was sent."""
+    """The rounded return up to the last sent S5."""
     due: float = -math.inf
-    """When the next S5 may be sent at the even rate of `max_rate`, seconds."""
+    """When the next S5 may be sent, at an even `max_rate`, in seconds."""
     last: bytes = b""
     """The newest S5."""
     open_until: float = math.inf
-    """When the port closes for it; infinity: it has not had done=true."""
+    """When the port closes for this client; infinity: done=true has not been sent."""
     resends: list[float] = dataclasses.field(default_factory=list)
 
     @property
     def done(self) -> bool:
-        """True if it was sent done=true."""
+        """True if done=true was sent."""
         return self.open_until < math.inf
 
     def was_told(self, now: float) -> bool:
-        """Tell whether it can have seen its end; while it goes on asking at the port, it has not."""
-        # A client that has seen no end goes on sending its action, several times a second while no step comes.
+        """Return True if the client can have seen its end; while it keeps sending to the port, it has not."""
+        # A client that has not seen the end repeats its action several times a second while no step arrives.
         return now >= self.open_until or (self.here and now >= self.heard + 1.0)
 
 
 class Rollout:
-    """A run, which is named by its UDP port.
+    """A run, identified by its UDP port.
 
-    `act` takes a slot's key and the text of an action, or raises PacketError, which is counted and changes nothing.
-    `epoch` is what to add to `now` for the seconds since 1970.
+    `act` takes a slot's key and the text of an action. If it raises PacketError, the action is counted as invalid and
+    ignored. `epoch + now` is the time in seconds since 1970.
     """
 
     def __init__(
@@ -116,59 +117,59 @@ class Rollout:
 
     @property
     def running(self) -> bool:
-        """True if somebody plays that has not had its end; a spectator alone keeps nothing going."""
+        """True if a player has not been sent its end; spectators do not keep a run going."""
         return any(not (player.done or player.watching) for player in self.players.values())
 
     def is_closed(self, now: float) -> bool:
-        """Tell whether the port has been open long enough for everybody."""
+        """Return True if the port has been open long enough for every client."""
         return all(now >= player.open_until for player in self.players.values())
 
     # Clients
 
     def join(self, player: RunMember, now: float) -> None:
-        """Let a client in."""
-        # A spectator that comes late is not rewarded for what was before.
+        """Add a client."""
+        # A late spectator does not get earlier rewards.
         player.heard, player.ret_sent = now, self._rounded(player.key)
         self.players[player.address] = player
 
     def move(self, old: Address, new: Address | None, token: str = "") -> None:
-        """Take note that a client has another address, or has left."""
+        """Record that a client has another address, or has left."""
         if (player := self.players.pop(old, None)) is not None and new is not None:
-            # A client that began anew counts its actions from 1 again.
+            # A restarted client numbers its actions from 1 again.
             player.address, player.token, player.seq, player.here = new, token, 0, False
             self.players[new] = player
 
     # Input
 
     def handle(self, message: packet.ClientMessage, sender: Address, now: float) -> list[Outgoing]:
-        """Take a message that came to the rollout's port, which the guard has booked."""
+        """Process a message to the rollout's port, which the guard has accepted."""
         if problem := self._take(message, sender, now):
             self.counts[problem] += 1
         return self._to_send()
 
     def _take(self, message: packet.ClientMessage, sender: Address, now: float) -> str:
-        """Take a message; return why it was dropped, empty if it was not."""
+        """Process a message; return why it was dropped, or ""."""
         player = self.players.get(sender)
         if player is None:
             return "not in this run"
         if message.header != self.header:
             return "other instance"
         text, seq = message.action if isinstance(message, packet.Action) else "", player.seq
-        # Without the token nothing counts, not even as a sign of life: a forged sender would keep the run of a client
-        # going that is gone.
+        # A message without the token is ignored completely. If it counted as a sign of life, a forged sender could keep
+        # the run of a lost client going.
         if player.token:
             parts = profile.split_action(text)
             if parts is None or not hmac.compare_digest(parts[0], player.token):
                 return "action without token"
             _, port, seq, text = parts
-            # Tokens and numbers are the address', not the run's: a late action of the last run would be the newest of
-            # this one.
+            # Tokens and action numbers belong to the address, not to the run: a delayed action of the last run would
+            # count as the newest action of this one.
             if port != self.port:
                 return "action of another run"
             player.got += 1
         player.heard, player.here = now, True
         if player.done:
-            # At the rate of steps, so that a storm of contacts is not answered by one.
+            # Limited to the rate of steps, so that a flood of messages is not answered with a flood.
             if player.due - 1e-6 <= now <= player.open_until:
                 self._send(player, now)  # P-18
         elif text:
@@ -179,8 +180,8 @@ class Rollout:
                 if not player.watching:
                     self._act(player.key, text)
             except PacketError:
-                return "invalid action"  # P-27: the last valid one stays
-            # Only now: an action that was refused is not acknowledged.
+                return "invalid action"  # P-27: the last valid action stays
+            # Recorded only here: an invalid action is not acknowledged.
             player.seq = seq
         return ""
 
@@ -194,23 +195,23 @@ class Rollout:
         return self._returns[key].quantize(Decimal(1).scaleb(-self.config.decimals), context=_EXACT)
 
     def frame(self, results: Mapping[str, Transition], now: float) -> list[Outgoing]:
-        """Send what each agent saw of this frame, its observation as text; slots without are not in the run any more.
+        """Send what each agent saw in this frame, its observation as text; agents that are missing have left.
 
         Raises:
-            ValueError: A reward is not finite, or beyond all measure; nothing was sent.
+            ValueError: A reward is not finite, or too large; nothing was sent.
         """
         for result in results.values():
-            # Also NaN, of which every comparison is false.
+            # Also true for NaN, for which every comparison is False.
             if not abs(result.reward) < 1e20:
                 raise ValueError(f"expected a reward below 1e20, got {result.reward!r}")
         self.step += 1
         for key, result in results.items():
-            # The digits that Python writes for the float: 0.1 counts as 0.1.
+            # With the digits that Python writes for the float: 0.1 counts as 0.1.
             self._returns[key] = _EXACT.add(self._returns[key], Decimal(repr(float(result.reward))))
-            self._observations[key] = str(result.observation)  # encoded already
+            self._observations[key] = str(result.observation)  # it is encoded already
         for player in self.players.values():
             known = results.get(player.key)
-            # An agent that is in no frame any more has ended: who watches it, or joins late, is told so.
+            # An agent that is missing from the frame has ended. Its client, spectators and late arrivals are told so.
             if known is None or known.terminated:
                 self._show(player, now, "terminated")
             else:
@@ -218,7 +219,7 @@ class Rollout:
         return self._to_send()
 
     def _show(self, player: RunMember, now: float, end: str | None) -> None:
-        """Send what a client's agent saw last, with its rewards since the last S5; the last one may follow later."""
+        """Send a client its agent's last observation, and rewards since the last S5; the last step may follow later."""
         if player.done:
             return
         if end is not None:
@@ -235,36 +236,36 @@ class Rollout:
         seen = self._observations.get(player.key, "none")
         step = packet.Step(self.header, stamp, max(self.step, 0), seen, reward, end is not None, extra)
         player.last = packet.format_message(step)
-        # A step that the guard held back was not sent: its reward is in the next one. The last step is sent again from
-        # `last` and has no next one, so it counts as sent.
+        # A step that the guard refused was not sent: its reward is added to the next one. The last step is repeated
+        # from `last` and has no next one, so it counts as sent.
         if self._send(player, now) or end is not None:
             player.sent += 1
             player.ret_sent = ret
 
     def _send(self, player: RunMember, now: float) -> bool:
-        """Send, unless the guard refuses; count it against the rate, of which a frame's worth may be left over."""
+        """Send unless the guard refuses. Count it against the rate, which allows for one frame of unused time."""
         if not self.guard.spend(player.address, len(player.last), now):
             return False
         interval = 1 / self.config.max_rate
-        # From when it was due, so that a frame that is early or late by less than its time is not left out. After a
-        # longer pause from now, so that frames that are made up for are not all sent.
+        # Counted from when it was due, so that a frame that is slightly early or late is not skipped. After a longer
+        # pause it is counted from now, so that not all frames that are caught up are sent.
         player.due = max(player.due, now - interval) + interval
         self._out.append((player.last, player.address))
         return True
 
     def end(self, now: float) -> list[Outgoing]:
-        """Send done=true to every client that has not had it, with what it last saw."""
-        self.step += 1  # a step of its own, or it would read as the last one again
+        """Send done=true to every client that has not got it, with its last observation."""
+        self.step += 1  # a new number, otherwise it would be taken for a repetition of the last step
         for player in self.players.values():
             self._show(player, now, "truncated")
         return self._to_send()
 
     def tick(self, now: float) -> list[Outgoing]:
-        """Do what is due: resend done=true; end what nobody plays any more."""
+        """Do what is due: repeat done=true, and end a run without players."""
         heard = [player.heard for player in self.players.values() if not (player.done or player.watching)]
         for player in self.players.values():
             if player.resends and now >= player.resends[0]:
                 player.resends.pop(0)
                 self._send(player, now)
         over = now >= max(heard, default=-math.inf) + self.config.abandoned
-        return self.end(now) if over else self._to_send()  # for spectators of a slot that went on, too
+        return self.end(now) if over else self._to_send()  # also for spectators of a slot that continued

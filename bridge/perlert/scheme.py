@@ -22,7 +22,7 @@ SCHEME = Scheme(
         "action_space": "the actions' space, where the server does not tell it",
         "observation_space": "the observations' space, where the server does not tell it",
     },
-    # Its slots never wait for each other, which is what it is for.
+    # Slots never wait for each other in PERLERT, so no blocking vector is offered.
     blocking=False,
 )
 """`perlert://HOST:PORT/NAME:NUMBER`."""

@@ -1,4 +1,4 @@
-"""What `gymnasium-bridge serve --perlert PORT` takes and prints: a way to serve (`bridge.cli.serve.OtherWay`)."""
+"""The options and output of `gymnasium-bridge serve --perlert PORT`: a way to serve (`bridge.cli.serve.OtherWay`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bridge.errors import SettingError
 __all__ = ["OPTION", "OTHER_OPTIONS", "add_options", "function", "keywords", "lines"]
 
 OPTION = "perlert"
-"""The option that chooses this way, as the parsed arguments have it."""
+"""The option that selects this way to serve, by its name in the parsed arguments."""
 OTHER_OPTIONS = ("perlert_key_file", "spectators", "bots")
-"""Those that are given with it alone."""
+"""Options that are valid only with it."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def function() -> Callable[..., Any]:
-    """Return the function that serves, whose keywords the command line may give too."""
+    """Return the function that serves; its keywords can be given on the command line."""
     from bridge.perlert.perlert_server import serve_perlert
 
     return serve_perlert
@@ -50,11 +50,11 @@ def function() -> Callable[..., Any]:
 def keywords(
     arguments: argparse.Namespace, env: Any, read_key: Callable[[Path | None], bytes | None]
 ) -> dict[str, Any]:
-    """Return the keywords of `serve_perlert` that the options stand for.
+    """Return the keywords of `serve_perlert` for the options.
 
     Args:
         arguments: The parsed arguments.
-        env: What is served.
+        env: The environment to serve.
         read_key: Reads a key from a file.
 
     Raises:
@@ -70,7 +70,7 @@ def keywords(
 
 
 def lines(server: Any, arguments: argparse.Namespace) -> list[str]:
-    """Return what is printed once a server runs: where, and how to take part."""
+    """Return the lines to print when a server runs: its address, and how to play."""
     key_file = arguments.perlert_key_file
     option = "" if key_file is None else f" --key-file {key_file}"
     found = [f"serving {url}" for url in server.urls]

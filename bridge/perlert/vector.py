@@ -1,4 +1,4 @@
-"""A vector of PERLERT slots: each goes at its own pace, and none waits for another one's reset."""
+"""A vector of PERLERT slots that run independently: no slot waits for another one's reset."""
 
 from __future__ import annotations
 
@@ -19,24 +19,25 @@ from bridge.perlert.client import PerlertEnv
 __all__ = ["PerlertVectorEnv"]
 
 _IDLE = 0.1
-"""Seconds that `step` waits for a run to begin when no slot is in one."""
+"""Seconds for which `step` waits for a run to begin if no slot is in one."""
 
 
 class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
     """Slots of one or several PERLERT servers as a `gymnasium.vector.VectorEnv`, with a thread each.
 
-    Observations are a tuple with an entry a slot, None while it waits for its next run; its reward is then 0, both its
-    flags False, and its action is not sent. A slot whose episode ended goes for the next run by itself. `step` never
-    waits for a slot that is between its runs, so agents of one world can be slots of one vector. The state of each
-    slot, a `SlotState` as of `RemoteVectorEnv`, is in `infos["slot_state"]`, and what it failed of in `infos["error"]`.
+    Observations are a tuple with one entry per slot, None while the slot waits for its next run. Such a slot has reward
+    0 and both flags False, and its action is not sent. A slot whose episode ended waits for its next run automatically.
+    `step` never waits for a slot between two runs, so agents of one world can be slots of one vector.
+    `infos["slot_state"]` contains the state of each slot, a `SlotState` as in `RemoteVectorEnv`, and `infos["error"]`
+    the reason of a failure.
 
     Args:
-        urls: A URL for each slot, or one for all of `agents`.
-        agents: The slots' keys; None: the URLs', or the first open ones.
+        urls: One URL per slot, or one URL for all of `agents`.
+        agents: The slots' keys; None: those of the URLs, or the first free ones.
         settings: Keywords of `PerlertEnv`.
 
     Raises:
-        SettingError: The slots' spaces differ, or `agents` does not fit `urls`.
+        SettingError: The slots' spaces differ, or `agents` does not match `urls`.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         if not urls or len(agents) != len(urls):
             raise SettingError(f"expected as many agents as URLs, one or more, got {len(agents)} and {len(urls)}")
         self.envs: list[PerlertEnv] = []
-        # A thread for each slot, as `PerlertEnv.reset` blocks until the next run.
+        # One thread per slot, because `PerlertEnv.reset` blocks until the next run.
         self._threads = ThreadPoolExecutor(len(urls), "bridge-perlert-slot")
         try:
             for url, agent in zip(urls, agents, strict=True):
@@ -69,10 +70,10 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         self.metadata = {**first.metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
         self._states = [SlotState.CONNECTING] * self.num_envs
         self._calls: dict[int, Future[Any]] = {}
-        """The current call of each slot: a reset, which may take several steps of the others, or a step."""
+        """The current call of each slot: a step, or a reset, which may last for several steps of the others."""
 
     def _begin(self, slots: Iterable[int]) -> None:
-        """Let slots go for their next runs, unless they do already."""
+        """Begin resets of slots, except of those that are resetting already."""
         for env in self.envs:
             env.check_open()
         for slot in set(slots) - self._calls.keys():
@@ -80,7 +81,7 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
             self._calls[slot] = self._threads.submit(self.envs[slot].reset)
 
     def _collect(self) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Return what `step` does, of the calls that have ended."""
+        """Return the results of the calls that have ended, in the form that `step` returns."""
         observations: list[Any] = [None] * self.num_envs
         rewards, flags = np.zeros(self.num_envs), np.zeros((2, self.num_envs), np.bool_)
         infos: dict[str, Any] = {}
@@ -95,10 +96,10 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
                     rewards[slot], *flags[:, slot] = rest
             except RemoteError as error:
                 info = {"error": str(error)}
-                # The run did not start in time: others may not be ready. It is waited for again, and no exception for
-                # the other slots.
+                # The run did not start in time, maybe because others are not ready. The slot waits again, and the other
+                # slots get no exception.
                 if was_reset:
-                    self._begin([slot])  # another deadline
+                    self._begin([slot])  # with a new deadline
                 else:
                     self._states[slot], flags[1, slot] = SlotState.LOST, True
             infos = self._add_info(infos, info, slot)
@@ -108,10 +109,10 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Let every slot, or those of `options["reset_mask"]`, go for its next run, and return at once.
+        """Begin the reset of every slot, or of those in `options["reset_mask"]`, and return at once.
 
         Returns:
-            A tuple of observations, None for slots whose run has not begun; and the infos.
+            A tuple of observations, None for slots whose run has not begun, and the infos.
         """
         given = dict(options or {})
         mask = given.pop("reset_mask", np.ones(self.num_envs, np.bool_))
@@ -119,7 +120,7 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         if given:
             raise SettingError(f"expected no options but reset_mask, because PERLERT carries none, got {given!r}")
         slots = np.flatnonzero(mask).tolist()
-        # Steps of a call that Ctrl-C has interrupted are still on.
+        # Steps of a call that Ctrl-C interrupted are still running.
         steps = [slot for slot in slots if slot in self._calls and self._states[slot] is SlotState.RUNNING]
         wait([self._calls.pop(slot) for slot in steps])
         self._begin(slots)
@@ -127,17 +128,17 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         return observations, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Act in the slots that are in a run and wait for the next step of each; the others are looked after.
+        """Act in the slots that are in a run, and wait for their next steps; check on the resets of the others.
 
-        When no slot is in a run, it waits for one to begin, at most a tenth of a second.
+        If no slot is in a run, wait at most a tenth of a second for one to begin.
 
         Returns:
-            A tuple of observations or None, float64 rewards, bool terminations and truncations, each `(num_envs,)`; and
-            the infos.
+            A tuple of observations or None, float64 rewards, bool terminations and truncations, each `(num_envs,)`, and
+                the infos.
 
         Raises:
             ResetNeededError: `reset` was never called.
-            InvalidActionError: An action is not in its space, or there is not one for each slot; none was sent.
+            InvalidActionError: An action is not in its space, or the number of actions is wrong; none was sent.
         """
         if all(state is SlotState.CONNECTING for state in self._states):
             raise ResetNeededError("expected reset() before the first step()")
@@ -147,15 +148,15 @@ class PerlertVectorEnv(VectorEnv[Any, Any, Any]):
         if len(chosen) != self.num_envs:
             raise InvalidActionError(f"expected {self.num_envs} actions, got {len(chosen)}")
         for slot in playing:
-            # Before any slot acts: what the others' steps return would be lost with the exception.
+            # Checked before any slot acts: the results of other slots' steps would be lost with the exception.
             self.envs[slot].action_text(chosen[slot])
-        # Slots whose episode ended in the last step, and those that were lost, go for their next run.
+        # Slots whose episode ended in the last step, and lost ones, begin a reset.
         self._begin(set(range(self.num_envs)) - playing)
-        # Not where Ctrl-C has interrupted the last call, whose step is still on: what it rewards would be lost.
+        # Not if Ctrl-C interrupted the last call and its step still runs: the reward of that step would be lost.
         for slot in playing - self._calls.keys():
             self._calls[slot] = self._threads.submit(self.envs[slot].step, chosen[slot])
         if playing:
-            # Each is bounded by its own `timeout`.
+            # Each call is limited by its own `timeout`.
             wait([self._calls[slot] for slot in playing])
         else:
             wait(self._calls.values(), _IDLE, FIRST_COMPLETED)

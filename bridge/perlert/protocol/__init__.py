@@ -1,4 +1,4 @@
-"""The wire: the grammar of datagrams, the texts in their fields, our profile, and the pre-shared key.
+"""The protocol: the grammar of datagrams, the texts in their fields, our profile, and the pre-shared key.
 
 May be imported by `perlert` and the composition root.
 """

@@ -1,12 +1,12 @@
-"""Spaces and the text fields: observations, actions and rewards as decimals.
+"""The text fields: observations, actions and rewards, with decimal numbers.
 
 A Box, Discrete, MultiDiscrete or MultiBinary value is its elements in C order, separated by commas (`5,6.78`). A Dict
 observation names its parts (`x:0.54,y:0.95`, nested ones `arm.x:0.5`); a Dict action lists them without names, in the
 space's order, because an action holds no colon (P-2).
 
-Floats of an observation are rounded to `decimals` places (P-22) and an element without a bound is sent between
--99999999 and 99999999, so that the longest observation is known when the world is published. Actions are written with
-the digits that give the same float back.
+Floats of an observation are rounded to `decimals` places (P-22), and a value of an unbounded element is clipped to
+±99999999, so that the length of the longest observation is known when the world is published. Actions are written with
+enough digits to restore the same float.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from bridge.errors import InvalidActionError, PacketError, TensorError, Unsuppor
 __all__ = ["DECIMALS", "LIMIT", "Space", "TextCodec", "decimal_text", "parse_decimal"]
 
 DECIMALS = 6
-"""Decimal places of an observation's floats and of rewards, unless told."""
+"""The default number of decimal places for rewards, and for floats in observations."""
 LIMIT = 99_999_999.0
-"""The largest magnitude that is sent for a float without a bound."""
+"""The largest magnitude that is sent for an unbounded float."""
 
 Space: TypeAlias = spaces.Space[Any]
 
@@ -38,39 +38,39 @@ _BANNED = re.compile(r"[:;,=.\x00-\x1f\x7f]")
 
 
 def parse_decimal(text: str) -> Decimal:
-    """Read a finite decimal with a dot; an exponent is read, too, and never written.
+    """Parse a finite decimal with a dot; an exponent is accepted, but never written.
 
     Raises:
-        PacketError: It is none (`nan`, `inf`, blanks, an empty text, another alphabet's digits).
+        PacketError: The text is not such a number (`nan`, `inf`, blanks, an empty text, digits of other alphabets).
     """
-    # The pattern first: `float` and `Decimal` also read blanks, underscores and the digits of other alphabets.
+    # The pattern comes first: `float` and `Decimal` also accept blanks, underscores and digits of other alphabets.
     if len(text) > 400 or not _DECIMAL.match(text) or math.isinf(float(text)):
         raise PacketError(f"expected a finite decimal such as -1.25, got {text[:40]!r}")
     return Decimal(text)
 
 
 def decimal_text(value: Decimal) -> str:
-    """Write a decimal without exponent, trailing zeros or a negative zero."""
+    """Format a decimal without exponent, trailing zeros or a negative zero."""
     return _shortest(f"{value:f}")
 
 
 def _shortest(text: str) -> str:
     if "." in text:
         text = text.rstrip("0").rstrip(".")
-    # What rounding makes of a small negative number.
+    # The result of rounding a small negative number.
     return "0" if text == "-0" else text
 
 
 class TextCodec:
-    """One space's values as text and back.
+    """Converts values of one space to text and back.
 
     Args:
         space: A Box, Discrete, MultiDiscrete, MultiBinary, or a Dict of these, nested or not.
-        named: Write the parts of a Dict as `name:value` (observations); False: values alone (actions, P-2).
-        decimals: Decimal places of floats (P-22); None: as many as give the same float back.
+        named: Write the parts of a Dict as `name:value` (for observations); False: only values (for actions, P-2).
+        decimals: Decimal places of floats (P-22); None: as many as restore the same float.
 
     Raises:
-        UnsupportedSpaceError: The space has no such form.
+        UnsupportedSpaceError: The space has no text form.
     """
 
     def __init__(self, space: Space, *, named: bool = True, decimals: int | None = DECIMALS) -> None:
@@ -98,22 +98,22 @@ class TextCodec:
         self._names = [".".join(leaf.path) for leaf in self._leaves] if named and self._leaves[0].path else []
 
     def max_bytes(self) -> int:
-        """Return the length of the longest text that `encode` writes with decimal places, in bytes."""
+        """Return the length in bytes of the longest text that `encode` writes with decimal places."""
         total = sum(self._sizes) - 1 + sum(len(name.encode()) + 1 for name in self._names)
         for leaf in self._leaves:
             for ends in zip(*(bound.flat for bound in bounds_of(leaf.space)), strict=True):
                 if leaf.spec.dtype.kind == "f":
-                    # With a sign, which the other end of the range may need.
+                    # With a sign, which the other bound may need.
                     total += len(f"{-min(max(map(abs, ends)), LIMIT):.{self.decimals}f}")
                 else:
                     total += max(len(str(int(end))) for end in ends)
         return total
 
     def encode(self, value: Any) -> str:
-        """Write a value of the space.
+        """Format a value of the space.
 
         Raises:
-            InvalidActionError: Its structure or shape is another, or it holds NaN.
+            InvalidActionError: Its structure or shape is wrong, or it contains NaN.
         """
         try:
             arrays = self._layout.pack(value, rounding=True)
@@ -125,13 +125,14 @@ class TextCodec:
             numbers = flat.tolist()
             if flat.dtype.kind != "f":
                 items = [str(int(number)) for number in numbers]
-            # With decimals an infinite observation is sent as the limit. An action has to be what the agent chose.
+            # With decimals, an infinite observation is sent as the limit. An action must be exactly what the agent
+            # chose.
             elif any(map(math.isnan, numbers)) or (self.decimals is None and any(map(math.isinf, numbers))):
                 raise InvalidActionError(
                     f"expected finite numbers for {leaf.space}, got NaN or infinity: {value!r:.80}"
                 )
             elif self.decimals is None:
-                # Of the dtype itself: a float32 as a Python float would have the digits of a float64.
+                # Formatted with the dtype: a float32 converted to a Python float would have the digits of a float64.
                 items = [_shortest(np.format_float_positional(number, unique=True, trim="-")) for number in flat]
             else:
                 items = [_shortest(f"{min(max(number, -LIMIT), LIMIT):.{self.decimals}f}") for number in numbers]
@@ -139,14 +140,14 @@ class TextCodec:
         return ",".join(map(":".join, zip(self._names, texts, strict=True)) if self._names else texts)
 
     def _items(self, text: str) -> list[list[str]]:
-        """Return the texts of each part's elements; parts with names may come in any order."""
-        # Before it is split, because it is a stranger's text.
+        """Return the texts of each part's elements; named parts may come in any order."""
+        # Checked before splitting, because the text is untrusted.
         if len(text) > 64 * 1024 or text.count(",") != sum(self._sizes) - 1:
             raise PacketError(f"expected {sum(self._sizes)} values for {self.space}, got {text[:80]!r}")
         if not self._names:
             items = iter(text.split(","))
             return [list(itertools.islice(items, size)) for size in self._sizes]
-        # A part begins at a name; the commas between belong to an array's further elements.
+        # A part begins at a name; the commas in between separate further elements of an array.
         found = [part.partition(":") for part in re.split(",(?=[^,]*:)", text)]
         values = {name: items.split(",") for name, _, items in found}
         for name, size in zip(self._names, self._sizes, strict=True):
@@ -155,27 +156,28 @@ class TextCodec:
         return [values[name] for name in self._names]
 
     def decode(self, text: str, *, check: bool = True) -> Any:
-        """Read a value: a numpy array, an integer for Discrete, a dict for Dict.
+        """Parse a value: a NumPy array, an integer for Discrete, a dict for Dict.
 
         Args:
             text: The field.
-            check: Refuse a value outside of the space, as a server does with an action.
+            check: Refuse a value outside the space, as a server does with an action.
 
         Raises:
-            PacketError: The text has another form, or the value is not in the space.
+            PacketError: The text is malformed, or the value is not in the space.
         """
         arrays = []
         for leaf, items in zip(self._leaves, self._items(text), strict=True):
             dtype = np.dtype(leaf.space.dtype)
             form, number = (_DECIMAL, float) if dtype.kind == "f" else (_INTEGER, int)
-            # Range and type are looked at here: the tensors' own checks cost twice the time of an action.
+            # Range and dtype are checked here: the checks of tensors take twice as long for an action.
             held: Any = np.finfo(dtype) if number is float else np.iinfo("i1" if dtype.kind == "b" else dtype)
             for item in items:
                 if not form.match(item):
                     expected = "a finite decimal" if number is float else "an integer"
                     raise PacketError(f"expected {expected}, got {item[:40]!r}")
             numbers = list(map(number, items))
-            # In the fewest digits, the largest float32 is a number above it, by less than half of its last bit.
+            # Written with the fewest digits, the largest float32 reads as a number above it, by less than half of its
+            # last bit.
             slack = 1 + float(held.eps) / 4 if number is float else 1
             if min(numbers) < number(held.min) * slack or max(numbers) > number(held.max) * slack:
                 raise PacketError(f"expected numbers that {dtype} can hold, got {text[:80]!r}")

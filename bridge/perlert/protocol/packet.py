@@ -1,4 +1,4 @@
-"""The grammar of PERLERT: nine kinds of datagram, read and written strictly.
+"""The grammar of PERLERT: nine kinds of datagram, with a strict parser and formatter.
 
 `H` is `NAME:NUMBER`. One datagram is one message, in UTF-8 (P-1, P-14, P-20).
 
@@ -8,8 +8,8 @@
     C4  H;action=ACTION                 S4  H;start=port:PORT
                                         S5  H:TIMESTAMP:STEP;obs=O;reward=R;done=true|false[;extra=E]
 
-`parse_client` and `parse_server` read what the one or the other end sends. `format_message` writes only what reads back
-as the same message, so that nobody's tag can forge a slot.
+`parse_client` and `parse_server` parse what the other end sends. `format_message` only writes what parses as the same
+message, so no client can forge a slot with its tag.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ __all__ += ["Registered", "ServerMessage", "Slot", "Start", "Step", "check_label
 __all__ += ["format_lobby", "parse_header", "parse_server"]
 
 MAX_DATAGRAM = 1200
-"""Bytes; nothing longer is sent, so that no path has to fragment it."""
+"""The most bytes of a datagram, so that no path has to fragment it."""
 MAX_MESSAGE = MAX_DATAGRAM - 25
-"""Bytes of a server's message, which leaves room for what the pre-shared key adds to it (P-26)."""
+"""The most bytes of a server's message, leaving room for encryption (P-26)."""
 MAX_CLIENT_MESSAGE = MAX_DATAGRAM - 49
-"""Bytes of a client's message, to which the key adds more."""
+"""The most bytes of a client's message, for which encryption adds more."""
 MAX_FIELD = 64
-"""Bytes of a NAME, KEY, KIND or TAG."""
+"""The most bytes of a NAME, KEY, KIND or TAG."""
 RESERVED_KEYS = frozenset({"register", "registered", "ready", "message", "start", "action", "lobby"})
-"""No agent key may be one of these: `H;message=…` would be both a slot and a message."""
+"""Keys that no agent may have: `H;message=…` would be both a slot and a message."""
 
 _BANNED_IN_LABEL = re.compile(r"[:;,=\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_NUMBER = "(0|[1-9][0-9]{0,17})"  # fits an int64
-# One way to match only: anybody can send a client a datagram, and one of colons would cost the square of its length.
+_NUMBER = "(0|[1-9][0-9]{0,17})"  # fits into int64
+# There is only one way to match: otherwise a datagram of colons would take time quadratic in its length.
 _STEP = re.compile(
     f"([^:]*:[^:]*):{_NUMBER}:{_NUMBER};obs=([^;=]+);reward=([^;=]+);done=(true|false)(?:;(.*))?", re.DOTALL
 )
 
 
 class Header(NamedTuple):
-    """Which environment, and which instance of it, from 0."""
+    """An environment's name, and its instance number, from 0."""
 
     name: str
     number: int
@@ -55,13 +55,13 @@ class Header(NamedTuple):
 
 
 class LobbyRequest(NamedTuple):
-    """C1: who is in which slot?"""
+    """C1: request the lobby."""
 
     header: Header
 
 
 class Register(NamedTuple):
-    """C2: put me into this slot; the tag, which may be empty, is what the client calls itself."""
+    """C2: request a slot; the tag, which may be empty, is the client's name."""
 
     header: Header
     key: str
@@ -69,7 +69,7 @@ class Register(NamedTuple):
 
 
 class ReadyMessage(NamedTuple):
-    """C3: I am ready, or no longer; the key is the client's own slot."""
+    """C3: change whether the client is ready; the key is that of its own slot."""
 
     header: Header
     key: str
@@ -77,14 +77,14 @@ class ReadyMessage(NamedTuple):
 
 
 class Action(NamedTuple):
-    """C4: what to do from now on, free text without `:`, `;` and `=` (P-2)."""
+    """C4: set the action, a free text without `:`, `;` and `=` (P-2)."""
 
     header: Header
     action: str
 
 
 class Slot(NamedTuple):
-    """One slot of a lobby: its name, whether a client may take it, its sort (P-3), who is in it, whether ready."""
+    """One slot of a lobby: its key, whether it is open to clients, its kind (P-3), its client, whether it is ready."""
 
     key: str
     open: bool
@@ -98,38 +98,38 @@ class Slot(NamedTuple):
 
 
 class LobbyInfo(NamedTuple):
-    """S1: the slots, one or more."""
+    """S1: one or more slots."""
 
     header: Header
     slots: tuple[Slot, ...]
 
 
 class Registered(NamedTuple):
-    """S2: you are in this slot."""
+    """S2: confirm a registration."""
 
     header: Header
     key: str
 
 
 class Message(NamedTuple):
-    """S3: a text for people, the rest of the datagram, any character."""
+    """S3: a text message, the rest of the datagram, with any characters."""
 
     header: Header
     text: str
 
 
 class Start(NamedTuple):
-    """S4: the simulation is about to start on this UDP port, 1 to 65535."""
+    """S4: the run starts on this UDP port, 1 to 65535."""
 
     header: Header
     port: int
 
 
 class Step(NamedTuple):
-    """S5: what one agent sees of one step; texts without `;` and `=` (P-4, P-5, P-6).
+    """S5: one agent's view of a step; texts without `;` and `=` (P-4, P-5, P-6).
 
-    The timestamp is in milliseconds since 1970 by the server's clock; steps are counted from 0. Our reward is a
-    decimal, the sum since the last S5 that was sent. `extra` is optional (P-25).
+    The timestamp is in milliseconds since 1970 on the server's clock; steps are counted from 0. Our reward is a
+    decimal, the sum since the last sent S5. `extra` is optional (P-25).
     """
 
     header: Header
@@ -150,11 +150,11 @@ def _refusal(expected: str, came: str) -> PacketError:
 
 
 def check_label(text: str, what: str, *, empty: bool = False) -> str:
-    """Return a NAME, KEY, KIND or TAG that may be sent.
+    """Return a NAME, KEY, KIND or TAG if it is valid.
 
     Raises:
-        PacketError: It is empty (where it must not be), longer than `MAX_FIELD` bytes, holds one of `: ; , =` (P-3) or
-            a control character, or is a key that the grammar reserves.
+        PacketError: It is empty (unless allowed), longer than `MAX_FIELD` bytes, contains one of `: ; , =` (P-3) or a
+            control character, or is a key that the grammar reserves.
     """
     if not text and not empty:
         raise PacketError(f"expected a {what}, got an empty text")
@@ -167,13 +167,13 @@ def check_label(text: str, what: str, *, empty: bool = False) -> str:
     return text
 
 
-# Few headers come, each thousands of times. Errors are not kept.
+# The same few headers arrive thousands of times. Errors are not cached.
 @lru_cache(1024)
 def parse_header(text: str) -> Header:
-    """Read `NAME:NUMBER`.
+    """Parse `NAME:NUMBER`.
 
     Raises:
-        PacketError: It has another form.
+        PacketError: The text is malformed.
     """
     name, _, number = text.partition(":")
     if not re.fullmatch(_NUMBER, number):
@@ -182,7 +182,7 @@ def parse_header(text: str) -> Header:
 
 
 def _fields(text: str, form: str) -> list[Any]:
-    """Read what stands between commas: labels, and bools as one of two words."""
+    """Parse comma-separated fields: labels, and bools as one of two words."""
     parts, names = text.split(","), form.split(",")
     if len(parts) != len(names):
         raise _refusal(form.upper(), text)
@@ -195,14 +195,14 @@ def _fields(text: str, form: str) -> list[Any]:
     return fields
 
 
-@lru_cache(4096)  # a lobby is told often, and its slots change seldom
+@lru_cache(4096)  # a lobby is sent often, but its slots change seldom
 def _read_slot(text: str) -> Slot:
     key, _, rest = text.partition("=")
     return Slot(check_label(key, "key"), *_fields(rest, "open|close,kind,tag,ready|not_ready"))
 
 
 def _split(datagram: bytes) -> tuple[str, str, str]:
-    """Return the text, what stands before its first semicolon, and what after that."""
+    """Return the text, the part before its first semicolon, and the part after it."""
     try:
         text = datagram.decode()
     except UnicodeDecodeError as error:
@@ -214,10 +214,10 @@ def _split(datagram: bytes) -> tuple[str, str, str]:
 
 
 def parse_client(datagram: bytes) -> ClientMessage:
-    """Read a datagram that a client sent: C1 to C4.
+    """Parse a client's datagram: C1 to C4.
 
     Raises:
-        PacketError: It is none of them.
+        PacketError: The datagram is malformed.
     """
     _, head, body = _split(datagram)
     header = parse_header(head)
@@ -234,13 +234,13 @@ def parse_client(datagram: bytes) -> ClientMessage:
 
 
 def parse_server(datagram: bytes) -> ServerMessage:
-    """Read a datagram that a server sent: S1 to S5.
+    """Parse a server's datagram: S1 to S5.
 
     Raises:
-        PacketError: It is none of them.
+        PacketError: The datagram is malformed.
     """
     text, head, body = _split(datagram)
-    # Only S5 has more before its first semicolon than NAME:NUMBER.
+    # Only in S5 more than NAME:NUMBER precedes the first semicolon.
     if head.count(":") > 1:
         return _read_step(text)
     header = parse_header(head)
@@ -254,7 +254,7 @@ def parse_server(datagram: bytes) -> ServerMessage:
                 raise _refusal("start=port: and a port from 1 to 65535", body)
             return Start(header, int(port[5:]))
     slots = tuple(map(_read_slot, body.removesuffix(";").split(";")))  # P-24
-    # A peer that keeps the first of two and one that keeps the last would see different lobbies.
+    # Duplicate keys are refused: peers that keep the first or the last one would see different lobbies.
     if len({slot.key for slot in slots}) < len(slots):
         raise _refusal("each key once", text)
     return LobbyInfo(header, slots)
@@ -264,7 +264,7 @@ def _read_step(text: str) -> Step:
     if (match := _STEP.fullmatch(text)) is None:
         raise _refusal("NAME:NUMBER:TIMESTAMP:STEP;obs=O;reward=R;done=true|false and, if any, ;extra=E", text)
     head, timestamp, step, observation, reward, done, rest = match.groups()
-    particles = (rest or "").split(";")  # what is not known is ignored
+    particles = (rest or "").split(";")  # unknown parts are ignored
     extras = [particle.removeprefix("extra=") for particle in particles if particle.startswith("extra=")]
     if len(extras) > 1 or any("=" in extra for extra in extras):  # P-6
         raise _refusal("one extra=, without `;` and `=`", text)
@@ -297,19 +297,19 @@ def _write(message: ClientMessage | ServerMessage) -> str:
 
 
 def format_message(message: ClientMessage | ServerMessage) -> bytes:
-    """Write a message as the one datagram that it is (P-1).
+    """Format a message as a single datagram (P-1).
 
     Raises:
-        PacketError: A field holds what the grammar bans there, so that another message would be read; or the datagram
-            would be longer than `MAX_MESSAGE` bytes, of a client `MAX_CLIENT_MESSAGE`.
+        PacketError: A field contains forbidden characters, so that it would parse as another message; or the datagram
+            would be longer than `MAX_MESSAGE`, or for a client `MAX_CLIENT_MESSAGE`, bytes.
     """
-    datagram = (text := _write(message)).encode(errors="surrogatepass")  # which reads as no UTF-8
+    datagram = (text := _write(message)).encode(errors="surrogatepass")  # invalid UTF-8, which is refused below
     most, parse = (
         (MAX_CLIENT_MESSAGE, parse_client) if isinstance(message, ClientMessage) else (MAX_MESSAGE, parse_server)
     )
     if len(datagram) > most:
         raise PacketError(f"expected a message of at most {most} bytes, got {len(datagram)}: {text[:80]!r}…")
-    # What was written is read back: a text with a separator, such as a tag, must not become another message.
+    # Parse the result: a text with a separator, such as a tag, must not become another message.
     read = parse(datagram)
     if type(read) is not type(message) or read != message:
         raise _refusal("fields without what separates fields", text)
@@ -317,7 +317,7 @@ def format_message(message: ClientMessage | ServerMessage) -> bytes:
 
 
 def format_lobby(header: Header, slots: Iterable[Slot], most: int) -> list[bytes]:
-    """Write slots as S1, in several datagrams where one is longer than `most` bytes; raises PacketError as above."""
+    """Format slots as S1, in datagrams of at most `most` bytes; raise PacketError like `format_message`."""
     info = LobbyInfo(header, tuple(slots))
     half = len(info.slots) // 2
     if half and len(_write(info).encode()) > most:

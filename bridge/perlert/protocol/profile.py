@@ -1,4 +1,4 @@
-"""The profile of this package inside the draft's free fields, which a plain peer never notices.
+"""This package's profile of the protocol, inside free fields of the draft, which other peers ignore.
 
     TAG      NAME+b1                             I have the profile: what is my token?
              NAME+b1.TOKEN.SEQ.WORD[.FORMER]     I received it; WORD is `r` (ready), `p` (ready, a person),
@@ -8,9 +8,9 @@
     ACTION   TOKEN,PORT,SEQ,VALUE
     EXTRA    token:TOKEN,ack:SEQ,got:N,sent:N,ret:RETURN[,end:terminated|truncated]
 
-The token belongs to the client's address, and whoever returns it receives what is sent there. The registration of such
-a client is changed by registrations with its token alone, the newest SEQ first. FORMER is the token of an address that
-the client had before, whose slot it takes along. PORT is the run's, so that no action counts in another one.
+The token belongs to the client's address, and whoever returns it receives datagrams sent there. The registration of
+such a client is changed only by registrations with its token, and the highest SEQ wins. FORMER is the token of the
+client's previous address, whose slot it keeps. PORT is the run's, so that an action is not valid in another run.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ += ["parse_extra", "parse_offer", "parse_tag", "spaces_text", "split_act
 OFFER = "bridge/1 "
 MARK = "+b1"
 MAX_NAME = 23
-"""Bytes of a client's name, which leave room in a TAG for the rest."""
+"""The most bytes of a client's name, which leaves room in a TAG for the other fields."""
 _MAX_ELEMENTS = 1200
-"""Of an offered space: no observation of a datagram has more, and memory is taken for what came."""
+"""The most elements of an offered space: no datagram holds a larger observation, and this limits the memory."""
 
 _TOKEN, _COUNT = "[0-9a-f]{12}", "[0-9]{1,15}"
 _TAG = re.compile(rf"(.*)\+b1(?:\.({_TOKEN})\.([0-9]{{1,9}})\.([rpwl])(?:\.({_TOKEN}))?)?", re.DOTALL)
@@ -48,7 +48,7 @@ _DTYPE = re.compile("bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
 class Claim(NamedTuple):
-    """The fields of a TAG: the name in the lobby, whether the client has the profile, and the token that it returns."""
+    """The fields of a TAG: the client's name, whether it has the profile, and the token that it returns."""
 
     name: str
     profiled: bool = False
@@ -59,17 +59,17 @@ class Claim(NamedTuple):
 
 
 def format_tag(claim: Claim) -> str:
-    """Return the TAG."""
+    """Format a TAG."""
     name, profiled, *parts = claim
     if not claim.token:
         return name + MARK if profiled else name
-    # Without a FORMER nothing stands behind the last dot.
+    # Without FORMER, nothing follows the last dot.
     return ".".join([name + MARK, *map(str, parts)]).removesuffix(".")
 
 
 def parse_tag(tag: str) -> Claim:
-    """Read a TAG; any text is a plain client's name."""
-    # A plain client may be called anything, also something that looks nearly like the profile's.
+    """Parse a TAG; a text of any other form is the name of a client without the profile."""
+    # Such a name may be any text, also one that is almost a TAG of the profile.
     if (match := _TAG.fullmatch(tag)) is None:
         return Claim(tag)
     name, token, seq, word, former = match.groups("")
@@ -77,16 +77,16 @@ def parse_tag(tag: str) -> Claim:
 
 
 class Offer(NamedTuple):
-    """The server's offer to a client of this package; without `fps` it is incomplete."""
+    """The server's offer to a client of this package; it is incomplete without `fps`."""
 
     token: str
-    """Goes into every registration and action."""
+    """The token for every registration and action."""
     seq: int
-    """The newest registration of this address that the server knows."""
+    """The number of the newest registration from this address."""
     slot: str
-    """The slot that the client holds."""
+    """The client's slot."""
     fps: float | None
-    """Frames a second."""
+    """Frames per second."""
     observation_space: Space | None
     action_space: Space | None
 
@@ -94,7 +94,7 @@ class Offer(NamedTuple):
 def offer_text(
     token: str, *, seq: int = 0, slot: str = "", fps: float = 0.0, decimals: int = 0, spaces: str = ""
 ) -> str:
-    """Return an S3 text: the token alone, or with a frame rate everything. `spaces` is of `spaces_text`."""
+    """Return an S3 text: only the token or, with a frame rate, the whole offer. `spaces` comes from `spaces_text`."""
     parts = {"token": token, **({"seq": seq} if seq else {})}
     if fps:
         parts |= {"slot": slot, "fps": fps, "decimals": decimals}
@@ -102,17 +102,17 @@ def offer_text(
 
 
 def spaces_text(observation_space: Space, action_space: Space) -> str:
-    """Return the part of an offer that tells the spaces."""
+    """Return the part of an offer that contains the spaces."""
     return f',"observation":{space_to_json(observation_space)},"action":{space_to_json(action_space)}'
 
 
 def _check(data: Any) -> None:
-    """Refuse the JSON of a space that would take more memory than an observation of a datagram needs."""
+    """Raise for the JSON of a space that would need more memory than any observation in a datagram."""
     shape = data.get("n") if data["type"] == "MultiBinary" else data.get("shape", [])
     sizes = shape if isinstance(shape, list) else [shape]
     if data["type"] not in ("Box", "Discrete", "MultiBinary", "MultiDiscrete", "Dict"):
         raise ValueError(f"expected a space with a text form, got {data['type']!r:.40}")
-    # Before NumPy sees it: a shape of a few bytes may ask for terabytes.
+    # Checked before NumPy: a shape of a few bytes may request terabytes.
     if not _DTYPE.fullmatch(data.get("dtype", "bool")) or len(sizes) > 8 or math.prod(sizes) > _MAX_ELEMENTS:
         raise ValueError(f"expected at most {_MAX_ELEMENTS} numbers, got {data!r:.80}")
     for _, part in data.get("spaces", []):
@@ -120,7 +120,7 @@ def _check(data: Any) -> None:
 
 
 def parse_offer(text: str) -> Offer | None:
-    """Read an S3 text; None: it is a message for people."""
+    """Parse an S3 text; return None if it is a text message."""
     if not text.startswith(OFFER + "{"):
         return None
     try:
@@ -130,9 +130,9 @@ def parse_offer(text: str) -> Offer | None:
             if parts.get(side) is not None:
                 _check(parts[side])
                 spaces[index] = space = space_from_json(json.dumps(parts[side]))
-                # Refused here, and not in the midst of a run: what has no text form, or no action to begin with.
+                # Refused here rather than during a run: a space without text form, or without an initial action.
                 TextCodec(space, decimals=None).encode(neutral_action(space))
-    # Whatever the peer wrote, in JSON, NumPy or Gymnasium: it is the peer's text that is wrong.
+    # Any exception of JSON, NumPy or Gymnasium is caused by the peer's text.
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, TensorError, UnsupportedSpaceError):
         return None
     token, seq, slot, fps = (parts.get(name) for name in ("token", "seq", "slot", "fps"))
@@ -140,7 +140,7 @@ def parse_offer(text: str) -> Offer | None:
         return None
     return Offer(
         token,
-        # A stranger's JSON: each field of another type counts as missing.
+        # Untrusted JSON: a field of the wrong type counts as missing.
         seq if type(seq) is int and 0 <= seq < 10**8 else 0,
         slot if isinstance(slot, str) else "",
         float(fps) if type(fps) in (int, float) and 0 < fps < 1e6 else None,
@@ -149,22 +149,22 @@ def parse_offer(text: str) -> Offer | None:
 
 
 def action_text(token: str, port: int, seq: int, value: str) -> str:
-    """Return ACTION."""
+    """Format an ACTION."""
     return f"{token},{port},{seq},{value}"
 
 
 def split_action(action: str) -> tuple[str, int, int, str] | None:
-    """Return (token, port, seq, value) of an ACTION of the profile; None: it has another form."""
+    """Return (token, port, seq, value) of an ACTION of the profile; None if it has another form."""
     match = _ACTION.fullmatch(action)
     return (match[1], int(match[2]), int(match[3]), match[4]) if match else None
 
 
 class Extra(NamedTuple):
-    """The profile's additions to an S5.
+    """The profile's fields in an S5.
 
-    The token is the client's, so that nobody else can end its episode. `ack` is the newest action that was applied, 0
-    for none; `got` counts the action datagrams with the token that arrived, `sent` the S5 sent to this client, this one
-    among them, where a resent one keeps its number. `ret` is the sum of all rewards, `end` tells why when done.
+    The token is the client's, so that nobody else can end its episode. `ack` is the newest applied action, 0 if none;
+    `got` counts received action datagrams with the token; `sent` counts the S5 messages to this client including this
+    one, and a repeated message keeps its number. `ret` is the sum of all rewards, `end` the reason of the end if done.
     """
 
     token: str
@@ -176,13 +176,13 @@ class Extra(NamedTuple):
 
 
 def extra_text(extra: Extra) -> str:
-    """Return EXTRA."""
+    """Format EXTRA."""
     text = f"token:{extra.token},ack:{extra.ack},got:{extra.got},sent:{extra.sent},ret:{decimal_text(extra.ret)}"
     return f"{text},end:{extra.end}" if extra.end else text
 
 
 def parse_extra(text: str | None) -> Extra | None:
-    """Read EXTRA; None: it is not of the profile. What follows is ignored."""
+    """Parse EXTRA; return None if it is not of the profile. Ignore further fields."""
     if (match := _EXTRA.fullmatch(text or "")) is None:
         return None
     token, ack, got, sent, ret, end = match.groups()
