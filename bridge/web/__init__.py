@@ -1,7 +1,7 @@
-"""What people see and do in a browser.
+"""The web page of a server: watching, playing, and the recordings.
 
-`page` has the files of the page, `watching` pictures, spectators, people who take over, and matches, `gateway` the
-server that shows worlds of other servers.
+`page` has the files of the page, `watching` pictures, spectators, takeovers and matches, and `gateway` the server that
+shows worlds of other servers.
 
 May be imported by `web.*`, `perlert`, and the composition root.
 """

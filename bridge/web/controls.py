@@ -1,4 +1,4 @@
-"""Maps a person's keys to actions: by the environment's own `get_keys_to_action`, or by the action space."""
+"""Map a person's keys to actions, by the environment's own `get_keys_to_action` or by the action space."""
 
 from __future__ import annotations
 
@@ -42,17 +42,18 @@ ACTION_NAMES = {
     "MountainCar": ("LEFT", "NOOP", "RIGHT"),
     "Taxi": ("DOWN", "UP", "RIGHT", "LEFT", "TAKE IN", "DROP OFF"),
 }
-"""The names of the actions of Gymnasium's own environments, from their documentation; the environments lack them."""
+"""The action names of Gymnasium's own environments, from their documentation; the environments do not have them."""
 AXES = {
     "CarRacing": (("steer", "left", "right"), ("gas", "", "up"), ("brake", "", "down")),
     "LunarLander": (("main engine", "", "up"), ("side engine", "left", "right")),
     "MountainCarContinuous": (("push", "left", "right"),),
     "Pendulum": (("torque", "left", "right"),),
 }
-"""The same of those whose action is an array: the name of each number, and the keys for less and more of it."""
+"""For environments whose action is an array: the name of each number, and the keys that decrease and increase it."""
 AGENTS_ACTION_NAMES = {"simple": ("NOOP", "LEFT", "RIGHT", "DOWN", "UP")}
-"""The same of environments of several agents, by the first word of their names: those of mpe2, once in PettingZoo."""
-# Keys that pygame knows by numbers beyond those of characters; the small ones are those of pygame 1, as in MountainCar.
+"""Action names of environments with several agents, by the first word of their names: those of mpe2 (once
+PettingZoo)."""
+# Codes of keys in pygame that are not characters; the small ones are those of pygame 1, as in MountainCar.
 _CODES = {
     273: "up",
     274: "down",
@@ -71,25 +72,25 @@ _WORDS = {" ": "space", "\r": "return"}
 _RUN_TOGETHER = re.compile("(UP|DOWN|LEFT|RIGHT|FIRE)+")
 _NO_OPS = ("NOOP", "NO-OP", "NO_OP", "NOTHING", "DO NOTHING")
 _AXES = (("left", "right"), ("down", "up"), ("a", "d"), ("s", "w"))
-# Box spaces of more numbers than these are not for keys.
+# Box spaces with more numbers than this get no keys.
 _MOST_NUMBERS = 16
 
 
 def default_keys(
     space: Space[object], meanings: Sequence[str] | None, default: Any = None
 ) -> dict[frozenset[str], int]:
-    """Return keys for a Discrete space: digits, and arrows by what the actions mean or where there are up to four.
+    """Return keys for a Discrete space: digits, and arrows for actions that are directions or for up to four actions.
 
-    Beyond ten actions without names, the others have letters. An action whose name is no direction also has a letter of
-    its name, the first that is free. Of three without names the one that has no arrow is `default`, or the middle one.
+    For more than ten actions without names, the further ones get letters. An action whose name is not a direction also
+    gets the first free letter of its name. Of three actions without names, `default` or the middle one gets no arrow.
     """
     if not isinstance(space, spaces.Discrete):
         return {}
     first, count = int(space.start), int(space.n)
-    signs = "0123456789" if meanings is not None else "0123456789bcefghijklmnopqrtuvxyz"  # w, a, s, d are arrows
+    signs = "0123456789" if meanings is not None else "0123456789bcefghijklmnopqrtuvxyz"  # w, a, s, d act as arrows
     keys = {frozenset({sign}): first + index for index, sign in enumerate(signs[:count])}
     if meanings is not None:
-        # Of names with the same arrows the plainest has them: LEFT, and not DASH LEFT.
+        # If several names have the same arrows, the plainest gets them: LEFT, and not DASH LEFT.
         plainest = sorted(range(count), key=lambda action: len(_words(meanings[action].upper())))
         others = list[int]()
         for action in plainest:
@@ -100,12 +101,12 @@ def default_keys(
                 others.append(action)
         own = dict[str, str]()
         for action in sorted(others, key=lambda action: (bool(_directions(meanings[action])), action)):
-            # As FIRE is combined: where JUMP is an action, too, JUMP LEFT is its key and the arrow together.
+            # Combined like FIRE: if JUMP is an action, JUMP LEFT is played with JUMP's key and the arrow together.
             held, rest = _directions(meanings[action]), _without_directions(meanings[action])
             if held and rest in own and (both := held | {own[rest]}) not in keys:
                 keys[both] = first + action
                 continue
-            taken = "wasd" if held else ""  # which are arrows to many people
+            taken = "wasd" if held else ""  # many people use these as arrows
             letters = (letter for letter in meanings[action].lower() if "a" <= letter <= "z" and letter not in taken)
             if (letter := next((letter for letter in letters if frozenset({letter}) not in keys), None)) is not None:
                 keys[frozenset({letter})] = first + action
@@ -119,7 +120,7 @@ def default_keys(
 
 
 def _directions(meaning: str) -> frozenset[str]:
-    """Return the keys of the words of a meaning that are directions, or FIRE."""
+    """Return the keys for the directions, and FIRE, that a name contains."""
     return frozenset(_MEANINGS[word] for word in _words(meaning.upper()) if word in _MEANINGS)
 
 
@@ -128,76 +129,76 @@ def _without_directions(meaning: str) -> str:
 
 
 def _words(meaning: str) -> list[str]:
-    """Return the words of a meaning: PICKUP is one, and no direction; UPRIGHTFIRE, as Atari has it, is three."""
+    """Return the words of a name: PICKUP is one word, not a direction; Atari's UPRIGHTFIRE is three."""
     return re.findall("UP|DOWN|LEFT|RIGHT|FIRE" if _RUN_TOGETHER.fullmatch(meaning) else "[A-Z]+", meaning)
 
 
 def known_names(spec: EnvSpec | None, space: Space[object]) -> list[str] | None:
-    """Return what the actions of one of Gymnasium's own environments are called; None: it is none of them.
+    """Return the action names of one of Gymnasium's own environments; None for any other environment.
 
     Args:
-        spec: The environment's.
+        spec: The environment's spec.
         space: Its action space.
     """
-    # Others' environments, which have a namespace, may have the same name.
+    # Environments of other packages have a namespace, and may have the same name.
     return _fitting(ACTION_NAMES.get(spec.name) if spec is not None and spec.namespace is None else None, space)
 
 
 def known_agent_names(name: str, space: Space[object]) -> list[str] | None:
-    """Return what an agent's actions are called in an environment of several agents; None: it is not known.
+    """Return an agent's action names in an environment of several agents; None if they are unknown.
 
     Args:
-        name: How the environment's metadata call it.
-        space: The agent's action space: those who speak beside moving have other actions.
+        name: The name in the environment's metadata.
+        space: The agent's action space: agents that also communicate have other actions.
     """
     return _fitting(AGENTS_ACTION_NAMES.get(name.split("_", 1)[0]), space)
 
 
 def _fitting(names: Sequence[str] | None, space: Space[object]) -> list[str] | None:
-    # A wrapper may have changed the actions: names of others would mislead.
+    # A wrapper may have changed the actions, and wrong names would mislead.
     return list(names) if names is not None and isinstance(space, spaces.Discrete) and space.n == len(names) else None
 
 
 def does_nothing(names: Sequence[str] | None, position: int) -> bool:
-    """True if the name of an action says that it does nothing.
+    """Return True if the name of an action says that it does nothing.
 
     Args:
-        names: What the actions are called; None: they have no names.
-        position: Which action, from 0.
+        names: The names of the actions; None: they have no names.
+        position: The index of the action.
     """
     return names is not None and position < len(names) and names[position].upper() in _NO_OPS
 
 
 def controls_of(env: GymEnv | Lanes) -> str:
-    """Return what keys do in an environment, as JSON; a function of its own is asked.
+    """Return the key mapping of an environment as JSON; prefer its own `get_keys_to_action`.
 
     Args:
-        env: A Gymnasium environment, or a vector of them, in its own thread.
+        env: A Gymnasium environment, or a vector of them; call this in its thread.
     """
     if isinstance(env, VectorEnv):
         return json.dumps({"kind": "none", "why": "this world has lanes, which are not played by keys"})
     own: dict[frozenset[str], int] = {}
     names: list[str] | None = None
-    with contextlib.suppress(Exception):  # whatever an environment's own function raises: it has no keys then
+    with contextlib.suppress(Exception):  # if the environment's own function raises anything, it has no keys
         own = {_held(keys): int(action) for keys, action in env.get_wrapper_attr("get_keys_to_action")().items()}
     with contextlib.suppress(Exception):
         names = [str(name) for name in env.get_wrapper_attr("get_action_meanings")()]
     spec = spec_of(env)
-    # A wrapper that leaves actions out need not know of the names: those would be of other actions.
+    # A wrapper that removes actions may not know the names, which would then belong to other actions.
     names = _fitting(names, env.action_space) or _enum_names(env) or known_names(spec, env.action_space)
     axes = AXES.get(spec.name) if spec is not None and spec.namespace is None else None
     fps = metadata_of(env).get("render_fps")
-    # A program with a loop of its own has said what happens where nobody acts.
+    # A program with a loop of its own declares its default action.
     default = read_attribute(env, "default_action", None)
     rate = float(fps) if isinstance(fps, (int, float)) else None
     return controls_of_space(env.action_space, own, names, rate, axes, default)
 
 
 def controls_of_agent(facts: EnvFacts, agent: str, space: Space[object]) -> str:
-    """Return what keys do for one of several agents, or in one of several lanes, as JSON.
+    """Return the key mapping of one of several agents, or of one lane, as JSON.
 
     Args:
-        facts: Those of the environment.
+        facts: The facts about the environment.
         agent: The agent's name.
         space: Its action space.
     """
@@ -206,7 +207,7 @@ def controls_of_agent(facts: EnvFacts, agent: str, space: Space[object]) -> str:
 
 
 def _enum_names(env: GymEnv) -> list[str] | None:
-    """Return the names of an Enum of the actions, which MiniGrid keeps as `actions`; None: there is none."""
+    """Return the names of an Enum of actions, which MiniGrid has as `actions`; None if there is none."""
     kind = read_attribute(env, "actions", None)
     if not (inspect.isclass(kind) and issubclass(kind, enum.Enum) and isinstance(env.action_space, spaces.Discrete)):
         return None
@@ -223,20 +224,20 @@ def controls_of_space(
     axes: Sequence[tuple[str, str, str]] | None = None,
     default: Any = None,
 ) -> str:
-    """Return what keys do in an action space, as JSON.
+    """Return the key mapping of an action space as JSON.
 
-    `kind` is `discrete`, with `keys`, a list of `keys` that are held together and their `action`; `box`, with `axes`,
-    a list of the `index` of a number, its `name`, and the keys for `less` and `more` of it, empty where there is none;
-    or `none`, with `why`. `neutral` is the action where no key is held, and `idle` says whether that is known to do
-    nothing. `fps` is how many steps a second the environment is made for, or null.
+    `kind` is `discrete`, with `keys`, a list of `keys` that are held together and their `action`; or `box`, with
+    `axes`, a list of the `index` of a number, its `name`, and its keys for `less` and `more`, which may be empty; or
+    `none`, with `why`. `neutral` is the action without a key; `idle` is true if it is known to do nothing. `fps` is the
+    environment's rate in steps per second, or null.
 
     Args:
         space: The action space.
-        own: The action of keys that are held together, as the environment's `get_keys_to_action` says.
-        names: What the actions are called.
-        fps: The `render_fps` of the environment's metadata; None: it has none.
-        axes: The name of each number of a Box, and its keys for less and more; None: they have no names.
-        default: The action that is taken where nobody acts; None, or what is none: it is not known.
+        own: The actions for combinations of keys, from the environment's `get_keys_to_action`.
+        names: The names of the actions.
+        fps: `render_fps` in the environment's metadata; None: it has none.
+        axes: The name of each number of a Box, with its keys for less and more; None: they have no names.
+        default: The action while nobody acts; None, or an invalid action: unknown.
     """
     if default is not None and not space.contains(default):
         default = None
@@ -244,7 +245,7 @@ def controls_of_space(
         found = {held: action for held, action in (own or {}).items() if space.contains(action)}
         no_key = found.pop(frozenset(), None)
         keys = found or default_keys(space, names, default)
-        # Arrows come before digits, and each action needs one entry.
+        # Arrows are preferred to digits; each action needs one entry.
         entries: dict[int, frozenset[str]] = {}
         for held, action in sorted(keys.items(), key=lambda item: (min(item[0]).isdigit(), item[1])):
             entries.setdefault(action, held)
@@ -258,7 +259,7 @@ def controls_of_space(
         middle = between and neutral == int(space.start) + 1
         idle = no_key is not None or middle or does_nothing(names, neutral - int(space.start))
         if idle and neutral in entries and (found or min(entries[neutral]).isdigit()):
-            del entries[neutral]  # no key means the same
+            del entries[neutral]  # without a key it is chosen anyway
         return json.dumps(
             {
                 "kind": "discrete",
@@ -299,7 +300,7 @@ def controls_of_space(
 
 
 def _held(keys: Any) -> frozenset[str]:
-    """Return the names of keys that are held together, as `get_keys_to_action` names them: characters or codes."""
+    """Return the names of keys that are held together, given as in `get_keys_to_action`: characters or codes."""
     if isinstance(keys, (str, int)) or keys is None:
         keys = () if keys is None else (keys,)
     return frozenset(_name(key) for key in keys if key is not None)
@@ -307,6 +308,6 @@ def _held(keys: Any) -> frozenset[str]:
 
 def _name(key: Any) -> str:
     if isinstance(key, (int, np.integer)):
-        # Others that pygame has no character for, such as those of the keypad, are no keys of a page.
+        # Other keys without a character in pygame, such as those of the keypad, are not supported by the page.
         return _CODES.get(int(key)) or (chr(int(key)).lower() if 0 <= key < 0x110000 else f"key {key}")
     return _WORDS.get(key) or str(key).lower()

@@ -1,4 +1,4 @@
-"""The page as a protocol at a server's port: its files, and how users ask for it."""
+"""The page as a protocol at a server's port: its files, and its settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KINDS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Web:
-    """How a server shows its page: `web=` of `serve_gym` and `serve_parallel`, where True stands for `Web()`.
+    """How a server shows its page: the keyword `web` of `serve_gym` and `serve_parallel`, where True means `Web()`.
 
     Examples:
         >>> from bridge import Web, serve_gym
@@ -35,16 +35,16 @@ class Web:
         True
 
     Args:
-        hosts: Names under which browsers may reach the server, beside addresses, localhost and this machine's name:
-            those under which a proxy publishes it; as one string: with commas between them.
-        play_fps: In lock-step, the steps a second at which people play, and take over from agents, who wait for them;
-            None: the environment's `render_fps`, or 30 where it has none.
-        action_names: What people are told that the actions of a Discrete space are called, in their order; as one
-            string: with commas between them. LEFT, RIGHT, UP and DOWN are played by the arrows, FIRE by the space bar,
-            others by a letter of their names. None: the names that the environment's `get_action_meanings` returns.
-            In a game of several agents they are those of each; environments of several agents take none.
-        quality: Of pictures as JPEG, 1 to 100: from 90 on each pixel has its own color, and 100 sends all pictures
-            without loss, as PNG. Drawings are sent so in any case, unless that takes half more than a JPEG.
+        hosts: Names under which browsers may reach the server, such as a proxy's, besides addresses, localhost and this
+            machine's name. A string is split at commas.
+        play_fps: In lock-step, the steps per second while a person plays or has taken over from an agent, which waits
+            for the person; None: the environment's `render_fps`, or 30 if it has none.
+        action_names: Names for the actions of a Discrete space, in order; a string is split at commas. LEFT, RIGHT, UP
+            and DOWN are played with the arrows, FIRE with the space bar, others with a letter of their names. None: the
+            names from the environment's `get_action_meanings`. In a game of several agents they apply to each agent;
+            environments of several agents do not accept them.
+        quality: JPEG quality of pictures, 1 to 100: from 90 each pixel has its own color, and 100 sends all pictures
+            without loss, as PNG. Drawings are always sent as PNG, unless a JPEG is more than a third smaller.
     """
 
     hosts: str | Sequence[str] = dataclasses.field(default=(), metadata={"flat": "web_hosts"})
@@ -62,10 +62,10 @@ def host_names(hosts: str | Iterable[str] = ()) -> HostNames:
     """Return the names under which browsers may reach a server.
 
     Args:
-        hosts: Those that the user gives; a string holds them with commas between them.
+        hosts: The user's names; a string is split at commas.
 
     Raises:
-        SettingError: One of them has a scheme, a port or a path.
+        SettingError: A name contains a scheme, a port or a path.
     """
     names = hosts.split(",") if isinstance(hosts, str) else list(hosts)
     for name in names if hosts else ():
@@ -75,10 +75,10 @@ def host_names(hosts: str | Iterable[str] = ()) -> HostNames:
 
 
 def page_protocols() -> list[PortProtocol]:
-    """Return what a server speaks that shows the page: its files over HTTP, and WebSocket.
+    """Return the protocols of a server that shows the page: its files over HTTP, and WebSocket.
 
     Raises:
-        SettingError: The package that they need is missing.
+        SettingError: A required package is missing.
     """
     with needed("web=True needs the package websockets", "web"):
         from bridge.core.server.http_protocol import websocket_protocol
@@ -92,7 +92,8 @@ def _page_files() -> dict[str, tuple[bytes, str]]:
     for file in (importlib.resources.files("bridge") / "web" / "page").iterdir():
         if (kind := _KINDS.get(file.name[file.name.rfind(".") :])) is not None:
             found[f"/{file.name}"] = file.read_bytes(), kind
-    # Else the browser learns of a script from another one, a round trip later, some four deep.
+    # Preloaded: otherwise the browser finds scripts through other scripts, with a round trip for each of about four
+    # levels.
     scripts = [f'<link rel="modulepreload" href="{path[1:]}">\n' for path in found if path.endswith(".js")]
     page, kind = found["/index.html"]
     found["/"] = found["/index.html"] = page.replace(b"</head>", "".join(scripts).encode() + b"</head>"), kind
@@ -100,7 +101,7 @@ def _page_files() -> dict[str, tuple[bytes, str]]:
 
 
 def _file_route(path: str, content: bytes, kind: str) -> Route:
-    """Return the route of a file, which everybody gets."""
+    """Return the route of a file, which is served without a token."""
 
     def answer(request: HttpRequest, port: Port) -> HttpAnswer:
         if "gzip" in map(str.strip, (request.field("Accept-Encoding") or "").split(",")):

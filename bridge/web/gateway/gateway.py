@@ -1,4 +1,4 @@
-"""The servers of a gateway, and the sessions that lead to them."""
+"""The servers of a gateway, and the sessions that connect clients to them."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from bridge.web.gateway.servers import EnvServer, PublishedServer
 __all__ = ["Gateway"]
 
 _log = SafeLog(__name__)
-# Seconds that the first look at a page waits for servers to answer.
+# Seconds for which the first request of a page waits for servers to answer.
 _PATIENCE = 2.0
 
 
 class Gateway:
-    """Knows the servers; the source of worlds of a server that has none of its own, and what answers its calls.
+    """The list of the servers. Acts as a source of worlds that has none of its own, and opens the sessions for calls.
 
     Args:
-        directories: Where servers are, in order.
-        credentials: What is shown to them.
-        others: Makes servers that no directory names.
-        max_message_bytes: The largest request or answer.
-        note: Returns what the page says above the worlds; called whenever the page asks what there is.
+        directories: The directories of servers, in order.
+        credentials: The credentials for the servers.
+        others: Functions that make servers outside the directories.
+        max_message_bytes: The largest request or response.
+        note: Returns the text that the page shows above the worlds; called whenever a page requests the list of worlds.
     """
 
     SETTINGS = ("server",)
@@ -63,14 +63,14 @@ class Gateway:
         self._poller: LoopPoller
         self._fixed: list[PublishedServer] = []
         self._servers: dict[str, tuple[PublishedServer, ...]] = {}
-        """By what tells an endpoint from others: one, or none whose URL cannot be read."""
+        """Servers by the key of their endpoint; an empty tuple if the endpoint's URL cannot be read."""
 
     def read_directories(self, now: float, timeout: float) -> None:
-        """Read where the servers are, for the first time; raises as `EndpointWatch.wait`.
+        """Read the directories for the first time; raise like `EndpointWatch.wait`.
 
         Args:
             now: Monotonic seconds.
-            timeout: Seconds that each directory has.
+            timeout: Seconds for each directory.
         """
         for watch in self._watches:
             for endpoint in watch.wait(now, timeout):
@@ -79,31 +79,31 @@ class Gateway:
     # Calls
 
     def attach(self, loop: EventLoop, runtime: Runtime) -> None:
-        """Work in this event loop."""
+        """Use this event loop from now on."""
         self._loop = loop
         self._poller = LoopPoller(loop)
         self._fixed = [make(runtime) for make in self._others]
         self._follow()
 
     def open(self, hub: Registry, version: str, may_act: bool) -> GatewaySession:
-        """Make the session of a call."""
+        """Return the session of a call."""
         own = Session(hub, version, may_act=may_act)
         return GatewaySession(self, own, version, may_act, shared_control=hub.shared_control)
 
     @property
     def servers(self) -> list[PublishedServer]:
-        """Those that there are now."""
+        """The present servers."""
         return [*(server for found in self._servers.values() for server in found), *self._fixed]
 
     def _follow(self) -> None:
-        """Add and remove servers as the directories say. A call to a removed one goes on."""
+        """Add and remove servers as in the directories. Calls to a removed server continue."""
         now, found = self._loop.scheduler.now(), dict[str, tuple[Directory, Endpoint]]()
         for watch in self._watches:
             watch.poll(now)
-            # By key: a server that two directories name is shown once.
+            # By key: a server in two directories is shown once.
             found.update({endpoint.key: (watch.directory, endpoint) for endpoint in watch.endpoints})
         for key in [key for key in self._servers if key not in found]:
-            # This ends the gateway's own questions to it alone.
+            # This ends only the gateway's own requests to the server.
             for server in self._servers.pop(key):
                 server.close()
         for key, (directory, endpoint) in found.items():
@@ -113,33 +113,33 @@ class Gateway:
     def _make(self, directory: Directory, endpoint: Endpoint) -> tuple[PublishedServer, ...]:
         credentials = self._credentials
         if isinstance(directory, DnsDirectory) and credentials.tls_server_name is None:
-            # A directory of DNS gives addresses, and the certificates of the servers behind them have its name.
+            # A DNS directory returns addresses, but the servers' certificates contain the directory's host name.
             credentials = dataclasses.replace(credentials, tls_server_name=directory.server_name)
         try:
             request = WorldRequest.of(endpoint.url, credentials=credentials)
         except (AddressError, ValueError) as error:
             _log.warning("a server of %r is left out: %s", directory, error)
-            # Kept as nothing, so that the warning comes once and not with each look.
+            # Stored as an empty tuple, so that the warning is logged once and not at each update.
             return ()
         name = endpoint.name or request.address.target
         taken = {server.name for server in self.servers}
         number = 2
-        while name in taken:  # the same server twice, with other settings
+        while name in taken:  # the same server twice, with different settings
             name, number = f"{endpoint.name or request.address.target} ({number})", number + 1
         return (EnvServer(name, request, self._poller, self._loop.scheduler, self._max_message_bytes),)
 
     # Called by sessions
 
     def find(self, name: str) -> tuple[PublishedServer, str]:
-        """Return the server that a world's name begins with, and the rest: its name there.
+        """Return the server whose name is a prefix of a world's name, and the world's name on that server.
 
         Raises:
-            RequestError: NOT_FOUND: there is no such server.
+            RequestError: NOT_FOUND: no such server.
         """
-        self._follow()  # also where nobody has opened the page, which asks again and again
+        self._follow()  # updates the list even if no page is open, which would do so regularly
         fitting = [server for server in self.servers if name.startswith(f"{server.name}/")]
         if fitting:
-            # Names of servers may hold slashes, as those of lobbies do: the longest one is meant.
+            # Names of servers may contain slashes, as those of lobbies do: the longest match wins.
             server = max(fitting, key=lambda each: len(each.name))
             return server, name[len(server.name) + 1 :]
         if not name and len(self.servers) == 1:
@@ -152,10 +152,11 @@ class Gateway:
         raise RequestError(Code.NOT_FOUND, text)
 
     def choose(self, name: str | None) -> PublishedServer:
-        """Return the server that is to make a world.
+        """Return the server that should make a world.
 
         Raises:
-            RequestError: NOT_FOUND: there is none of this name; INVALID_ARGUMENT: there are several, and no name.
+            RequestError: NOT_FOUND: no server has this name; INVALID_ARGUMENT: no name is given, and there are several
+            servers.
         """
         self._follow()
         servers = self.servers
@@ -171,7 +172,7 @@ class Gateway:
         return found
 
     async def overview(self) -> str:
-        """Return all worlds of all servers, as JSON; waits a moment for servers that were not heard of yet."""
+        """Return all worlds of all servers as JSON; wait briefly for servers that have not answered yet."""
         self._follow()
         servers = self.servers
         for server in servers:
@@ -183,7 +184,7 @@ class Gateway:
 
         timer = self._loop.scheduler.call_later(_PATIENCE, give_up)
         for server in servers:
-            # One after the other is soon enough: all were asked before, and `give_up` ends all waits.
+            # Sequential waits suffice: all requests were sent before, and `give_up` ends all of them.
             await server.settled
         timer.cancel()
         worlds = [
@@ -203,16 +204,16 @@ class Gateway:
             }
         )
 
-    # A source of worlds (`bridge.core.server.registry.WorldSource`)
+    # Implements `bridge.core.server.registry.WorldSource`
 
     @property
     def env_ids(self) -> list[str]:
-        """None: servers are chosen by their names."""
+        """Empty: servers are chosen by name."""
         return []
 
     @property
     def title(self) -> str:
-        """Its name, as a person reads it."""
+        """The name for people."""
         count = len(self.servers)
         return f"a gateway to {count} server{'' if count == 1 else 's'}"
 
@@ -220,13 +221,13 @@ class Gateway:
     traits: Mapping[str, Any] = MappingProxyType({})
 
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
-        """Make nothing: worlds are other servers'."""
+        """Raise RequestError: worlds are made by other servers."""
         raise RequestError(Code.NOT_FOUND, "a gateway has no worlds of its own")
 
     async def prepare(self, runtime: Runtime) -> None:
-        """There is nothing to be made ahead."""
+        """Do nothing: no world is made in advance."""
 
     async def close(self) -> None:
-        """End what asks the servers for their worlds."""
+        """Stop the requests to the servers."""
         for server in self.servers:
             server.close()

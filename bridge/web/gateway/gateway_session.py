@@ -1,4 +1,4 @@
-"""A client of a gateway: its requests go to the server that has its world."""
+"""The session of a gateway's client: it forwards requests to the server that has the world."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from bridge.web.gateway.servers import OVERVIEW, PublishedServer
 
 __all__ = ["GatewaySession", "Servers"]
 
-# Requests that change what the list of worlds shows, beside those with a name; so does a property that is written.
+# Requests without a name that change the list of worlds; writing a property changes it, too.
 _CHANGING = ("leave_world", "reset")
 _NAMED = ("join_world", "reset_world", "destroy_world")
-# Properties below `world` that no code of an environment is run for: spectators may read them, as at the server itself.
+# Properties below `world` that run no code of an environment: spectators may read them, as on the server itself.
 _KNOWN = (
     *WORLD_PROPERTIES,
     *("name", "agent", "agents", "missing_agent", "players", "role", "seat", "episode_uid", "wait", "ready", "match"),
@@ -36,31 +36,31 @@ _KNOWN = (
 
 
 class Servers(Protocol):
-    """The gateway, as sessions see it."""
+    """The interface of the gateway for its sessions."""
 
     def find(self, name: str) -> tuple[PublishedServer, str]:
-        """Return the server that a world's name begins with, and the rest: its name there."""
+        """Return the server whose name is a prefix of a world's name, and the world's name on that server."""
 
     def choose(self, name: str | None) -> PublishedServer:
-        """Return the server of a name; None: the only one."""
+        """Return the server with a name; None: the only server."""
 
     async def overview(self) -> str:
-        """Return all worlds of all servers, as JSON."""
+        """Return all worlds of all servers as JSON."""
 
 
 class GatewaySession:
-    """Stands for a client's session.
+    """A session that forwards requests to a server.
 
-    What needs no world is answered by the gateway's own session. The first CreateWorld or JoinWorld binds it to a
-    server, by a call of its own to there; all that follows is handed on.
+    Requests that need no world are answered by the gateway's own session. The first CreateWorld or JoinWorld binds the
+    session to a server and opens a call to it; all later requests are forwarded.
 
     Args:
-        servers: The servers.
-        own: Answers what is for no server.
-        version: The version that a client of this package says it has; "" for others.
-        may_act: Whether the client may do more than watch.
-        shared_control: Whether one that may only watch may all the same call methods and set attributes of
-            environments, where the server lets it.
+        servers: The gateway.
+        own: The session that answers requests for no server.
+        version: The version of the client, if it is of this package; "" for others.
+        may_act: True if the client may do more than watch.
+        shared_control: True if a client that may only watch may still call methods and set attributes of environments,
+            as far as the server allows.
     """
 
     def __init__(
@@ -74,25 +74,25 @@ class GatewaySession:
         self._server: PublishedServer | None = None
         self._inner: ServedSession | None = None
         self._gone = False
-        self._steps = False  # the last request was a Step of the server's world
+        self._steps = False  # True if the last request was a Step of the server's world
         self.last_step: tuple[World, Agent, int] | None = None
-        """Nothing: steps are counted where they are made."""
+        """Always None: steps are counted on the server."""
         self.last_error = 0
-        """The code with which the gateway refused the last request; 0: it did not."""
+        """The code with which the gateway refused the last request; 0 if it did not."""
         self.last_reason = ""
-        """Why it refused the last one that it did, for the log."""
+        """The reason of the last refusal by the gateway, for the log."""
         self.last_failure: str | None = None
-        """Nothing: failures are logged where they happen."""
+        """Always None: failures are logged on the server."""
 
     @property
     def world_name(self) -> str | None:
-        """The server that it is bound to; None: none."""
+        """The name of the bound server; None if there is none."""
         return None if self._server is None else self._server.name
 
     # Requests
 
     async def handle(self, data: Request) -> list[bytes | memoryview]:
-        """Answer a request, or have it answered."""
+        """Answer a request, or forward it and return the response."""
         self.last_error = 0
         try:
             return await self._route(data)
@@ -101,9 +101,9 @@ class GatewaySession:
             return [error_response(error)]
 
     def arrive(self, data: Request, overtakes: bool) -> Callable[[], Answering] | None:
-        """Hand on a Step while those before it are to be answered, as `Session.arrive`.
+        """Forward a Step before the previous ones are answered; see `Session.arrive`.
 
-        What it does when it comes is for the server that has the world to say. That answers in order.
+        The server that has the world decides when the Step acts, and answers in order.
         """
         arrive: Arrive | None = getattr(self._inner, "arrive", None)
         if arrive is None or not self._steps or not overtakes:
@@ -113,14 +113,14 @@ class GatewaySession:
             request.DiscardUnknownFields()
         except (DecodeError, ValueError):
             return None
-        # As `_route` does with a Step.
+        # As `_route` forwards a Step.
         if request.WhichOneof("payload") != "step" or request.ByteSize() != len(data):
             return None
         begun = arrive(data, overtakes)
         return None if begun is None else partial(self._answer_begun, begun)
 
     async def _answer_begun(self, begun: Callable[[], Answering]) -> list[bytes | memoryview]:
-        """Answer a Step that was handed on when it came."""
+        """Return the response to a Step that was forwarded on arrival."""
         self.last_error = 0
         try:
             return await begun()
@@ -129,22 +129,24 @@ class GatewaySession:
             return [error_response(error)]
 
     async def _route(self, data: Request) -> list[bytes | memoryview]:
-        """Send a request to the server that it is for; return the answer.
+        """Forward a request to its server, and return the response.
 
-        What is handed on is written anew from what was parsed, but for a Step of no further bytes. Protobuf takes the
-        last field of a oneof, so the bytes of a Step may stand before or behind those of another request, and a field
-        that this version does not know may be a request to a newer server: each would get the gateway's own rights.
+        A forwarded request is serialized again from the parsed message, except a Step without further bytes. In a
+        oneof, protobuf keeps the last field, so the bytes of a Step may precede or follow those of another request, and
+        a field that is unknown here may be a request for a newer server: each would be made with the gateway's own
+        permissions.
         """
         try:
-            # Also a Step is parsed: what a request is decides whether a client that may only watch is let through.
+            # Steps are parsed, too: the kind of request decides whether a client that may only watch is allowed to make
+            # it.
             request = pb.EnvironmentRequest.FromString(bytes(data))
             request.DiscardUnknownFields()
             kind = request.WhichOneof("payload")
             if kind == "step" and self._inner is not None and request.ByteSize() == len(data):
-                # As it came, with nothing else in it: servers read their own clients' form of a Step without protobuf.
+                # Unchanged, because it contains nothing else: servers read this form of a Step without protobuf.
                 self._steps = True
                 return await self._inner.handle(data)
-            self._steps = False  # none overtakes what follows
+            self._steps = False  # no later request may overtake
             if kind is None:
                 return await self._own.handle(request.SerializeToString())
             changing = kind in _CHANGING
@@ -170,7 +172,7 @@ class GatewaySession:
         return await (self._inner or self._own).handle(request.SerializeToString())
 
     async def _look(self, request: pb.EnvironmentRequest) -> list[bytes | memoryview]:
-        """Hand on a call as a look: the server would execute it, as it gives this gateway a trainer's rights."""
+        """Forward a call as a read: the server would execute any call, because the gateway has full permissions."""
         check_count(request.extension.value, bridge_pb2.CallRequest)
         asked = bridge_pb2.CallRequest.FromString(request.extension.value)
         request.extension.value = as_look(asked).SerializeToString()
@@ -181,7 +183,7 @@ class GatewaySession:
         return answer
 
     async def _change(self, server: PublishedServer, request: pb.EnvironmentRequest) -> list[bytes | memoryview]:
-        """Hand on a request after which the server's list of worlds is old."""
+        """Forward a request that changes the server's list of worlds."""
         answer = await self._bind(server).handle(request.SerializeToString())
         server.changed()
         return answer
@@ -195,7 +197,7 @@ class GatewaySession:
         return response.SerializeToString()
 
     def _bind(self, server: PublishedServer) -> ServedSession:
-        """Return what a server is asked through."""
+        """Return the session for a server."""
         if self._inner is not None:
             if self._server is not server:
                 raise RequestError(
@@ -203,7 +205,7 @@ class GatewaySession:
                     f"this connection is with {self.world_name}; use another connection for {server.name}",
                 )
             return self._inner
-        # After `hang_up` nothing would end what a call that is opened now waits for.
+        # After `hang_up`, nothing would cancel a call that is opened now.
         if self._gone:
             raise RequestError(Code.CANCELLED, "the client hung up")
         self._server = server
@@ -211,20 +213,20 @@ class GatewaySession:
         return self._inner
 
     async def _create(self, request: pb.EnvironmentRequest) -> bytes:
-        """Have a world made, by the server that the setting `server` names."""
+        """Forward a CreateWorld to the server in the setting `server`."""
         settings = dict(request.create_world.settings)
         wanted: str | None = None
         if "server" in settings:
             try:
-                # The setting is the gateway's: the server would refuse it as unknown.
+                # The setting is for the gateway: the server would refuse it as unknown.
                 wanted = str(unpack_tensor(settings.pop("server"), "server")[()])
             except TensorError as error:
                 raise RequestError(Code.INVALID_ARGUMENT, f"bad CreateWorld settings: {error}") from error
         server = self._servers.choose(wanted)
         inner = self._bind(server)
         response = pb.EnvironmentResponse()
-        # Whether the environment can draw is known only once it is made so. If it cannot, the settings are tried as
-        # they came.
+        # Whether the environment can render is known only after it is made with that option. If it cannot, the original
+        # settings are tried.
         for attempt in server.creating(settings):
             answer = b"".join(await inner.handle(attempt.SerializeToString()))
             response = pb.EnvironmentResponse.FromString(answer)
@@ -232,31 +234,31 @@ class GatewaySession:
                 server.changed()
                 break
         if response.WhichOneof("payload") == "create_world":
-            # Worlds of all servers share one space of names here.
+            # Names of worlds are shared by all servers here.
             response.create_world.world_name = f"{server.name}/{response.create_world.world_name}"
         return response.SerializeToString()
 
     # The end
 
     def answer_lost(self) -> None:
-        """Do nothing: an answer of a server that is too large ends the call to it."""
+        """Do nothing: a response that is too large ends the call to the server."""
 
     def hang_up(self) -> None:
-        """End what the request at hand waits for: the client is gone."""
+        """Cancel the current request: the client has disconnected."""
         self._gone = True
         self._own.hang_up()
         if self._inner is not None:
             self._inner.hang_up()
 
     def close(self) -> None:
-        """Take note that the stream ended."""
+        """Close the session: the stream has ended."""
         self._own.close()
         if self._inner is not None:
             self._inner.close()
 
 
 def _costs(request: pb.EnvironmentRequest) -> bool:
-    """True if reading or listing a property may run code of an environment, as far as a gateway can know."""
+    """Return True if reading or listing a property may run code of an environment, as far as a gateway can tell."""
     if request.extension.type_url != PROPERTY_REQUEST_URL:
         return False
     asked = properties_pb2.PropertyRequest.FromString(request.extension.value)

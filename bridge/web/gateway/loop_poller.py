@@ -1,4 +1,4 @@
-"""The client's sockets in a server's event loop, without a thread of their own."""
+"""Client sockets in a server's event loop, without a thread of their own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["LoopPoller"]
 
 
 class LoopPoller(Poller[Any]):
-    """Serves connections of the client by an event loop: nobody calls `get`.
+    """A poller that runs client connections in an event loop: `get` is never called.
 
     Args:
-        loop: The event loop. All methods are called in it but `call_soon_threadsafe`.
+        loop: The event loop. All methods except `call_soon_threadsafe` must be called in it.
     """
 
     def __init__(self, loop: EventLoop) -> None:
@@ -27,24 +27,24 @@ class LoopPoller(Poller[Any]):
         self._keeper: Timer | None = None
 
     def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
-        """Have `call` called in the event loop; from any thread."""
+        """Call a function in the event loop; safe to call from any thread."""
         self._loop.scheduler.call_soon_threadsafe(call)
 
     def call_later(self, delay: float, call: Callable[[], None]) -> PollerTimer:
-        """Have `call` called after some seconds."""
-        # The client's own kind of timer, which its code cancels. The loop's then calls nothing.
+        """Call a function after some seconds."""
+        # The client's own kind of timer, because its code cancels it. The loop's timer then does nothing.
         timer = PollerTimer(call)
         self._loop.scheduler.call_later(delay, timer.run)
         return timer
 
     def add_poster(self) -> None:
-        """Do nothing: an event loop can be woken always."""
+        """Do nothing: the event loop can always be woken."""
 
     def remove_poster(self) -> None:
         """Do nothing."""
 
     def poll_until(self, done: Callable[[], bool], deadline: float) -> None:
-        """Do nothing: the event loop waits for no server."""
+        """Do nothing: the event loop must not block."""
 
     def watch(
         self,
@@ -53,18 +53,18 @@ class LoopPoller(Poller[Any]):
         ready: Callable[[int], None],
         alone: Callable[[], None] | None = None,
     ) -> None:
-        """Call `ready` with the events whenever one of `events` is there; replaces what was watched.
+        """Call `ready` with the events whenever one of `events` occurs; replaces a previous registration.
 
-        The event loop has other sockets too, so nothing waits in `alone`.
+        The event loop has other sockets too, so `alone` is ignored.
         """
         self._loop.modify(sock, events, ready)
 
     def forget(self, sock: socket.socket) -> None:
-        """Watch a socket no more."""
+        """Stop watching a socket."""
         self._loop.unregister(sock)
 
     def register(self, connection: PolledConnection) -> None:
-        """Check a connection's keepalive from now on."""
+        """Check a connection's keepalive regularly from now on."""
         self._registered.add(connection)
         if self._keeper is None:
             self._keeper = self._loop.scheduler.call_later(keepalive.period(), self._check)
@@ -73,7 +73,7 @@ class LoopPoller(Poller[Any]):
         """Undo `register`."""
         self._registered.discard(connection)
         if not self._registered and self._keeper is not None:
-            # A gateway whose clients have left wakes for nothing.
+            # A gateway without clients needs no timer.
             self._keeper.cancel()
             self._keeper = None
 

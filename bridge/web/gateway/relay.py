@@ -1,4 +1,4 @@
-"""One call to another server: requests go there as they are, and its answers come back."""
+"""A call to another server, to which requests are forwarded unchanged."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _REFUSALS = (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED)
 
 
 class Relay:
-    """Stands for a session on another server. The connection is made with the first request.
+    """A session on another server. The first request opens the connection.
 
     Args:
-        name: What clients know the server by, for messages.
-        address: Where it is, and what is shown to it.
-        poller: Looks after the socket.
-        max_message_bytes: The largest request or answer.
-        may_act: Whether the client may do more than watch.
+        name: The server's name for clients, in messages.
+        address: The server's address and credentials.
+        poller: Runs the connection.
+        max_message_bytes: The largest request or response.
+        may_act: True if the client may do more than watch.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Relay:
         self._max_message_bytes = max_message_bytes
         self._may_act = may_act
         self._call: ClientCall | None = None
-        self._pending: deque[PendingResult[bytes]] = deque()  # the answers that are to come, in their order
+        self._pending: deque[PendingResult[bytes]] = deque()  # the pending responses, in order
         self._error: RequestError | None = None
         self.last_step: tuple[World, Agent, int] | None = None
         self.last_error = 0
@@ -49,18 +49,19 @@ class Relay:
 
     @property
     def world_name(self) -> str | None:
-        """The world that it is in, which only the other server knows."""
+        """None: only the other server knows the world's name."""
         return None
 
     async def handle(self, data: Request) -> list[bytes | memoryview]:
-        """Have a request answered by the other server.
+        """Forward a request and return the response.
 
         Raises:
-            RequestError: UNAVAILABLE: it cannot be reached, or the connection was lost; CANCELLED: the client is gone;
-                PERMISSION_DENIED: the client may only watch, and the server knows no spectators.
+            RequestError: UNAVAILABLE: the server cannot be reached, or the connection was lost; CANCELLED: the client
+                has disconnected; PERMISSION_DENIED: the client may only watch, and the server does not support
+                spectators.
         """
         if not self._may_act and self._call is None:
-            # A server of another package may ignore the setting `role`, and take a spectator for a player.
+            # A server of another package may ignore the setting `role`, and treat a spectator as a player.
             await self.ask(property_request("server.version").SerializeToString())
             if self._call is not None and self._call.server_version is None:
                 text = f"this token is for watching, and {self._name}, of another package, knows no spectators"
@@ -68,24 +69,24 @@ class Relay:
         return [await self.ask(data)]
 
     async def ask(self, data: Request) -> bytes:
-        """Return the answer to a request; raises as `handle`."""
+        """Return the response to a request; raise like `handle`."""
         return await self._send(data)
 
     def arrive(self, data: Request, overtakes: bool) -> Callable[[], Answering] | None:
-        """Send a Step at once, while those before it are to be answered; return what gives its answer in its turn."""
+        """Send a Step before the previous ones are answered; return a function for its response."""
         if not overtakes:
             return None
         try:
             pending = self._send(data)
         except RequestError:
-            return None  # as `handle` will say in its turn
+            return None  # `handle` raises the error in its turn
         return partial(self._answer_to, pending)
 
     async def _answer_to(self, pending: PendingResult[bytes]) -> list[bytes | memoryview]:
         return [await pending]
 
     def _send(self, data: Request) -> PendingResult[bytes]:
-        """Send a request; return its answer. Raises as `handle`."""
+        """Send a request and return its pending response. Raise like `handle`."""
         if self._error is not None:
             raise self._error
         pending: PendingResult[bytes] = PendingResult()
@@ -101,7 +102,7 @@ class Relay:
         return pending
 
     def _deliver(self, what: bytes | bytearray | RemoteError) -> None:
-        """Take an answer, or how the call ended."""
+        """Process a response, or the end of the call."""
         if isinstance(what, RemoteError):
             self._error = self._said(what)
             self._fail(self._error)
@@ -113,10 +114,10 @@ class Relay:
             self._pending.popleft().set_error(error)
 
     def _said(self, error: RemoteError) -> RequestError:
-        """Return the error for the client whose connection to the server was refused or lost."""
+        """Return the error for the client when the server refused the connection or it was lost."""
         if isinstance(error, RefusedError):
             code = Code(error.code) if error.code in Code.__members__.values() else Code.UNKNOWN
-            # Passed on as it is, the client would take it for a refusal of the token that it has shown the gateway.
+            # Forwarded unchanged, the client would think that the gateway refused its own token.
             if code in _REFUSALS:
                 text = f"{self._name} does not let this gateway in ({Code.named(code)}): give it the server's token"
                 return RequestError(Code.FAILED_PRECONDITION, text)
@@ -126,20 +127,20 @@ class Relay:
         return RequestError(Code.UNAVAILABLE, f"{self._name}: {error.reason}")
 
     def answer_lost(self) -> None:
-        """Do nothing: the other server cannot tell its answer again."""
+        """Do nothing: the other server cannot repeat a response."""
 
     def hang_up(self) -> None:
-        """End the call: the client is gone."""
+        """Cancel the call: the client has disconnected."""
         error = RequestError(Code.CANCELLED, "the client hung up while it waited")
-        # The first reason stays: what the other server said tells more than that the call was closed then.
+        # The first reason is kept: the server's message says more than that the call was then closed.
         self._error = self._error or error
         self._fail(error)
         self.close()
 
     def close(self) -> None:
-        """End the call at once."""
+        """End the call at once, without waiting."""
         self._error = self._error or RequestError(Code.UNAVAILABLE, f"the call to {self._name} was closed")
         call, self._call = self._call, None
         if call is not None:
-            # Without a wait for its end, for this is the event loop.
+            # Does not wait for the end, because this is the event loop.
             call.close(0.0)

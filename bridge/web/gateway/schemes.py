@@ -1,4 +1,4 @@
-"""What a gateway shows beside servers of dm_env_rpc: the interface by which other kinds of servers plug in."""
+"""The interface for other kinds of servers that a gateway can show."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from bridge.web.gateway.servers import PublishedServer
 __all__ = ["FixedServer", "GatewayScheme"]
 
 FixedServer: TypeAlias = Callable[[Runtime], PublishedServer]
-"""Makes a server that stays as long as the gateway; called once, in the gateway's event loop, which it may use."""
+"""Makes a server that exists as long as the gateway. Called once, in the gateway's event loop."""
 
 
 @dataclasses.dataclass(frozen=True)
 class GatewayScheme:
-    """A URL scheme whose worlds a gateway can show: `serve_gateway(urls, schemes=[…])` takes some.
+    """A URL scheme whose worlds a gateway can show; passed as `serve_gateway(urls, schemes=[…])`.
 
-    A scheme is used only for URLs that the caller of `serve_gateway` gives.
+    It is used only for URLs that the caller of `serve_gateway` passes.
     """
 
     name: str
-    """What stands before `://`, in lower case."""
+    """The part of the URL before `://`, in lower case."""
     open: Callable[..., Directory | FixedServer]
-    """Called with a URL of the scheme, and with those of `keywords` that were given, before the gateway listens.
+    """A function that is called before the gateway listens, with a URL of the scheme and the given `keywords`.
 
-    Returns a directory of servers of dm_env_rpc, or what makes a server of another protocol. It may raise AddressError
-    for a URL that cannot be read, ConnectError for a host that is not there, and SettingError for its keywords. What
-    takes time, such as looking up a name, belongs here: the event loop of the gateway must not wait.
+    It returns a directory of dm_env_rpc servers, or a function that makes a server of another protocol. It may raise
+    AddressError for an invalid URL, ConnectError for an unknown host, and SettingError for its keywords. Slow
+    operations, such as name resolution, must be done here, because the gateway's event loop must not block.
     """
     keywords: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Further keywords of `serve_gateway`, by name, each with what it is, in a few words.
+    """Further keywords of `serve_gateway`, each with a short description.
 
-    They are secrets, as bytes: `gymnasium-bridge web` reads the keyword `x` from the file that `--x-file` names.
+    Their values are secrets, as bytes: `gymnasium-bridge web` reads the keyword `x` from the file in `--x-file`.
     """

@@ -1,4 +1,4 @@
-"""`serve_gateway`: the worlds of other servers on one page."""
+"""`serve_gateway`: show the worlds of other servers on one page."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _DIRECTORY_TIMEOUT = 10.0
 
 
 class _OneServer:
-    """A directory that always names one server."""
+    """A directory with a single server."""
 
     def __init__(self, url: str) -> None:
         parse_address(url)
         self._endpoint = Endpoint(url)
 
     def endpoints(self) -> list[Endpoint]:
-        """Return it."""
+        """Return the server."""
         return [self._endpoint]
 
 
@@ -48,7 +48,7 @@ def serve_gateway(
     schemes: Sequence[GatewayScheme] | None = None,
     **keywords: Any,
 ) -> CoreServer:
-    """Show the worlds of other servers on one page, at one port that speaks HTTP, WebSocket and gRPC.
+    """Show the worlds of other servers on one page, at one port for HTTP, WebSocket and gRPC.
 
     Examples:
         >>> from bridge import serve_gym
@@ -58,19 +58,18 @@ def serve_gateway(
         True
 
     Args:
-        urls: The servers: `grpc://HOST:PORT` and the like, directories of them (`file:///PATH`,
-            `grpc+dns://HOST:PORT`), and URLs of `schemes`: fleets on Ray (`ray://FLEET`), and PERLERT lobbies
-            (`perlert://HOST:PORT/NAME:NUMBER`).
-        web_hosts: Names under which browsers may reach the gateway, beside addresses, localhost and this machine's
-            name: those under which a proxy publishes it; as one string: with commas between them.
-        limits: What the gateway holds at most. `max_connections`, `max_message_bytes`, `max_requests_in_flight`,
-            `max_queued_bytes` and `drain_timeout` apply. None: as `Limits` has it.
-        upstream: What is shown to the servers; a URL may hold a token of its own. None: nothing, also where the
-            environment variable `BRIDGE_TOKEN` is set, which is the gateway's own. It never reaches a client.
-        note: Returns a text that the page shows above the worlds, such as results so far. The server's thread calls it,
-            about once a second for each page.
-        schemes: What else can be shown, by the beginning of a URL. None: what this package has. Their keywords are
-            given beside these: `perlert_key`, the pre-shared key of PERLERT lobbies.
+        urls: The servers: URLs like `grpc://HOST:PORT`, directories (`file:///PATH`, `grpc+dns://HOST:PORT`), and URLs
+            of `schemes`: fleets on Ray (`ray://FLEET`), and PERLERT lobbies (`perlert://HOST:PORT/NAME:NUMBER`).
+        web_hosts: Names under which browsers may reach the gateway, such as a proxy's, besides addresses, localhost and
+            this machine's name. A string is split at commas.
+        limits: The gateway's limits. Only `max_connections`, `max_message_bytes`, `max_requests_in_flight`,
+            `max_queued_bytes` and `drain_timeout` apply. None: the defaults of `Limits`.
+        upstream: The credentials for the servers; a URL may contain its own token. None: no credentials; the
+            environment variable `BRIDGE_TOKEN` is for the gateway's own clients. They are never sent to a client.
+        note: Returns a text that the page shows above the worlds, such as intermediate results. The server's thread
+            calls it about once a second for each page.
+        schemes: Other kinds of servers, by URL scheme. None: those of this package. Their keywords are accepted here,
+            too: `perlert_key`, the pre-shared key of PERLERT lobbies.
         keywords: The fields of `bridge.core.server.auth.ServingOptions`, which the signature lists.
 
     Returns:
@@ -80,7 +79,7 @@ def serve_gateway(
         AddressError: A URL cannot be read.
         SettingError: A keyword is out of its range, a directory cannot be read or is empty, the port is in use.
         ConnectError: The host of a PERLERT lobby has no address.
-        TypeError: There is no such keyword.
+        TypeError: A keyword is unknown.
     """
     targets = [urls] if isinstance(urls, str) else [*urls]
     if not targets:
@@ -112,11 +111,11 @@ def serve_gateway(
 def _open(
     urls: Sequence[str], schemes: Sequence[GatewayScheme], keywords: Mapping[str, Any]
 ) -> tuple[list[Directory], list[FixedServer]]:
-    """Return the directories that URLs stand for, and what makes the servers that no directory names.
+    """Return the directories for URLs, and the functions that make servers outside the directories.
 
     Raises:
-        AddressError, ConnectError, SettingError: As of `serve_gateway`, and as the schemes raise them.
-        TypeError: A keyword is of no scheme.
+        AddressError, ConnectError, SettingError: As in `serve_gateway`, and as raised by the schemes.
+        TypeError: No scheme has such a keyword.
     """
     known = [name for scheme in schemes for name in scheme.keywords]
     for name in keywords:

@@ -1,4 +1,4 @@
-"""The servers behind a gateway: what each of them says of its worlds, and calls to it."""
+"""The servers behind a gateway: their lists of worlds, and calls to them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from bridge.web.gateway.relay import Relay
 __all__ = ["OVERVIEW", "EnvServer", "PublishedServer", "world_entry"]
 
 OVERVIEW = "server.web"
-"""The property with a server's worlds. A gateway answers it by itself: all worlds of all servers."""
-# Seconds after which an answer is old; people in a match watch a countdown.
+"""The property with a server's worlds. A gateway answers it itself, with all worlds of all servers."""
+# Seconds after which a list of worlds is outdated; people in a match watch a countdown.
 _EVERY = 0.5
 _EVERY_IN_MATCH = 0.1
 _TIMEOUT = 5.0
@@ -36,57 +36,57 @@ class PublishedServer(Protocol):
     name: str
     """The prefix of its worlds' names."""
     settled: PendingResult[None]
-    """Done once it has answered, or failed to, since it was begun or changed."""
+    """Set when the server has answered, or failed to, since it was added or changed."""
 
     def look(self, now: float) -> None:
-        """Ask the server what there is, where the last answer is old; does not wait."""
+        """Request the list of worlds if the last one is outdated; do not wait."""
 
     def changed(self) -> None:
-        """Take note that a client of the gateway changed something there: the last answer is old."""
+        """Mark the last list as outdated, because a client of the gateway changed something."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what the page shows of the server itself, for JSON.
+        """Return the description of the server for the page, as values for JSON.
 
-        It has the keys `name`, `title`, `kind`, `problem` (a text, empty where there is none), `realtime` and `fps`.
+        It has the keys `name`, `title`, `kind`, `problem` (a text, or ""), `realtime` and `fps`.
         """
 
     def worlds(self) -> list[dict[str, Any]]:
-        """Return what the page shows of each world, for JSON; `name` is without the server's own.
+        """Return the worlds' descriptions for the page, as values for JSON; `name` is without the server's prefix.
 
-        Each has the keys `name`, `title`, `seats` (whether each is taken, by name), `viewers` (how many), `fps` and
-        `lanes` (numbers, or None), and may have `kind`, by which the page draws it.
+        Each has the keys `name`, `title`, `seats` (by name, whether each is taken), `viewers` (their number), `fps` and
+        `lanes` (numbers, or None). `kind` is optional, and selects how the page draws the world.
         """
 
     def open(self, version: str, may_act: bool) -> ServedSession:
-        """Begin a call to it."""
+        """Open a call to the server."""
 
     def creating(self, settings: Mapping[str, pb.Tensor]) -> list[pb.EnvironmentRequest]:
-        """Return the CreateWorld requests that are tried, one after the other, until one is not refused."""
+        """Return CreateWorld requests to try in order until one is accepted."""
 
     def close(self) -> None:
-        """End the call that `look` began."""
+        """End the call that `look` opened."""
 
 
 def world_entry(name: str, title: str, **more: Any) -> dict[str, Any]:
-    """Return what the page shows of a world of which little is known.
+    """Return the description of a world of which little is known.
 
     Args:
         name: Its name.
-        title: What to call it.
-        more: What is known.
+        title: The name for people.
+        more: The known entries.
     """
     return {"name": name, "title": title, "seats": {}, "viewers": 0, "fps": None, "lanes": None, **more}
 
 
 class EnvServer:
-    """A server of dm_env_rpc. One of this package tells which worlds there are; of another the default one is shown.
+    """A dm_env_rpc server. Servers of this package report their worlds; for others, the default world is shown.
 
     Args:
-        name: What its worlds' names begin with.
-        request: Its address, and what its URL says of the world that clients create or join.
-        poller: Looks after the sockets.
-        scheduler: Runs what waits for it.
-        max_message_bytes: The largest request or answer.
+        name: The prefix of its worlds' names.
+        request: The server's address, and the settings in its URL for worlds to create or join.
+        poller: Runs the connections.
+        scheduler: Runs the coroutines that wait for responses.
+        max_message_bytes: The largest request or response.
     """
 
     def __init__(
@@ -106,33 +106,33 @@ class EnvServer:
         self._known: dict[str, Any] = {}
 
     def open(self, version: str, may_act: bool) -> Relay:
-        """Begin a call to the server, for a client that says of its version what the gateway's own client says.
+        """Open a call to the server, for a client that reports this version.
 
-        The gateway has looked at what the client may do, and the call at what the server knows of that.
+        The gateway has checked the client's permissions; the call checks that the server enforces them.
         """
-        # The server publishes other observations to clients of other packages.
+        # The server publishes different observations to clients of other packages.
         address = dataclasses.replace(self._request.address, client_version=version)
         return Relay(self.name, address, self._poller, self._max_message_bytes, may_act=may_act)
 
     def creating(self, settings: Mapping[str, pb.Tensor]) -> list[pb.EnvironmentRequest]:
-        """Return CreateWorld requests with the settings of the server's URL: at first for a world that draws."""
+        """Return CreateWorld requests with the settings of the server's URL; the first one asks for rendering."""
         given = {**self._request.settings(), **settings}
         tried = [given] if "render_mode" in given else [{**given, "render_mode": pack_tensor("rgb_array")}, given]
         return [pb.EnvironmentRequest(create_world=pb.CreateWorldRequest(settings=each)) for each in tried]
 
-    # Questions to the server
+    # Requests for the list of worlds
 
     def look(self, now: float) -> None:
-        """Ask the server what there is, where the last answer is old."""
+        """Request the list of worlds if the last one is outdated."""
         every = _EVERY_IN_MATCH if self._known.get("match") is True else _EVERY
         if self._asking or (now - self._asked_at < every and not self._outdated):
             return
         self._asked_at, self._asking, self._outdated = now, True, False
         if self._relay is None:
-            # Kept for all questions: a page asks twice a second, and in a match more often.
+            # One call for all requests: a page makes two a second, and more during a match.
             self._relay = self.open("", True)
         relay = self._relay
-        # A call that was hung up cannot be asked again: `_lost` drops it, and the next look opens another.
+        # A cancelled call cannot be used again: `_lost` drops it, and the next `look` opens another.
         timer = self._scheduler.call_later(_TIMEOUT, relay.hang_up)
 
         def answered(answer: bytes | None, error: BaseException | None) -> None:
@@ -142,7 +142,7 @@ class EnvServer:
                 self._lost(error)
             else:
                 self._read(answer)
-            if self._outdated:  # something was changed while it answered
+            if self._outdated:  # changed during the request
                 self.look(self._scheduler.now())
             else:
                 self.settled.set_result(None)
@@ -151,10 +151,10 @@ class EnvServer:
         self._scheduler.start(relay.ask(request.SerializeToString()), answered)
 
     def changed(self) -> None:
-        """Take note that the last answer is old; who asks next waits for a new one."""
+        """Mark the last list as outdated; the next caller waits for a new one."""
         self._outdated = True
         if self.settled.done:
-            # A new one, for who asks from here on must not get what was true before the change.
+            # A new result, because later callers must not get the list from before the change.
             self.settled = PendingResult()
 
     def _lost(self, error: BaseException | None) -> None:
@@ -169,15 +169,15 @@ class EnvServer:
             self._problem = error.message
 
     def _read(self, answer: bytes) -> None:
-        """Read the worlds of a server; one that does not know the property has its default world."""
+        """Read the list of worlds; a server without the property has its default world."""
         try:
             response = pb.EnvironmentResponse.FromString(answer)
             known = {}
-            # A server of another package answers with an error, and has its default world all the same.
+            # A server of another package answers with an error, but has its default world.
             if response.WhichOneof("payload") == "extension":
                 read = properties_pb2.PropertyResponse.FromString(response.extension.value).read_property
                 known = json.loads(str(unpack_tensor(read.value, OVERVIEW)[()]))
-            json.dumps(known, allow_nan=False)  # no browser reads NaN: the page would show no server at all
+            json.dumps(known, allow_nan=False)  # browsers cannot read NaN: the page would show no server at all
             if not isinstance(known, dict) or not isinstance(known.get("worlds", []), list):
                 raise ValueError(f"expected worlds, got {known!r:.80}")
         except (DecodeError, TensorError, ValueError, RecursionError) as error:
@@ -190,7 +190,7 @@ class EnvServer:
         return self._request.env_id or str(self._known.get("title") or self.name)
 
     def describe(self) -> dict[str, Any]:
-        """Return what the page shows of the server."""
+        """Return the description of the server for the page."""
         known = self._known
         return {
             "name": self.name,
@@ -207,31 +207,31 @@ class EnvServer:
         }
 
     def worlds(self) -> list[dict[str, Any]]:
-        """Return its worlds; where there is none yet, what is to be joined or made."""
+        """Return its worlds; if there are none yet, an entry for the world to join or create."""
         if self._problem:
             return []
         wanted = self._request.address.world
         listed = [_checked(world) for world in self._known.get("worlds", []) if isinstance(world, dict)]
         found = [world for world in listed if wanted in (None, world.get("name"))]
-        # A program may be seen before anybody plays. A server that is older tells it only where that does not wait.
+        # A program may be watched before anybody plays. Older servers report it only if joining does not wait.
         goes_on = self._known.get("one_world") is True and True in map(self._known.get, ("realtime", "called"))
         waits = wanted is None and not goes_on
         return found or [world_entry(wanted or "", self._title, waiting=waits)]
 
     def close(self) -> None:
-        """End the call that asks for the worlds."""
+        """End the call for lists of worlds."""
         if self._relay is not None:
             self._relay.hang_up()
             self._relay = None
 
 
 def _texts(value: Any) -> list[str]:
-    """Return the texts of a list that a server tells; none where it tells something else."""
+    """Return the texts in a list from a server; empty if it is something else."""
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
 def _checked(world: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a server says of a world, with the parts that every page needs: one server is not to break it."""
+    """Return a server's description of a world, with all entries that pages need: a server must not break a page."""
     seats, players, people = (world.get(name) for name in ("seats", "players", "taken_over"))
     numbers = {name: world.get(name) for name in ("viewers", "fps", "lanes")}
     return {

@@ -1,4 +1,4 @@
-"""Pictures of worlds for people who watch or play: rendered, encoded, and given out as an observation.
+"""Pictures of worlds for people who watch or play: rendered, encoded, and sent as an observation.
 
 May be imported by the composition root.
 """

@@ -1,8 +1,8 @@
-"""Agents that get pictures as an observation, and spectators of worlds that wait for their agents.
+"""Agents that receive pictures as an observation, and spectators of worlds in lock-step.
 
-`Gallery` lets agents in. The JoinWorld setting `frame` adds the observations `frame` and `watch` to any agent's. With
-`role=spectator` a world in lock-step has seats for any number of agents that see what the environment returns, and
-neither act nor delay anybody, nor keep the world alive.
+`Gallery` admits agents. The JoinWorld setting `frame` adds the observations `frame` and `watch` to any agent. With
+`role=spectator`, a world in lock-step has any number of agents that receive the environment's results, but do not act,
+delay nobody, and do not keep the world alive.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ class Gallery(Observer):
     """Lets people watch and take over in all worlds of a server.
 
     Args:
-        takeover_timeout: Seconds that a person who has taken over at a pace may do nothing.
-        seat_timeout: Seconds that a seat waits for who lost the connection.
-        quality: Of pictures as JPEG, 1 to 100.
+        takeover_timeout: Seconds without input after which a person who has taken over at a limited pace loses the
+        seat.
+        seat_timeout: Seconds for which a seat is kept after a lost connection.
+        quality: JPEG quality of pictures, 1 to 100.
     """
 
     def __init__(self, takeover_timeout: float, seat_timeout: float, quality: int = QUALITY) -> None:
@@ -54,29 +55,29 @@ class Gallery(Observer):
         self._watches: dict[World, Watch] = {}
 
     def start(self, background: Background) -> None:
-        """Begin with a server, whose helper thread encodes the pictures."""
+        """Start with a server; its helper thread encodes the pictures."""
         self._background = background
 
     def watch(self, world: EnvWorld) -> Watch:
-        """Return the watch of a world; it is made where there is none."""
+        """Return the watch of a world, and create it if there is none."""
         if world not in self._watches:
             share = SHARE if world.fps is None else REALTIME_SHARE
             self._watches[world] = Watch(world, self._background, share, self._takeover_timeout, self._quality)
         return self._watches[world]
 
     def forget(self, world: EnvWorld) -> None:
-        """Drop the watch of a world that nobody looks at."""
+        """Delete the watch of a world without viewers."""
         self._watches.pop(world, None)
 
     def counts(self, worlds: Sequence[World]) -> Mapping[str, float]:
-        """Return how many look at all worlds."""
+        """Return the number of viewers of all worlds."""
         return {"viewers": sum(map(self._viewers, worlds))}
 
     def describe(self, world: World) -> Mapping[str, Any]:
-        """Return how many look at a world, who may act in an agent's place, and each agent's returns: last, and mean.
+        """Return a world's number of viewers, the people who have taken over, and each agent's last and mean return.
 
-        `taken_over` has the seats that nobody else can take over now, with who did. `returns` is empty where nobody
-        looks, no episode has ended, or there is one agent.
+        `taken_over` maps each occupied seat to the person who has taken over. `returns` is empty if nobody watches, no
+        episode has ended, or there is only one agent.
         """
         watch = self._watches.get(world)
         found = {} if watch is None else watch.returns.of_agents
@@ -92,15 +93,15 @@ class Gallery(Observer):
     def join(
         self, world: World, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent]
     ) -> Agent:
-        """Let an agent into a world: with pictures, as a spectator, in a person's seat, or as the world does.
+        """Add an agent to a world: with pictures, as a spectator, for a takeover, or as the world itself does.
 
         Raises:
-            RequestError: As `join`; FAILED_PRECONDITION: pictures or a spectator are asked for, where there are none.
+            RequestError: As for the world's `join`; FAILED_PRECONDITION: the world has no pictures, or no spectators.
         """
         return self._join(world, settings, lambda others: self._kept_seats.join(world, others, join))
 
     def keep(self, world: World, agent: Agent) -> bool:
-        """Keep the seat of a client that is gone, where it may come back."""
+        """Keep the seat of a client that has disconnected, if it may return."""
         return self._kept_seats.keep(world, agent)
 
     def _join(
@@ -112,7 +113,7 @@ class Gallery(Observer):
             return self._kept_seats.join(
                 world, settings, lambda others: join_takeover(world, others, self.watch, self.forget)
             )
-        # Real-time worlds know the role themselves; those in lock-step wait for each of their agents.
+        # Real-time worlds implement the role themselves; those in lock-step wait for each of their agents.
         spectates = "role" in settings and world.fps is None
         if not (spectates or set(_SETTINGS) & set(settings)):
             return join(settings)
@@ -121,7 +122,7 @@ class Gallery(Observer):
         if spectates and read_choice(rest, "role", ROLES) == "spectator":
             refuse_unknown(rest, ("role", "wait", SEAT_KEY), "JoinWorld")
             world.refuse_if_over()
-            waits = ("now", "next_frame")[:: -1 if view is None else 1]  # with pictures it waits for those
+            waits = ("now", "next_frame")[:: -1 if view is None else 1]  # with pictures, wait for them by default
             wait = read_choice(rest, "wait", waits)
             return WatchingAgent(world, self, view, Spectator(world, self.watch(world), wait))
         if spectates:
@@ -131,16 +132,16 @@ class Gallery(Observer):
 
 
 def _seats(world: World, key: Any) -> Sequence[str]:
-    """Return what the page calls the seats of whom a person has taken over from: an agent by its id, or a lane."""
+    """Return the page's names for the seats of a takeover key: an agent by its id, or a lane."""
     inner = env_world(world)
     facts = None if inner is None else inner.env.facts
     if facts is None or not (facts.agents or (facts.num_envs or 1) > 1):
-        return list(world.played)  # one, or those who share an environment
+        return list(world.played)  # one, or all that share an environment
     return [str(key) if facts.agents else f"lane {key}"]
 
 
 def _read_view(world: EnvWorld, settings: Mapping[str, pb.Tensor]) -> View | None:
-    """Return what is to be seen; None: no pictures are asked for."""
+    """Return the requested view; None if no pictures are requested."""
     count = world.env.facts.num_envs or 1
     if "frame" not in settings:
         if "lanes" in settings:
@@ -165,10 +166,10 @@ class WatchingAgent(Agent):
     """An agent with pictures, or a spectator of a world in lock-step.
 
     Args:
-        world: Where it is.
-        gallery: Draws.
-        view: What it sees; None: no pictures.
-        inner: The agent that it adds to: one of the world, or a `Spectator`.
+        world: The agent's world.
+        gallery: Its watches render the pictures.
+        view: The requested view; None: no pictures.
+        inner: The agent to which pictures are added: one of the world's, or a `Spectator`.
     """
 
     def __init__(self, world: EnvWorld, gallery: Gallery, view: View | None, inner: Agent) -> None:
@@ -181,18 +182,19 @@ class WatchingAgent(Agent):
         self._in_lockstep = world.fps is None
         self.actions = inner.actions
         self.observations = dict(inner.observations)
-        # Those of the inner agent are all below. It may have hidden some from a client that is gone.
+        # All action and observation specs of the inner agent are included. It may have hidden some from a previous
+        # client.
         self._first = max(self.observations, default=0) + 1
         if view is not None:
             extras = [
-                # The bytes of a JPEG or PNG, as many as it takes.
+                # The bytes of a JPEG or PNG, of any length.
                 Spec.number("frame", (-1,), np.uint8),
                 Spec.number("watch", (len(WATCH),), np.float64),
             ]
             self.observations.update(enumerate(extras, start=self._first))
         self._wants_picture = False
         self._only_looks = False
-        """True if the Step at hand asks a spectator's agent for pictures alone."""
+        """True if the current Step asks a spectator's agent only for pictures."""
         self._entered = False
         """True if the inner agent is in an episode."""
         self._number = 0
@@ -204,41 +206,41 @@ class WatchingAgent(Agent):
 
     @property
     def unwrapped(self) -> Agent:
-        """The agent that the world knows."""
+        """The world's own agent."""
         return self._inner
 
     @property
     def watches(self) -> bool:
-        """True if it only looks on."""
+        """True if it only watches."""
         return self._spectates
 
     def prepare(self, uids: Sequence[int]) -> None:
-        """Note whether a picture is asked for, and tell the world the rest."""
-        # A client that does not ask for `frame` in this Step gets no picture, and waits for none.
+        """Record whether a picture is requested, and pass the other UIDs to the inner agent."""
+        # A client that does not request `frame` in this Step gets no picture, and does not wait for one.
         self._wants_picture = self._view is not None and self._first in uids
         others = [uid for uid in uids if uid < self._first]
         self._only_looks = self._wants_picture and self._spectates and self._in_lockstep and not others
         self._inner.prepare(others)
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
-        """Hand on a Reset."""
+        """Forward a Reset to the inner agent."""
         self._inner.reset(settings, running)
 
     async def begin(self) -> int:
-        """Begin a sequence, and wait for a picture where one is asked for."""
+        """Begin a sequence, and wait for a picture if one is requested."""
         self._entered = False
         resets = self._world.resets
         if self._spectates or not self._in_lockstep:
-            resets.end(self)  # no ResetWorld waits for one that waits, nor for a spectator
+            resets.end(self)  # ResetWorld waits neither for one that only waits for pictures, nor for a spectator
         state = await self._enter()
-        resets.end(self._inner)  # agents of some worlds enter it by themselves
+        resets.end(self._inner)  # the inner agents of some worlds begin by themselves
         if not self._spectates:
             resets.start(self)
         await self._look()
         return state
 
     async def step(self, actions: Mapping[int, Array]) -> int:
-        """Step, and wait for a picture where one is asked for."""
+        """Step, and wait for a picture if one is requested."""
         if self._spectates and (self._only_looks or not self._entered):
             state = await self._enter()
         else:
@@ -247,9 +249,9 @@ class WatchingAgent(Agent):
         return state
 
     async def _enter(self) -> int:
-        """Have the inner agent enter an episode, unless only pictures are asked for."""
-        # A spectator waits until somebody plays. Pictures show what there is: also the world that an agent has left,
-        # where the next episode may be hours away, and the viewer be gone long before.
+        """Let the inner agent begin an episode, unless only pictures are requested."""
+        # A spectator waits until somebody plays. Pictures show the present state, even of a world that its agent has
+        # left: the next episode may be hours away, and the viewer would be gone by then.
         if self._only_looks:
             return pb.RUNNING
         state = await self._inner.begin()
@@ -258,25 +260,25 @@ class WatchingAgent(Agent):
 
     @property
     def acts_on_arrival(self) -> bool:  # type: ignore[override]
-        """True if its actions count when they come."""
+        """True if its actions take effect on arrival."""
         return self._inner.acts_on_arrival
 
     @property
     def reports(self) -> bool:  # type: ignore[override]
-        """False if the Step at hand is told nothing."""
+        """False if the current Step returns no observations."""
         return self._inner.reports
 
     @property
     def unlisted_actions(self) -> Mapping[int, Spec]:  # type: ignore[override]
-        """Actions that a Step may have beside those of the specs."""
+        """Actions that a Step may contain in addition to those of the specs."""
         return self._inner.unlisted_actions
 
     def act(self, actions: Mapping[int, Array]) -> float:
-        """Hand on the actions of a Step when it comes."""
+        """Apply the actions of a Step on arrival."""
         return self._inner.act(actions)
 
     async def report(self) -> int:
-        """Wait for what the Step is to be told, and for a picture where one is asked for."""
+        """Wait for the results of the Step, and for a picture if one is requested."""
         state = await self._inner.report()
         await self._look()
         return state
@@ -286,13 +288,13 @@ class WatchingAgent(Agent):
         self._inner.interrupt()
 
     async def _look(self) -> None:
-        """Wait for a picture that the viewer does not have."""
+        """Wait for a picture that is new for the viewer."""
         if not self._wants_picture or self._view is None:
             return
-        # The hang-up may come between the step and the wait, when there is nothing to cancel yet.
+        # The client may disconnect between the step and the wait, when there is no wait to cancel yet.
         if self._gone:
             raise RequestError(Code.CANCELLED, "the client hung up while it waited")
-        # In lock-step the world stands still until this client steps again: no later picture would come.
+        # In lock-step the world stands still until this client steps again, so no later picture would come.
         now = self._in_lockstep and not self._spectates
         picture = await self._watch.picture(self, self._view, self._number, now=now)
         watch = self._watch
@@ -307,7 +309,7 @@ class WatchingAgent(Agent):
         self._figures = np.array([self._number, *drawn, watch.viewers, watch.returns.episodes, last, mean])
 
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
-        """Return observations of the last transition, and the picture."""
+        """Return the observations of the last transition, and the picture."""
         found = dict(self._inner.observe([uid for uid in uids if uid < self._first]))
         for uid in uids:
             if uid == self._first:
@@ -321,33 +323,33 @@ class WatchingAgent(Agent):
         return self._inner.properties()
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Hand on a request for a property."""
+        """Forward a request for a property."""
         return await self._inner.answer_property(request)
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
-        """Hand on a call."""
+        """Forward a call."""
         return await self._inner.call(request)
 
     def hang_up(self) -> None:
-        """End what it waits for."""
+        """Cancel its waits."""
         self._gone = True
         self._watch.cancel(self)
         self._inner.hang_up()
 
     def rest(self) -> bool:
-        """Have the inner agent rest, and look no more: who comes back says anew which pictures it wants."""
+        """Let the inner agent rest, and stop watching: a returning client requests its pictures anew."""
         rests = self._inner.rest()
         if rests:
             self._stop_watching()
         return rests
 
     def _stop_watching(self) -> None:
-        """Look no more; the inner agent stays in the world."""
+        """Stop watching; the inner agent stays in the world."""
         if self._watch.remove(self):
             self._gallery.forget(self._world)
 
     def leave(self) -> None:
-        """Leave the world, and look no more."""
+        """Leave the world, and stop watching."""
         if self._left:
             return
         self._left = True

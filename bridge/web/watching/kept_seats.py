@@ -1,8 +1,8 @@
-"""Seats that wait for those who lost their connection, or reloaded their page.
+"""Keep seats of people who lost their connection or reloaded the page.
 
-A client says by the JoinWorld setting `seat_key` that it may come back: a secret of its own. If its connection ends
-without LeaveWorld, its agent stays in the world for `Limits.seat_timeout` seconds, does nothing, and is given to who
-joins the world for the same seat with the same key. Nobody else gets its seat meanwhile, and hears when it is free.
+With the JoinWorld setting `seat_key`, a secret of its own, a client says that it may return. If its connection ends
+without LeaveWorld, its agent stays in the world for `Limits.seat_timeout` seconds and does nothing. A client that joins
+for the same seat with the same key gets the agent. Others cannot get the seat until then, and are told when it is free.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 __all__ = ["SEAT_KEY", "KeptSeats"]
 
 SEAT_KEY = "seat_key"
-"""The setting."""
+"""The name of the JoinWorld setting."""
 _KEY = re.compile(r"[\x21-\x7e]{16,64}")
 _EXPECTED = "a secret of 16 to 64 characters of ASCII without spaces"
 _SEAT = ("role", "agent", "lane")
-"""The settings that say which seat is asked for."""
+"""The settings that select a seat."""
 
 
 class KeptSeats:
-    """The seats of a server that have a key.
+    """The seats of a server that are kept for a key.
 
     Args:
         seconds: How long an agent without a client stays in its world.
@@ -37,18 +37,18 @@ class KeptSeats:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        # Weak, since nobody tells this of agents that left, or whose world is gone.
+        # Weak references: this object is not notified of agents that left, or whose world is gone.
         self._keys: weakref.WeakKeyDictionary[Agent, tuple[str, list[pb.Tensor | None]]] = weakref.WeakKeyDictionary()
         self._kept: dict[tuple[World, str], tuple[Agent, Timer, float]] = {}
-        """What waits, with the time of the world's scheduler at which the seat is free."""
+        """Agents that wait for their clients, with the time of the world's scheduler at which the seat becomes free."""
 
     def join(
         self, world: World, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent]
     ) -> Agent:
-        """Return the agent that waits for this key, or one that joins, by the other settings.
+        """Return the agent that waits for the key; without one, join with the other settings.
 
         Raises:
-            RequestError: As `join` does; a seat that somebody may come back to is said to be free in so many seconds.
+            RequestError: As for `join`; for a kept seat, the message says in how many seconds it becomes free.
         """
         if SEAT_KEY not in settings:
             return self._join(world, settings, join)
@@ -59,7 +59,7 @@ class KeptSeats:
             timer.cancel()
             if self._keys[agent] == (key, seat):
                 return agent
-            agent.leave()  # its client wants another seat now
+            agent.leave()  # its client now wants another seat
         agent = self._join(world, {name: tensor for name, tensor in settings.items() if name != SEAT_KEY}, join)
         self._keys[agent] = key, seat
         return agent
@@ -67,7 +67,7 @@ class KeptSeats:
     def _join(
         self, world: World, settings: Mapping[str, pb.Tensor], join: Callable[[Mapping[str, pb.Tensor]], Agent]
     ) -> Agent:
-        """Join; say until when a seat is kept that was asked for."""
+        """Join; if the seat is kept for another client, raise an error that says until when."""
         try:
             return join(settings)
         except RequestError as error:
@@ -75,25 +75,25 @@ class KeptSeats:
             if error.code is not Code.RESOURCE_EXHAUSTED or free_at is None:
                 raise
             seconds = max(1, math.ceil(free_at - world.scheduler.now()))
-            # The page reads "free in N s", counts down and asks again.
+            # The page parses "free in N s", counts down and tries again.
             text = (
                 f"{error.message}. Who had the seat has lost the connection: free in {seconds} s, unless they come back"
             )
             raise RequestError(error.code, text) from None
 
     def _free_at(self, world: World, settings: Mapping[str, pb.Tensor]) -> float | None:
-        """Return when the first seat is free that is kept and was asked for, by the scheduler; None: none is kept."""
+        """Return when the first kept seat that matches becomes free, by the scheduler's time; None: none is kept."""
         kept = [(self._keys[agent][1], at) for (where, _), (agent, _, at) in self._kept.items() if where is world]
         return min((at for seat, at in kept if _matches(settings, seat)), default=None)
 
     def keep(self, world: World, agent: Agent) -> bool:
-        """Keep the agent of a client that is gone; return False where it is to leave at once."""
+        """Keep the agent of a client that has disconnected; return False if it must leave at once."""
         inner = agent.unwrapped
         key, _ = self._keys.get(inner, (None, None))
-        # Two clients may have shown one key: where both are lost, one seat waits.
+        # Two clients may use the same key: if both are lost, only one seat is kept.
         if key is None or (world, key) in self._kept or not world.alive:
             return False
-        # In lock-step others would wait for it, or the world is its own alone; spectators take no seat.
+        # In lock-step others would wait for it, or the world is its own; spectators occupy no seat.
         if not agent.rest():
             return False
 
@@ -107,7 +107,7 @@ class KeptSeats:
 
 
 def _matches(settings: Mapping[str, pb.Tensor], seat: list[pb.Tensor | None]) -> bool:
-    """True if who joins by these settings may get this seat: without a name, any of the same role."""
+    """Return True if a client with these settings may get this seat; without a name, any of the same role."""
     for name, kept in zip(_SEAT, seat, strict=True):
         asked = settings.get(name)
         if name == "role":

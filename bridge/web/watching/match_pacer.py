@@ -1,8 +1,8 @@
-"""The clock of several agents whose episodes are the rounds of a match: `serve_parallel(fps=…, match=True)`.
+"""The pacer of several agents whose episodes are the rounds of a match: `serve_parallel(fps=…, match=True)`.
 
-Each seat is an agent of the environment. Clients take seats by JoinWorld; people, who join with the setting
-`player=person:NAME`, say that they are ready by the property `world.ready` or by Reset, and all see the match by the
-property `world.match`. `Match` decides when a round begins; policies of the server play what nobody plays.
+Each seat is an agent of the environment. Clients take seats with JoinWorld. People, who join with the setting
+`player=person:NAME`, declare themselves ready with the property `world.ready` or with Reset. All read the match from
+the property `world.match`. `Match` decides when a round begins; the server's policies play agents without a client.
 """
 
 from __future__ import annotations
@@ -31,41 +31,41 @@ __all__ = ["MatchPacer"]
 
 
 class MatchPacer(JointClock):
-    """A clock of several agents whose episodes are the rounds of a match, in which each agent is a seat.
+    """A clock for several agents whose episodes are the rounds of a match, in which each agent is a seat.
 
     Args:
-        options: How it runs.
-        match: Times of the match.
+        options: The options of the clock.
+        match: The times of the match.
     """
 
     allows_substitutes = False
 
     def __init__(self, options: RealtimeOptions, match: MatchOptions) -> None:
-        # Each episode is a round, which begins when the match says so.
+        # Each episode is a round, which begins when the match decides.
         super().__init__(dataclasses.replace(options, autoreset=False))
         self._match_options = match
         self._next_settings: tuple[int | None, Any] = (None, None)
         self._match_timer: Timer | None = None
 
     def bind(self, world: PacedWorld) -> None:
-        """Begin with a world; raises SettingError as `JointClock.bind`."""
+        """Attach the pacer to a world; raise SettingError like `JointClock.bind`."""
         super().bind(world)
         default = self.options.default_action
         nobody = "nobody" if default is None else name_of_function(default)
         others = {name: stand_in.name for name, stand_in in self.stand_ins.items()}
         self.match = Match({seat: others.get(seat, nobody) for seat in self.group}, self._match_options)
-        """Who has which seat, and when a round begins."""
+        """Decides which client has which seat, and when a round begins."""
         self.subscribe(self._on_frame)
         world.shown["match"] = self._describe_match
 
     # Seats
 
     def admitted(self, agent: Agent) -> None:
-        """Give an agent that plays its seat, unless it has it still and its client came back."""
+        """Give a playing agent its seat, unless the seat was kept for it and its client has returned."""
         super().admitted(agent)
         own = self.inside.get(agent)
-        # A seat that was kept for a lost client still has its state in the match: to take it again would forget that it
-        # plays.
+        # A seat that was kept for a lost client still has its state in the match: taking it again would forget that it
+        # is playing.
         if own is None or own.watches or self.match.seats[own.name].kind:
             return
         self.match.take(own.name, own.player)
@@ -75,13 +75,13 @@ class MatchPacer(JointClock):
         self._follow_match()
 
     async def begin(self, agent: EnvAgent) -> int:
-        """Wait until a round runs that the seat has a part in, and enter it."""
+        """Wait until a round runs in which the seat takes part, and enter it."""
         if not agent.watches:
             self._refuse_unready(agent.name)
         return await super().begin(agent)
 
     def properties_of(self, agent: EnvAgent) -> PropertyTree:
-        """Return what an agent adds to the tree below `world`: also what a seat can do."""
+        """Return an agent's properties below `world`, including the actions of its seat."""
         tree = super().properties_of(agent)
         if agent.watches:
             return tree
@@ -99,11 +99,11 @@ class MatchPacer(JointClock):
         return tree.merged(PropertyTree([ready]))
 
     def is_played(self, name: str) -> bool:
-        """True if a client plays an agent in the round, so that its policy does not."""
+        """Return True if a client plays an agent in the round, so that its policy does not."""
         return self.match.is_playing(name)
 
     def _refuse_unready(self, name: str) -> None:
-        """Raise where a person begins to Step who neither plays nor is ready: it would wait for a round without end."""
+        """Raise if a person who neither plays nor is ready begins to Step, and so would wait for a round forever."""
         seat = self.match.seats[name]
         if not (seat.ready or seat.playing):
             raise RequestError(
@@ -113,14 +113,14 @@ class MatchPacer(JointClock):
             )
 
     def ask_reset(self, loop_agent: LoopAgent, asked: ResetRequest) -> None:
-        """Take a Reset: its agent is ready for the next round, and gives up the one that runs if it is in that."""
+        """Process a Reset: the agent becomes ready for the next round, and gives up a running round that it is in."""
         self.world.refuse_if_over()
         name = self._seat_of(loop_agent)
-        # Read first: `give_up` takes the agent out of the episode.
+        # Read first: `give_up` removes the agent from the episode.
         inside = asked.restart and self.loop.is_in_episode(loop_agent)
         self.loop.give_up(loop_agent, restart=asked.restart or not (name and self.match.is_playing(name)))
         if name is not None:
-            # The round is everybody's: the last seed or options that somebody gave count.
+            # The round belongs to all: the last seed or options that any client gave apply.
             if asked.seeds[0] is not None or asked.options:
                 self._next_settings = asked.seeds[0], asked.options
             if inside:
@@ -131,7 +131,7 @@ class MatchPacer(JointClock):
         self._follow_match()
 
     def dismiss(self, loop_agent: LoopAgent) -> None:
-        """Take an agent out of the loop and of its seat, in which a policy plays on."""
+        """Remove an agent from the loop and from its seat, where a policy continues."""
         name = self._seat_of(loop_agent)
         self.loop.leave(loop_agent)
         if name is not None:
@@ -139,7 +139,7 @@ class MatchPacer(JointClock):
             self._follow_match()
 
     def _seat_of(self, loop_agent: LoopAgent) -> str | None:
-        """Return the seat that an agent has; None: none, or no longer."""
+        """Return the seat of an agent; None if it has none, or no longer."""
         return next((name for name in self.group if self.loop.player_of(name) is loop_agent), None)
 
     def _sit_out(self, name: str) -> None:
@@ -149,7 +149,7 @@ class MatchPacer(JointClock):
     # Rounds
 
     def _follow_match(self) -> None:
-        """Do what the match orders, and see when something is due next."""
+        """Execute the match's orders, and schedule the next call."""
         if self._match_timer is not None:
             self._match_timer.cancel()
             self._match_timer = None
@@ -158,19 +158,19 @@ class MatchPacer(JointClock):
         order = self.match.tick(self.now())
         if order is Order.END:
             self.end_episode()
-            # The environment tells nothing of an episode that was cut off.
+            # The environment does not report the end of an episode that was cut off.
             self.match.ended(None)
             order = self.match.tick(self.now())
         if order is Order.BEGIN:
             settings, self._next_settings = self._next_settings, (None, None)
             self.begin_episode(*settings)
         due = self.match.wake()
-        # A clock that is turned by hand calls `turned`, which looks at `wake` itself.
+        # When tests advance a virtual clock, `turned` is called, which checks `wake` itself.
         if self._driver.subscribe is None and due < math.inf:
             self._match_timer = self.world.scheduler.call_later(max(0.0, due - self.now()), self._follow_match)
 
     def turned(self, when: float) -> bool:
-        """Do what the match orders by then, when a virtual clock was turned; return whether it ordered something."""
+        """Execute the match's orders up to a time of the virtual clock; return True if there were any."""
         if self.over or self.match.wake() > when:
             return False
         self._follow_match()
@@ -180,7 +180,7 @@ class MatchPacer(JointClock):
         if self.match.state not in (RoundState.STARTING, RoundState.RUNNING):
             return
         if frame.error is not None:
-            # The page shows it to people: the message, without the traceback.
+            # The page shows it to people, so it is the message without the traceback.
             self.match.failed(frame.error.partition("\nTraceback ")[0], self.now())
         elif frame.number == 0:
             self.match.started()
@@ -190,20 +190,20 @@ class MatchPacer(JointClock):
             self.match.ended(self._returns(frame.episode))
         else:
             return
-        # Not at once: the loop is in the middle of this frame, and an order would begin or end an episode under it.
+        # Deferred: the loop is processing this frame, and an order could begin or end an episode in the middle of it.
         self.world.scheduler.call_soon(self._follow_match)
 
     def _returns(self, episode: int) -> dict[str, float]:
-        """Return the returns of the agents in an episode so far, by name."""
+        """Return the agents' returns in an episode so far, by name."""
         return {name: lane.reward for name, lane in self.loop.agent_lanes.items() if lane.episode == episode}
 
     @property
     def others_play(self) -> bool:
-        """An agent that waits for a round waits for others to be ready, or to end theirs."""
+        """True: an agent that waits for a round waits for others to be ready, or to end theirs."""
         return True
 
     def prepare_reset(self, settings: Mapping[str, pb.Tensor], caller: Agent | None) -> Callable[[], None]:
-        """Refuse a ResetWorld: nobody ends a round for all others."""
+        """Refuse a ResetWorld: no client may end a round for all others."""
         raise RequestError(
             Code.FAILED_PRECONDITION,
             f"the world {self.world.name!r} is a match, whose rounds begin once all are ready; leave out ResetWorld",

@@ -1,4 +1,4 @@
-"""What environments render as one encoded picture: several lanes as a mosaic."""
+"""Encode what environments render as one picture; several lanes form a mosaic."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ __all__ = ["FORMATS", "LOSSLESS", "MAX_LANES", "View", "encode", "mosaic"]
 FORMATS = ("jpeg", "png")
 """The values of the JoinWorld setting `frame`."""
 MAX_LANES = 64
-"""Lanes in a mosaic."""
+"""The most lanes in a mosaic."""
 LOSSLESS = 100
-"""The quality at which no picture is a JPEG."""
-# Pixels up to which a picture is sent without loss: drawings of a few cells and glyphs suffer most.
+"""The quality from which no picture is a JPEG."""
+# Pictures up to this number of pixels are sent without loss: small drawings of cells and glyphs suffer most from it.
 _SMALL = 128 * 128
-# Pixels of a mosaic; lanes are made smaller until they fit.
+# The most pixels of a mosaic; lanes are scaled down until they fit.
 _MOST_PIXELS = 1280 * 960
 _GAP = 2
 
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The view of a viewer. Viewers with equal views share one picture."""
+    """What a viewer sees. Viewers with equal views share one picture."""
 
     format: str
-    """One of `FORMATS`; small pictures and drawings are PNG always."""
+    """One of `FORMATS`; small pictures and drawings are always PNG."""
     lanes: tuple[int, ...]
-    """The lanes to show, each once."""
+    """The lanes to show, each at most once."""
 
 
 def encode(frames: Sequence[Any], view: View, quality: int = QUALITY) -> bytes:
-    """Encode what lanes rendered, in one picture.
+    """Encode the rendered frames of lanes as one picture.
 
     Args:
         frames: An array of shape (height, width, 3), dtype uint8, for each lane of the view.
-        view: How.
-        quality: Of a JPEG, 1 to 99; `LOSSLESS`: all pictures are PNG.
+        view: The view.
+        quality: The JPEG quality, 1 to 99; `LOSSLESS`: all pictures are PNG.
 
     Raises:
-        RequestError: FAILED_PRECONDITION: a lane rendered something else.
+        RequestError: FAILED_PRECONDITION: a lane did not render such an array.
     """
     picture = mosaic([_checked(frame) for frame in frames])
     height, width = picture.shape[:2]
@@ -56,7 +56,7 @@ def encode(frames: Sequence[Any], view: View, quality: int = QUALITY) -> bytes:
 
 
 def mosaic(frames: Sequence[Array]) -> Array:
-    """Return one picture of several, row by row, each made smaller by leaving out pixels where they are too many."""
+    """Return one picture that shows several in rows; large ones are scaled down by leaving out pixels."""
     if len(frames) == 1:
         return np.ascontiguousarray(frames[0])
     columns = int(np.ceil(np.sqrt(len(frames))))

@@ -1,4 +1,4 @@
-"""The arguments with which an environment renders pictures."""
+"""The arguments that make an environment render pictures."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MODE = "rgb_array"
 
 
 def drawing_kwargs(env: Any, env_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return `env_kwargs` with `render_mode="rgb_array"`, where they name no mode and the environment has that one.
+    """Return `env_kwargs` with `render_mode="rgb_array"`, unless a mode is set or the environment does not support it.
 
     Args:
-        env: What `serve_gym` and `serve_parallel` take. Of several ids, and of an object, nothing is known; the
-            page asks for the mode when it makes a world.
-        env_kwargs: What its constructor is given.
+        env: What `serve_gym` and `serve_parallel` take. For several ids, and for objects, the modes are unknown; the
+            page then requests the mode when it creates a world.
+        env_kwargs: The arguments of its constructor.
     """
     given = dict(env_kwargs or {})
     if "render_mode" not in given and _draws(env):
@@ -34,17 +34,17 @@ def _draws(env: Any) -> bool:
         try:
             spec = gymnasium.spec(env) if isinstance(env, str) else env
             creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-        except (gymnasium.error.Error, ImportError, AttributeError):  # whoever makes it says what is wrong
+        except (gymnasium.error.Error, ImportError, AttributeError):  # making the environment raises a better error
             return False
     elif inspect.ismodule(env):
         creator = getattr(env, "parallel_env", None) or getattr(env, "env", None)
     metadata = getattr(creator, "metadata", None)
-    # A class of wrappers has a property there: only its objects know the modes.
+    # A class of wrappers has a property of this name: only instances know the modes.
     modes = metadata.get("render_modes") if isinstance(metadata, Mapping) else None
     if modes is not None and _MODE not in modes:
         return False
     try:
-        # A constructor without `render_mode` raises TypeError for it.
+        # A constructor without `render_mode` would raise TypeError.
         parameters = inspect.signature(creator).parameters.values()
     except (TypeError, ValueError):
         return False

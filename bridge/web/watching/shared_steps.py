@@ -1,9 +1,9 @@
-"""The steps of a world in lock-step, for all who look on: one costs the same, however many those are.
+"""The steps of a world in lock-step, shared by all spectators: the cost of a step does not depend on their number.
 
-Each spectator is told what happened since it looked last, rewards added up. Were they added up for each by itself, a
-few hundred spectators who never look would take most of a trainer's time. So the steps are kept once, in stretches: a
-stretch ends where somebody looked. Who looks puts those together that it has not seen; a stretch that nobody begins at
-any longer becomes part of the one before it, so that there are never more stretches than spectators, and one.
+A spectator gets everything since its last look, with rewards added up. Adding them up for each spectator separately
+would take most of a trainer's time with a few hundred spectators who never look. So the steps are stored once, in
+stretches: a stretch ends where a spectator looked. A spectator who looks joins the stretches that it has not seen. A
+stretch at which no spectator begins is merged into the previous one, so there is at most one more than spectators.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["SharedSteps", "Stretch"]
 
 
 class Stretch:
-    """Steps in a row, between two moments at which somebody looked."""
+    """Consecutive steps between two looks."""
 
     __slots__ = ("after", "before", "readers", "transition")
 
@@ -31,13 +31,13 @@ class Stretch:
         self.before = before
         self.after: Stretch | None = None
         self.readers = 0
-        """The number of spectators who have seen everything before it, and nothing of it."""
+        """The number of spectators who have seen everything before this stretch, and nothing of it."""
         self.transition: Result | None = None
-        """Its steps as one, with the sum of rewards; None: there was none."""
+        """Its steps as one transition, with the sum of rewards; None: no steps."""
 
 
 def _addable(reward: Any) -> Any:
-    """Return a reward whose sums are right: small integers of NumPy overflow, its bools stay bools, lists grow."""
+    """Return a reward in a form that adds up: NumPy's small integers overflow, its bools stay bools, lists grow."""
     if np.ndim(reward) == 0 and not isinstance(reward, np.ndarray):
         return as_number(reward)
     array: Array = np.asarray(reward)
@@ -45,11 +45,11 @@ def _addable(reward: Any) -> Any:
 
 
 class SharedSteps(Listener):
-    """Takes what the environment of a world returns.
+    """Records the results of a world's environment.
 
     Args:
-        newest: Observation and info of the running episode; None: there is none.
-        batched: Whether it has lanes, whose episodes end and begin within one sequence of steps.
+        newest: Observation and info of the running episode; None: no episode runs.
+        batched: True if it has lanes, whose episodes end and begin within one sequence of steps.
     """
 
     def __init__(self, newest: Result | None, batched: bool) -> None:
@@ -58,25 +58,25 @@ class SharedSteps(Listener):
         self.running = newest is not None
         """True if an episode runs."""
         self.error: RequestError | None = None
-        """Why the world is over; None: it is not."""
+        """Why the world has ended; None: it has not."""
         self.waiting: dict[object, PendingResult[None]] = {}
-        """The results that are set at the next change, by who waits for it."""
+        """Results to set at the next change, by the waiting object."""
         self._batched = batched
         self._last = Stretch(None)
 
-    # What the environment does
+    # Events of the environment
 
     def began(self, lane: int | None, result: Result, mask: Array | None) -> None:
-        """Take what `reset` returned."""
+        """Record the result of `reset`."""
         self.newest, self.running = result, True
         self._wake()
 
     def stepped(self, lane: int | None, action: object, result: Result) -> Result:
-        """Take what `step` returned."""
+        """Record the result of `step`."""
         observation, reward, terminated, truncated, info = result
         self.newest = observation, info
         self.running = self._batched or not (terminated or truncated)
-        if self._batched:  # it may write its next step into the same arrays
+        if self._batched:  # the environment may reuse the arrays for its next step
             reward, terminated, truncated = np.array(reward), np.array(terminated), np.array(truncated)
         elif type(reward) is not float:
             reward = _addable(reward)
@@ -86,32 +86,32 @@ class SharedSteps(Listener):
         return result
 
     def over(self, error: RequestError) -> None:
-        """Note that the world has ended."""
+        """Record that the world has ended."""
         self.error = error
         self._wake()
 
     def _wake(self) -> None:
-        # Emptied first: who is woken may wait again at once.
+        # Cleared first: a resumed coroutine may wait again at once.
         waiting, self.waiting = self.waiting, {}
         for pending in waiting.values():
             pending.set_result(None)
 
     def _joined(self, first: Result | None, second: Result | None) -> Result | None:
-        """Return two transitions as one. Who has seen the end of an episode is told nothing of the next one."""
+        """Join two transitions. After the end of an episode, steps of the next one are not added."""
         if first is None or second is None:
             return second if first is None else first
         _, reward, terminated, truncated, _ = first
-        # A spectator that is behind sees the end, and enters the running episode by its next Step.
+        # A spectator that is behind gets the end, and enters the running episode with its next Step.
         if not self._batched and (terminated or truncated):
             return first
         observation, more, ends, cuts, info = second
         return observation, reward + more, terminated | ends, truncated | cuts, info
 
-    # Spectators
+    # Calls of spectators
 
     def begin(self) -> Stretch:
-        """Return the stretch of one who has seen everything so far."""
-        # Where nothing happened since somebody looked, both begin at the same place and share the stretch.
+        """Return the stretch for a spectator who has seen everything so far."""
+        # If nothing happened since the last look, both spectators begin at the same place and share the stretch.
         if self._last.transition is not None:
             before = self._last
             before.after = self._last = Stretch(before)
@@ -119,7 +119,7 @@ class SharedSteps(Listener):
         return self._last
 
     def look(self, stretch: Stretch) -> Any:
-        """Return as one transition what happened since a stretch began; None: nothing did."""
+        """Return everything since a stretch began as one transition; None if nothing happened."""
         found: Result | None = None
         one: Stretch | None = stretch
         while one is not None:
@@ -128,18 +128,18 @@ class SharedSteps(Listener):
         return found
 
     def leave(self, stretch: Stretch) -> None:
-        """Note that a spectator goes on from a stretch."""
+        """Record that a spectator no longer begins at a stretch."""
         stretch.readers -= 1
         if stretch.readers:
             return
         before, after = stretch.before, stretch.after
-        # Those who began earlier still have to be told these steps.
+        # Spectators who begin earlier still need these steps.
         if before is not None:
             before.transition = self._joined(before.transition, stretch.transition)
             before.after = after
             if after is None:
                 self._last = before
-        # Nobody is left to be told: the next steps are kept in it anew.
+        # No spectator needs them, so the stretch is emptied and used for the next steps.
         elif after is None:
             stretch.transition = None
         if after is not None:

@@ -1,7 +1,7 @@
-"""Spectators of worlds that wait for their agents: they see what the environment returns to those who play.
+"""Spectators of worlds in lock-step: they receive what the environment returns to its players.
 
-A spectator has an agent of the world's own kind, whose environment is a mirror: it returns what the world's environment
-returned to somebody else.
+A spectator is an agent of the world's own kind, with a mirror as its environment. The mirror returns what the world's
+environment returned to a player.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 __all__ = ["Mirror", "Spectator"]
 
 BEGIN_TIMEOUT = 60.0
-"""Seconds that a spectator waits for an episode."""
+"""Seconds for which a spectator waits for an episode."""
 STEP_TIMEOUT = 10.0
-"""Seconds after which a spectator is told that nothing happened."""
+"""Seconds after which a spectator's Step returns, although nothing happened."""
 
 
 class Mirror(EnvironmentProxy):
-    """Returns what a world's environment returned to somebody else; rewards that were not seen are added up.
+    """Returns what a world's environment returned to its players; unseen rewards are added up.
 
     Args:
         world: The world.
-        steps: What its environment returns.
-        waits: Whether `step` waits for something new.
+        steps: The results of the world's environment.
+        waits: True if `step` waits for a new step of the world.
     """
 
     def __init__(self, world: EnvWorld, steps: SharedSteps, waits: bool) -> None:
@@ -51,18 +51,18 @@ class Mirror(EnvironmentProxy):
         EnvironmentProxy.__init__(self, world.env)
         self._lanes = self.facts.num_envs
         self._unseen: Stretch | None = None
-        """The first steps that it has not told; None: it is in no episode."""
+        """The first steps that it has not returned; None: it is in no episode."""
         self._error: RequestError | None = None
         self.notes, self.failures, self.retried = [], {}, []
 
     def hang_up(self, error: RequestError) -> None:
-        """Let nobody wait any longer."""
+        """Cancel a wait with an error."""
         self._error = self._error or error
         if (pending := self._steps.waiting.pop(self, None)) is not None:
             pending.set_result(None)
 
     def leave(self) -> None:
-        """Look no more. Again: nothing."""
+        """Stop watching. May be called twice."""
         unseen, self._unseen = self._unseen, None
         if unseen is not None:
             self._steps.leave(unseen)
@@ -73,9 +73,9 @@ class Mirror(EnvironmentProxy):
             raise error
 
     async def _wait(self, seconds: float) -> bool:
-        """Wait for a change; return whether there was one."""
+        """Wait for a change; return True if there was one."""
         pending = self._steps.waiting[self] = PendingResult[None]()
-        # Both ends of the wait set None: what it was has to be kept beside.
+        # The waiting result is None for a change and for a timeout, so the cause is recorded separately.
         expired = list[bool]()
 
         def expire() -> None:
@@ -91,7 +91,7 @@ class Mirror(EnvironmentProxy):
         self._refuse_if_over()
         return not expired
 
-    # What the agent asks for
+    # Calls of the agent
 
     async def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Result:
         """Wait until an episode runs, and return its newest observation and info."""
@@ -107,9 +107,9 @@ class Mirror(EnvironmentProxy):
         return self._steps.newest
 
     async def step(self, action: object, lane: int | None = None) -> Result:
-        """Return what happened since the last call; the action is dropped."""
+        """Return everything since the last call as one transition; the action is ignored."""
         self._refuse_if_over()
-        # First without a wait: steps that were made since the last call are told at once.
+        # Checked before waiting: steps since the last call are returned at once.
         transition = self._look()
         if transition is None and self._waits:
             await self._wait(STEP_TIMEOUT)
@@ -123,7 +123,7 @@ class Mirror(EnvironmentProxy):
         return observation, np.zeros(self._lanes), nothing, nothing, {}
 
     def _look(self) -> Result | None:
-        """Return the steps that it has not told, as one; None: there are none."""
+        """Return the steps that were not returned yet as one transition; None if there are none."""
         if self._unseen is None:
             return None
         transition: Result | None = self._steps.look(self._unseen)
@@ -134,13 +134,13 @@ class Mirror(EnvironmentProxy):
 
 
 class Spectator(Agent):
-    """Sees what the environment of a world in lock-step returns; its actions and resets change nothing.
+    """An agent that sees the results of a world in lock-step; its actions and resets have no effect.
 
-    Of a world of several agents it has no observations of its own.
+    In a world of several agents it has no observations of its own.
 
     Args:
-        world: What it looks at.
-        watch: Has what the world's environment returns.
+        world: The world to watch.
+        watch: Provides the results of the world's environment.
         wait: What its Steps wait for: `next_frame` for the next step of the world, `now` for nothing.
     """
 
@@ -156,7 +156,7 @@ class Spectator(Agent):
             self.actions, self.observations = self._agent.actions, self._agent.observations
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
-        """Leave the episode that it looks at; the next Step enters the one that runs then."""
+        """Leave the watched episode; the next Step enters the episode that runs then."""
         if self._agent is not None:
             self._agent.reset(settings, running)
 
@@ -166,7 +166,7 @@ class Spectator(Agent):
         return pb.RUNNING if self._agent is None else await self._agent.begin()
 
     async def step(self, actions: Mapping[int, Array]) -> int:
-        """Tell what happened; there may be actions, which are dropped."""
+        """Return what happened; actions are ignored."""
         self._world.refuse_if_over()
         return pb.RUNNING if self._agent is None else await self._agent.apply(None)
 
@@ -181,16 +181,16 @@ class Spectator(Agent):
 
     @property
     def plays(self) -> bool:
-        """False: it watches."""
+        """Always False: it watches."""
         return False
 
     @property
     def watches(self) -> bool:
-        """True."""
+        """Always True."""
         return True
 
     def follow_names(self, names: str) -> None:
-        """Send the names of attributes with the info after a reset that changes them; the client has read `names`."""
+        """Send the names of attributes with the info after a reset changes them; the client has read `names`."""
         if self._agent is not None:
             self._agent.follow_names(names)
 
@@ -199,22 +199,22 @@ class Spectator(Agent):
         return self._world.properties()
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Hand on a request for a property."""
+        """Forward a request for a property."""
         self._world.refuse_if_over()
         return await self._world.env.answer_property(request)
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
-        """Hand on a call, of which the session lets through what a spectator may ask for."""
+        """Forward a call; the session only passes calls that spectators may make."""
         refuse_private(request.name)
         self._world.refuse_if_over()
         return await self._world.env.call(request)
 
     def hang_up(self) -> None:
-        """End its wait."""
+        """Cancel its wait."""
         if self._mirror is not None:
             self._mirror.hang_up(RequestError(Code.CANCELLED, "the client hung up while it waited"))
 
     def leave(self) -> None:
-        """Look no more; it has no seat in the world."""
+        """Stop watching; it has no seat in the world."""
         if self._mirror is not None:
             self._mirror.leave()

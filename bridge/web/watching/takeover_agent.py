@@ -1,4 +1,4 @@
-"""A seat from which a person takes over from an agent: `role=takeover` of JoinWorld."""
+"""The seat from which a person takes over from an agent: `role=takeover` in JoinWorld."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bridge.web.watching.watch import Watch
 __all__ = ["TAKEOVER", "TakeoverAgent", "join_takeover"]
 
 TAKEOVER = "takeover"
-"""The role."""
+"""The value of the setting `role`."""
 _MAX_NAME = 80
 
 
@@ -34,19 +34,19 @@ def join_takeover(
     find_watch: Callable[[EnvWorld], Watch],
     forget: Callable[[EnvWorld], None],
 ) -> TakeoverAgent:
-    """Let a person in who takes over from an agent, by the settings `agent` or `lane`, and `name`.
+    """Add a person who takes over from an agent, selected by the settings `agent` or `lane`, and named by `name`.
 
     Args:
-        world: Where to.
-        settings: Of JoinWorld.
-        find_watch: Returns what stands between the world and its environment; it is made where nobody looks yet.
-        forget: Called when nobody looks at the world any more.
+        world: The world.
+        settings: The settings of JoinWorld.
+        find_watch: Returns the watch between the world and its environment, and creates it if needed.
+        forget: Called when the world has no viewers any more.
 
     Raises:
-        RequestError: INVALID_ARGUMENT for settings that are none, RESOURCE_EXHAUSTED where somebody has the seat.
+        RequestError: INVALID_ARGUMENT: a setting is invalid; RESOURCE_EXHAUSTED: another person has the seat.
     """
     facts = world.env.facts
-    # A replay has no seats: what it shows has happened.
+    # A replay has no seats: its episodes have already happened.
     if not world.played:
         raise RequestError(Code.FAILED_PRECONDITION, "nobody plays in this world, so nobody can be taken over from")
     several, lanes = bool(facts.agents), facts.num_envs
@@ -74,7 +74,7 @@ def join_takeover(
                 Code.INVALID_ARGUMENT, f"expected the lane to be from 0 to {(lanes or 1) - 1}, got {lane}"
             )
         key, space = int(lane), facts.action_space
-    # Only now: who was refused before leaves nothing, so nobody would call `forget`.
+    # Created last: if an error was raised after it, nothing would call `forget`.
     watch = find_watch(world)
     if key in watch.takeovers:
         text = f"{watch.takeovers[key].who!r} has the seat already from which one takes over; try again later"
@@ -86,7 +86,7 @@ def _read_pace(settings: Mapping[str, pb.Tensor]) -> float | None:
     pace = read_scalar(settings, "pace")
     if pace is None:
         return None
-    # Slower than one step a second, a trainer's deadlines would pass.
+    # With a pace below one step per second, a trainer's requests would time out.
     if not isinstance(pace, (np.integer, np.floating)) or not 1 <= pace < np.inf:
         text = f"expected the setting pace to be a number of steps a second, 1 or more, got {pace!r:.80}"
         raise RequestError(Code.INVALID_ARGUMENT, text)
@@ -102,16 +102,16 @@ def _read(settings: Mapping[str, pb.Tensor], name: str, kind: type) -> Any:
 
 
 class TakeoverAgent(Agent):
-    """Its Steps with an action put that in the place of an agent's; a Step without gives the agent back its own.
+    """An agent whose Steps replace another agent's action; a Step without an action gives control back.
 
     Args:
-        world: Where it is.
-        watch: Stands between the world and its environment.
-        forget: Called when nobody looks at the world any more.
+        world: The world.
+        watch: The watch between the world and its environment.
+        forget: Called when the world has no viewers any more.
         key: The agent's id, or the lane.
         space: The action space.
         who: The person's name.
-        pace: The most steps a second that the world makes meanwhile, where it is in lock-step; None: any number.
+        pace: The most steps per second of a world in lock-step while the person has the seat; None: no limit.
     """
 
     def __init__(
@@ -133,26 +133,26 @@ class TakeoverAgent(Agent):
         self.actions = dict(enumerate(self._layout.specs, start=1))
         numbers = (("acting", np.bool_), ("steps", np.int64), ("seconds_left", np.float64))
         self.observations = {uid: Spec.number(name, (), kind) for uid, (name, kind) in enumerate(numbers, start=1)}
-        # It counts as a viewer: the watch is between the world and its environment only while there are some.
+        # It counts as a viewer: the watch is attached to the environment only while there are viewers.
         watch.add(self)
         watch.takeovers[key] = self._takeover = Takeover(None, who, watch.now(), pace)
         self._acted_at = watch.now()
         self._left = False
 
     def reset(self, settings: Mapping[str, pb.Tensor], running: bool) -> None:
-        """Give the agent back its own actions; nothing is reset."""
+        """Give control back; nothing is reset."""
         refuse_unknown(settings, (), "Reset")
         self._takeover.action = None
 
     async def begin(self) -> int:
-        """Sit down."""
+        """Begin: take the seat."""
         self._takeover.left = False
-        self._world.resets.end(self)  # no ResetWorld waits for it
+        self._world.resets.end(self)  # ResetWorld does not wait for it
         self._world.refuse_if_over()
         return pb.RUNNING
 
     async def step(self, actions: Mapping[int, Array]) -> int:
-        """Take over, or give back."""
+        """Take over, or give control back."""
         return await self.apply(self.decode(actions))
 
     def decode(self, actions: Mapping[int, Array]) -> Any:
@@ -165,12 +165,12 @@ class TakeoverAgent(Agent):
             raise RequestError(Code.INVALID_ARGUMENT, f"bad action: {error}") from error
 
     async def apply(self, action: Any) -> int:
-        """Take over, or give back."""
+        """Take over, or give control back."""
         self._world.refuse_if_over()
         now = self._watch.now()
         if action is not None:
             self._acted_at = now
-        # A page sends Steps without an action while its person does nothing, so an open page alone is no sign of one.
+        # A page sends Steps without an action even if its person does nothing, so they are no sign of a person.
         elif self._seconds_left() <= 0:
             self._give_back()
             seconds = self._watch.takeover_timeout
@@ -186,34 +186,34 @@ class TakeoverAgent(Agent):
         return pb.RUNNING
 
     def _seconds_left(self) -> float:
-        """Return after how many seconds without an action the agent has its seat back."""
+        """Return the seconds until the agent gets its seat back if no action arrives."""
         if self._takeover.pace is None or self._watch.has_clock:  # it slows nobody down
             return np.inf
         return self._acted_at + self._watch.takeover_timeout - self._watch.now()
 
     def _give_back(self) -> None:
-        # After it gave back by time, another person may have the seat.
+        # After a timeout gave control back, another person may have the seat.
         if self._watch.takeovers.get(self._key) is self._takeover:
             del self._watch.takeovers[self._key]
             self._world.pacer.choose_again()
 
     def interrupt(self) -> None:
-        """Give back."""
+        """Give control back."""
         self._takeover.action = None
 
     def observe(self, uids: Sequence[int]) -> Mapping[int, Array]:
-        """Return whether it acts, the steps of the world, and the seconds until the agent has its seat back."""
+        """Return whether it acts, the steps of the world, and the seconds until the agent gets its seat back."""
         acting, left = self._takeover.acting, max(0.0, self._seconds_left())
         now = {1: np.asarray(acting), 2: np.asarray(self._watch.mark(), np.int64), 3: np.asarray(left)}
         return {uid: now[uid] for uid in uids}
 
     def properties(self) -> PropertyTree:
-        """Return the properties of the world, with the keys of this seat where it is one of several."""
+        """Return the properties of the world; for one of several seats, with the keys of this seat."""
         if not self._world.env.facts.agents and self._world.env.facts.num_envs is None:
             return self._world.properties()
 
         def controls() -> str:
-            from bridge.web.controls import controls_of_agent  # once somebody asks
+            from bridge.web.controls import controls_of_agent  # imported when a client asks for it
 
             return controls_of_agent(self._world.env.facts, str(self._key), self._space)
 
@@ -221,28 +221,28 @@ class TakeoverAgent(Agent):
         return self._world.properties().merged(PropertyTree([keys]))
 
     def rest(self) -> bool:
-        """Give back, until its client comes again."""
+        """Give control back until the client returns."""
         self.interrupt()
         self._takeover.left = True
         return True
 
     @property
     def plays(self) -> bool:
-        """False: it acts for an agent that somebody else has."""
+        """Always False: it acts for another client's agent."""
         return False
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
-        """Hand on a call, of which the session lets through what a person who takes over may ask for."""
+        """Forward a call; the session only passes calls that a person who takes over may make."""
         refuse_private(request.name)
         self._world.refuse_if_over()
         return await self._world.env.call(request)
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Hand on a request for a property."""
+        """Forward a request for a property."""
         return await self._world.env.answer_property(request)
 
     def leave(self) -> None:
-        """Give back, and leave."""
+        """Give control back, and leave the world."""
         if self._left:
             return
         self._left = True

@@ -1,4 +1,4 @@
-"""Actions of people that stand in for those of agents, and the infos that tell so."""
+"""Actions of people that replace those of agents, and the infos that report it."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from bridge.core.worlds.environment import EnvFacts, Result
 __all__ = ["HOLD", "Takeover", "Takeovers", "mark"]
 
 HOLD = 1.0
-"""Seconds after which an action that was not repeated is given up: the person's page may be gone."""
+"""Seconds after which an action that was not repeated ends: the person's page may be gone."""
 
 
 @dataclasses.dataclass
 class Takeover:
-    """A person's action."""
+    """The state of a person who may act for an agent."""
 
     action: Any
-    """In force; None: the agent acts."""
+    """The current action; None: the agent acts."""
     who: str
     """The person's name."""
     at: float
-    """When it came, or the person's page was heard last, in seconds of the scheduler."""
+    """When the action, or another message of the person's page, last arrived, in seconds of the scheduler."""
     pace: float | None = None
-    """The most steps a second that a world in lock-step makes while the person has the seat; None: any number."""
+    """The most steps per second of a world in lock-step while the person has the seat; None: no limit."""
     pressed_at: float = 0.0
-    """When the action came first, in seconds of the scheduler."""
+    """When the action first arrived, in seconds of the scheduler."""
     used: bool = False
-    """True if a step was executed with it."""
+    """True if a step was executed with the action."""
     released: bool = False
-    """True if it is given up after the next step."""
+    """True if the action ends after the next step."""
     left: bool = False
-    """True if the person has lost the connection, and may come back."""
+    """True if the person's connection was lost, and the person may return."""
 
     @property
     def acting(self) -> bool:
@@ -48,16 +48,16 @@ class Takeover:
         return self.action is not None and not self.released
 
     def hold(self, action: Any, now: float) -> None:
-        """Put an action in the place of the agent's."""
-        # A key that is held is sent again and again: only the first counts as pressed.
+        """Replace the agent's action."""
+        # The action of a held key is sent repeatedly: only the first one counts as pressed.
         if not self.acting:
             self.pressed_at, self.used, self.released = now, False, False
         self.action, self.at = action, now
 
     def release(self, now: float) -> None:
-        """Give the agent back its own actions.
+        """Give control back to the agent.
 
-        A tap is shorter than a step at a person's pace, so it acts in the next step. Nobody expects it to later on.
+        A tap may be shorter than a step at a person's pace, so it still acts in the next step, but not in later ones.
         """
         self.at = now
         self.released = self.action is not None and not self.used and now - self.pressed_at <= HOLD
@@ -66,42 +66,42 @@ class Takeover:
 
 
 class Takeovers(dict[Any, Takeover]):
-    """The people who may act in an agent's place, by the agent's id, or by the lane; 0 for a single environment."""
+    """The people who may act for agents, by the agent's id, or by the lane; 0 for a single environment."""
 
     def pace(self, facts: EnvFacts, lane: int, now: float) -> float | None:
-        """Return the most steps a second that the people of a lane can follow; None: nobody asked for a pace.
+        """Return the most steps per second that the people in a lane can follow; None: nobody requested a pace.
 
         Args:
-            facts: Those of the environment.
-            lane: Which one of its world it is.
-            now: The time, in seconds of the scheduler.
+            facts: The facts about the environment.
+            lane: The environment's index in its world.
+            now: The current time, in seconds of the scheduler.
         """
         all_lanes = bool(facts.agents) or facts.num_envs is not None  # one call steps all of them
-        # A page that is not heard of any more slows nobody down.
+        # A page that sends nothing any more slows nobody down.
         paces = [one.pace for key, one in self.items() if (all_lanes or key == lane) and now - one.at <= HOLD]
         return min((pace for pace in paces if pace is not None), default=None)
 
     def replace(
         self, action: Any, facts: EnvFacts, lane: int, now: float, resetting: Array | None = None
     ) -> tuple[Any, dict[Any, Takeover]]:
-        """Return the action that is taken in place of an agent's, and who acts, by agent or lane; it is used by that.
+        """Return the action after replacements, and who acts, by agent or lane; mark these people's actions as used.
 
         Args:
-            action: What the environment is to be stepped with.
-            facts: Those of the environment.
-            lane: Which one of its world it is.
-            now: The time, in seconds of the scheduler.
-            resetting: Which lanes of a vector environment this step resets; None: none.
+            action: The original action.
+            facts: The facts about the environment.
+            lane: The environment's index in its world.
+            now: The current time, in seconds of the scheduler.
+            resetting: The lanes of a vector environment that this step resets; None: none.
         """
         action, held = self.put_in(action, facts, lane, now, resetting)
         self.use(held)
         return action, held
 
     def use(self, held: Mapping[Any, Takeover]) -> None:
-        """Note that the environment is stepped with people's actions, by agent or lane."""
+        """Record that the environment is stepped with people's actions, by agent or lane."""
         for key, used in held.items():
             one = self.get(key)
-            if one is None or one.pressed_at != used.pressed_at:  # it is over, or another key is pressed by now
+            if one is None or one.pressed_at != used.pressed_at:  # it has ended, or another key was pressed since
                 continue
             one.used = True
             if one.released:
@@ -110,8 +110,8 @@ class Takeovers(dict[Any, Takeover]):
     def put_in(
         self, action: Any, facts: EnvFacts, lane: int, now: float, resetting: Array | None = None
     ) -> tuple[Any, dict[Any, Takeover]]:
-        """Return what `replace` does, and change nothing."""
-        # Copies: the infos tell what was executed, also where it is given up below, or changes while the step runs.
+        """Return the same as `replace`, without marking actions as used."""
+        # Copies: the infos report what was executed, even if it ends below, or changes during the step.
         held = {key: dataclasses.replace(one) for key, one in self.items() if one.action is not None}
         held = {key: one for key, one in held.items() if now - one.at <= HOLD}
         if facts.agents:
@@ -119,7 +119,7 @@ class Takeovers(dict[Any, Takeover]):
             held = {agent: one for agent, one in held.items() if agent in action}
             action = {**action, **_actions(held)}
         elif facts.num_envs is not None:
-            # A lane that resets executes no action, so nobody acted in its place.
+            # A lane that resets executes no action, so nobody acted for it.
             held = {index: one for index, one in held.items() if resetting is None or not resetting[index]}
             action = _with_lanes(facts.action_space, facts.num_envs, action, _actions(held))
         else:
@@ -129,12 +129,12 @@ class Takeovers(dict[Any, Takeover]):
 
 
 def _actions(held: Mapping[Any, Takeover]) -> dict[Any, Any]:
-    """Return the actions, copied: an environment may change what it is stepped with, and they are used again."""
+    """Return copies of the actions: an environment may change its argument, and they are used again."""
     return {key: copy.deepcopy(one.action) for key, one in held.items()}
 
 
 def _with_lanes(space: Space[Any], lanes: int, action: Any, held: Mapping[int, Any]) -> Any:
-    """Return the lanes' action, an element of the batched space, with the actions of some lanes in place."""
+    """Return the lanes' action, an element of the batched space, with the actions of some lanes replaced."""
     if not held:
         return action
     rows = [held.get(lane, row) for lane, row in enumerate(iterate(batch_space(space, lanes), action))]
@@ -143,10 +143,10 @@ def _with_lanes(space: Space[Any], lanes: int, action: Any, held: Mapping[int, A
 
 
 def mark(result: Result, facts: EnvFacts, taken: Mapping[Any, Takeover], pace: float | None) -> Result:
-    """Return what `step` returned, with what people did in the infos.
+    """Return the result of `step`, with people's actions in the infos.
 
-    Those who did not act themselves are told so, who did, and the action; all are told the pace, so that a trainer
-    waits for a step that takes so much longer.
+    Replaced agents are told that they did not act, who did, and the action. All are told the pace, so that a trainer
+    allows for longer steps.
     """
     if not taken and pace is None:
         return result
@@ -160,17 +160,17 @@ def mark(result: Result, facts: EnvFacts, taken: Mapping[Any, Takeover], pace: f
     elif (count := facts.num_envs) is None:
         own = next(iter(marks.values()), {})
         parts[4] = {**(info or {}), **paced, **own}
-    elif isinstance(info, list):  # infos that do not fit into arrays
+    elif isinstance(info, list):  # infos that cannot be batched as arrays
         parts[4] = [{**own, **paced, **marks.get(lane, {})} for lane, own in enumerate(info)]
     else:
-        # The lanes step together, so that the pace is that of all.
+        # The lanes step together, so the pace applies to all.
         info = {**(info or {}), **{key: np.full(count, value) for key, value in paced.items()}}
         if not taken:
             return (*parts[:4], info, *parts[5:])
         mask = np.zeros(count, np.bool_)
         mask[list(taken)] = True
         names = np.array([taken[lane].who if lane in taken else "" for lane in range(count)], object)
-        actions = np.full(count, None)  # of any space; clients batch them as the space says
+        actions = np.full(count, None)  # an array of objects; clients batch them by the space
         for lane, one in taken.items():
             actions[lane] = one.action
         arrays = {"intervention": mask, "intervened_by": names, ACTION: actions}

@@ -1,7 +1,7 @@
-"""Renders a world while somebody watches: at most once a step, and for a share of the environment's time.
+"""Renders a world while somebody watches: at most once per step, and within a share of the environment's time.
 
-A `Watch` puts itself between a world and its environment while there are viewers, so that a world without any costs
-nothing. Viewers ask for a picture that is newer than the one they have; the newest one is for all of them.
+A `Watch` is inserted between a world and its environment while there are viewers, so that a world without viewers has
+no extra cost. Viewers request a picture newer than the last one they have; all get the same newest picture.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ __all__ = ["Picture", "Watch"]
 
 _log = SafeLog(__name__)
 SHARE = 0.07
-"""The share of the time of an environment's thread that pictures may take."""
+"""The largest share of the environment thread's time that pictures may take."""
 REALTIME_SHARE = 0.5
-"""The same where the thread waits for the next frame otherwise: by a clock, or at the pace of a person."""
+"""The same if the thread would otherwise wait for the next frame, by a clock or at a person's pace."""
 VIEWER_COST = 0.0005
-"""Seconds of that time that a picture takes for each viewer beside rendering: its request, and its answer."""
+"""Seconds that each viewer adds to the cost of a picture beside rendering: its request and its response."""
 PATIENCE = 2.0
 """Seconds after which a viewer is told that there is no newer picture."""
 RECENT_COSTS = 8
-"""Pictures of which the one that took least says what rendering takes."""
+"""Of this many pictures, the one that took least time determines the rendering cost."""
 MAX_RETURNS = 200
-"""Returns of finished episodes that are remembered."""
+"""The number of returns of finished episodes that are kept."""
 
 
 class Picture:
     """An encoded picture.
 
     Args:
-        number: Counts the pictures of a view, from 1.
+        number: The number of the picture in its view, from 1.
         data: JPEG or PNG.
-        changes: What the world was like: how often it had been reset or stepped.
-        steps: How many steps the world had made since it is watched; in real time, the frames of its clock.
+        changes: How often the world had been reset or stepped.
+        steps: The steps of the world since watching began; in real time, the frames of its clock.
         drawn_at: When it was rendered, in seconds of the scheduler.
-        cost: Seconds that rendering took.
+        cost: Seconds spent on rendering.
     """
 
     __slots__ = ("changes", "cost", "data", "drawn_at", "number", "steps")
@@ -63,18 +63,18 @@ class Picture:
 
 
 class Returns:
-    """The returns of the episodes that ended since a world is watched."""
+    """The returns of the episodes that ended since watching began."""
 
     def __init__(self) -> None:
         self.episodes = 0
         """The number of those episodes."""
         self.values: deque[float] = deque(maxlen=MAX_RETURNS)
-        """Those of the last ones, the oldest first; none where several agents act, whose sum says nothing."""
+        """The latest returns, the oldest first; empty for several agents, whose sum means nothing."""
         self.of_agents: dict[str, deque[float]] = {}
-        """The same for each agent of a group."""
+        """The latest returns of each agent of a group."""
 
     def add(self, episode: Episode) -> None:
-        """Take an episode that ended."""
+        """Add an episode that has ended."""
         self.episodes += 1
         if len(episode.agents) <= 1:
             self.values.append(episode.reward)
@@ -88,9 +88,10 @@ class Watch(Listener):
     Args:
         world: The world.
         encoder: Encodes the pictures.
-        share: Of the time of the environment's thread that rendering may take.
-        takeover_timeout: Seconds that a person who has taken over at a pace may do nothing.
-        quality: Of pictures as JPEG, 1 to 100.
+        share: The largest share of the environment thread's time for rendering.
+        takeover_timeout: Seconds without input after which a person who has taken over at a limited pace loses the
+        seat.
+        quality: JPEG quality of pictures, 1 to 100.
     """
 
     def __init__(
@@ -102,59 +103,59 @@ class Watch(Listener):
         quality: int = QUALITY,
     ) -> None:
         self.takeover_timeout = takeover_timeout
-        """Seconds after which a person who does nothing gives the seat back."""
+        """Seconds after which an inactive person gives the seat back."""
         self._world = world
         self._scheduler = world.scheduler
         self._encoder = encoder
         self._quality = quality
         self._share = share
         self._viewers: dict[object, View | None] = {}
-        """Who looks, and what each sees; None: no pictures."""
+        """The viewers and their views; None: no pictures."""
         self._shared_steps: SharedSteps | None = None
         self._waiting: dict[View, list[PendingResult[Picture | None]]] = {}
         self._pending: dict[object, PendingResult[Picture | None]] = {}
         self._newest: dict[View, Picture] = {}
         self._busy = False
         self._polls = False
-        """True if `_poll` is about to be called."""
+        """True if a call of `_poll` is scheduled."""
         self._not_before = 0.0
         self._costs: deque[float] = deque(maxlen=RECENT_COSTS)
-        """Seconds that rendering the last pictures took."""
+        """Seconds spent on rendering the last pictures."""
         self._encoding = 0.0
-        """Seconds that encoding has taken since rendering began last, for all views."""
+        """Seconds spent on encoding since the last rendering began, for all views."""
         self._timer: Timer | None = None
         self._seen: dict[View, int] = {}
-        """The value of `_changes` when each view was drawn last."""
+        """The value of `_changes` when each view was last drawn."""
         self._changes = 0
         self.steps = 0
-        """Steps since it is watched; those of all lanes of a world that steps them together count as one."""
+        """Steps since watching began; a joint step of all lanes of a world counts as one."""
         self.returns = Returns()
-        """Of the episodes since then."""
+        """The returns of the episodes since then."""
         self._episodes = Episodes(world.env.facts, self.returns.add)
         self._taken: dict[int | None, dict[Any, Takeover]] = {}
-        """Who acts in an agent's place in the steps that are under way, by lane."""
+        """Who acts for agents in the current steps, by lane."""
         self._ahead: dict[Any, Takeover] = {}
-        """Who acts in the step that is under way next, where the pacer chooses ahead."""
+        """Who acts in the next step, if the pacer chooses ahead."""
         self._paces: dict[int | None, float] = {}
-        """The most steps a second of the steps that are under way, by lane, where a person is to follow."""
+        """The steps-per-second limit of the current steps, by lane, if a person is to follow."""
         self._due: dict[int | None, float] = {}
-        """When a lane's next step is due, in seconds of the scheduler, while a person is to follow."""
+        """When a lane's next step is due, in seconds of the scheduler, if a person is to follow."""
         self.ended: RequestError | None = None
-        """Why the world is over; None: it is not."""
+        """Why the world has ended; None: it has not."""
         self.takeovers = Takeovers()
-        """Who acts in an agent's place."""
+        """The people who act for agents."""
 
     # Viewers
 
     @property
     def shared_steps(self) -> SharedSteps:
-        """The results of the environment for spectators; made for the first one."""
+        """The environment's results for spectators; created for the first one."""
         if self._shared_steps is None:
             self._shared_steps = SharedSteps(self._world.newest, self._world.env.facts.num_envs is not None)
         return self._shared_steps
 
     def add(self, viewer: object, view: View | None = None) -> None:
-        """Note a viewer, and what it sees; None: no pictures."""
+        """Add a viewer and its view; None: no pictures."""
         if not self._viewers:
             self._world.env = ObservedEnv(self._world.env, self, self, self._world.report_failure)
             self._world.substitution = self
@@ -163,12 +164,12 @@ class Watch(Listener):
         self._viewers[viewer] = view
 
     def remove(self, viewer: object) -> bool:
-        """Forget a viewer; return whether it was the last one. Again: nothing."""
+        """Remove a viewer; return True if it was the last one. May be called twice."""
         if viewer not in self._viewers:
             return False
         del self._viewers[viewer]
         if self._viewers:
-            # Else those who come and go, each with other lanes, would fill the memory with pictures.
+            # Otherwise viewers with ever different lanes would fill the memory with pictures.
             views = set(self._viewers.values())
             self._newest = {view: picture for view, picture in self._newest.items() if view in views}
             self._seen = {view: changes for view, changes in self._seen.items() if view in views}
@@ -186,26 +187,26 @@ class Watch(Listener):
 
     @property
     def viewers(self) -> int:
-        """The number of viewers, without those who take over: the page has a stream of its own for pictures."""
+        """The number of viewers, not counting takeovers: the page has a separate stream for its pictures."""
         return len(self._viewers) - len(self.takeovers)
 
     async def picture(self, viewer: object, view: View, after: int, *, now: bool = False) -> Picture | None:
-        """Return a picture with a number above `after`; None: there was none within `PATIENCE` seconds.
+        """Return a picture with a number above `after`; None if there was none within `PATIENCE` seconds.
 
         Args:
-            viewer: Who asks.
-            view: Which.
-            after: The number of the viewer's last one.
-            now: Whether one is drawn of what there is now, whatever share of the time that takes: the viewer is who
-                steps the world, and waits.
+            viewer: The viewer.
+            view: The viewer's view.
+            after: The number of the viewer's last picture.
+            now: True to draw the present state regardless of the share of time, for a viewer who steps the world and
+                waits for the picture.
 
         Raises:
-            RequestError: The environment does not render, or the world is over.
+            RequestError: The environment does not render, or the world has ended.
         """
         least = 0
         if now:
-            # Whoever steps the world waits for this picture: to limit its share of the time would only make the wait
-            # longer.
+            # The client that steps the world waits for this picture: limiting its share of time would only make that
+            # wait longer.
             self._not_before = 0.0
             self._changes += 1
             least = self._changes
@@ -219,12 +220,12 @@ class Watch(Listener):
                 return None
 
     def cancel(self, viewer: object) -> None:
-        """End the wait of a viewer whose client has gone."""
+        """Cancel the wait of a viewer whose client has disconnected."""
         if viewer in self._pending:
             self._pending[viewer].set_error(RequestError(Code.CANCELLED, "the client hung up while it waited"))
 
     async def _wait(self, viewer: object, view: View) -> Picture | None:
-        """Return the next picture of a view; None: there was none within `PATIENCE` seconds."""
+        """Return the next picture of a view; None if there was none within `PATIENCE` seconds."""
         pending: PendingResult[Picture | None] = PendingResult()
         self._pending[viewer] = pending
         self._waiting.setdefault(view, []).append(pending)
@@ -235,25 +236,25 @@ class Watch(Listener):
         finally:
             timer.cancel()
             self._pending.pop(viewer, None)
-            # `_answer` has taken the list out. After PATIENCE, or a hang-up, this one is still in it.
+            # `_answer` has removed the list. After PATIENCE or a disconnection, this viewer is still in it.
             waiting = self._waiting.get(view, [])
             if pending in waiting:
                 waiting.remove(pending)
             if not waiting:
                 self._waiting.pop(view, None)
 
-    # What the environment does
+    # Events of the environment
 
     def began(self, lane: int | None, result: Result, mask: Array | None) -> None:
-        """Take what `reset` returned."""
+        """Process the result of `reset`."""
         self._episodes.began(lane, result, mask)
         self._change()
         if self._shared_steps is not None:
             self._shared_steps.began(lane, result, mask)
 
     async def acting(self, lane: int | None, action: object) -> object:
-        """Return the action of whoever acts: the agent's, or a person's in its place."""
-        self._taken.pop(lane, None)  # of a step that failed
+        """Return the action of whoever acts: the agent, or a person instead."""
+        self._taken.pop(lane, None)  # remains from a step that failed
         self._paces.pop(lane, None)
         if self._world.pacer.chooses_ahead:
             self._begin_taken(lane, self._ahead)
@@ -270,22 +271,22 @@ class Watch(Listener):
 
     def _begin_taken(self, lane: int | None, taken: dict[Any, Takeover]) -> None:
         self._taken[lane] = taken
-        # A recording takes it, which stands between this and the environment.
+        # The recorder between this object and the environment records it.
         self._world.substitutes = {key: one.who for key, one in taken.items()}
 
-    # For a pacer that chooses ahead
+    # Calls of a pacer that chooses ahead
 
     def substitute(self, action: Any) -> tuple[Any, Any]:
-        """Return the action of whoever acts now, and who does."""
+        """Return the action after replacements, and who acts instead of agents."""
         return self.takeovers.put_in(action, self._world.env.facts, 0, self.now())
 
     def substituted(self, note: Any) -> None:
-        """Note who acts in the step that is under way next, as `substitute` said; None: nobody else than agents."""
+        """Record who acts in the next step, as returned by `substitute`; None: only agents."""
         self._ahead = note or {}
         self.takeovers.use(self._ahead)
 
     def stepped(self, lane: int | None, action: object, result: Result) -> Result:
-        """Take what `step` returned; mark in its infos what people did."""
+        """Process the result of `step`; report people's actions in its infos."""
         if self._taken:
             result = mark(result, self._facts(lane), self._taken.pop(lane, {}), self._paces.pop(lane, None))
         self.steps += 1
@@ -300,23 +301,23 @@ class Watch(Listener):
         return facts if lane is None else facts.of_lane
 
     async def _wait_for_people(self, lane: int | None, facts: EnvFacts) -> None:
-        """Wait until the step is due at the pace of those who have a seat: nobody can follow thousands a second.
+        """Wait until the step is due at the pace of people in seats: they cannot follow thousands of steps per second.
 
-        The action is chosen after the wait, so that a key acts in the very next step.
+        The action is chosen after the wait, so that a key acts in the next step.
         """
         now = self.now()
         pace = self.takeovers.pace(facts, lane or 0, now)
         if pace is None or self.has_clock:
             return
-        # The first step at a pace does not wait, so its answer tells a trainer to wait for the next in time.
+        # The first step at a pace does not wait, so its response tells a trainer to allow for the next ones.
         self._paces[lane] = pace
         due = self._due.get(lane, 0.0)
         if due > now:
             over: PendingResult[None] = PendingResult()
             self._scheduler.call_later(due - now, lambda: over.set_result(None))
             await over
-        # From when the step was due and not from now, or the delay of each step would slow the pace down. Not before
-        # now: after a pause no steps are made up for.
+        # Counted from when the step was due, because delays would otherwise add up; but not from the past, so that no
+        # steps are made up for after a pause.
         self._due[lane] = max(due + 1 / pace, self.now())
 
     def now(self) -> float:
@@ -329,14 +330,14 @@ class Watch(Listener):
         return self._world.clock_frames is not None
 
     def mark(self) -> int:
-        """Return how many steps the world has made since it is watched; in real time, the frames of its clock."""
+        """Return the steps of the world since watching began; in real time, the frames of its clock."""
         frames = self._world.clock_frames
         return self.steps if frames is None else frames
 
     def over(self, error: RequestError) -> None:
-        """Let all who wait hear that the world is over."""
+        """Tell all waiting viewers that the world has ended."""
         self.ended = error
-        # Copies: whoever hears of it takes itself out at once.
+        # Copied, because viewers that are told remove themselves at once.
         for waiting in list(self._waiting.values()):
             for pending in list(waiting):
                 pending.set_error(error)
@@ -347,12 +348,12 @@ class Watch(Listener):
         self._changes += 1
         if self._waiting and self._timer is None and not self._busy and not self._polls:
             self._polls = True
-            self._scheduler.call_soon(self._poll)  # after the answer to whoever stepped
+            self._scheduler.call_soon(self._poll)  # after the response to the client that stepped
 
     # Rendering
 
     def _poll(self) -> None:
-        """Render if somebody waits, something has changed, and it is time."""
+        """Render if a viewer waits, something has changed, and it is due."""
         self._polls = False
         views = [view for view, waiting in self._waiting.items() if waiting and self._seen.get(view) != self._changes]
         # Gymnasium refuses to render an environment that has not been reset.
@@ -372,10 +373,10 @@ class Watch(Listener):
         self._poll()
 
     async def _draw(self, views: list[View]) -> None:
-        """Render the lanes of some views, and have them encoded."""
-        # Each lane is rendered once, however many views show it.
+        """Render the lanes of some views, and start the encoding."""
+        # Each lane is rendered once, whatever the number of views that show it.
         lanes = sorted({lane for view in views for lane in view.lanes})
-        # Before rendering: what changes meanwhile is to be drawn again.
+        # Read before rendering: later changes must be drawn again.
         changes = self._changes
         steps = self.mark()
         began = time.perf_counter()
@@ -387,17 +388,17 @@ class Watch(Listener):
         finally:
             cost = time.perf_counter() - began
             drawn_at = self._scheduler.now()
-            # Where a machine has more to do than processors, others run in the middle of a picture, which then seems to
-            # take several times as long. What rendering takes says the one that was disturbed least.
+            # On a busy machine, other processes run in the middle of a picture, which then seems to take several times
+            # as long. The fastest of the latest pictures is the best estimate of the rendering time.
             self._costs.append(cost)
-            # Encoding is the helper thread's, but takes the interpreter's lock, or a core that the trainer may need.
+            # Encoding runs in the helper thread, but needs the interpreter's lock, or a core that the trainer may need.
             spent = min(self._costs) + self._encoding + VIEWER_COST * len(self._viewers)
             self._encoding = 0.0
-            # While a person has a seat, steps wait for their pace, and drawing holds up nobody.
+            # While a person has a seat, steps wait for the person's pace, so drawing delays nobody.
             paced = self.takeovers.pace(self._world.env.facts, 0, drawn_at) is not None
             share = max(self._share, REALTIME_SHARE) if paced else self._share
-            # From when rendering began. Set also where it raised: an environment that cannot draw takes time for it,
-            # too.
+            # Counted from the beginning of rendering. Set even if it raised: an environment that fails to draw takes
+            # time, too.
             self._not_before = drawn_at + spent / share - cost
         for view in views:
             self._seen[view] = changes
@@ -429,7 +430,7 @@ class Watch(Listener):
                 self._encoding += result[1]
                 self._answer(view, picture)
 
-        # Not in this thread, which steps and serves the worlds meanwhile.
+        # Not in this thread, which steps and serves the worlds in the meantime.
         self._encoder.submit(job, done)
 
     def _answer(self, view: View, picture: Picture) -> None:
