@@ -1,8 +1,8 @@
-"""Branches: episodes that begin in the middle of others, and what led an environment to where they begin.
+"""Branches: episodes that begin in the middle of others, and the calls that lead an environment to that point.
 
-An environment that was put into an earlier situation goes on from a call that is recorded elsewhere: of another lane,
-in another stream, or earlier in its own. That call depends on those before it, up to a reset with a seed, or up to a
-call at which that environment was put elsewhere in its turn. So the way to a branch is a list of parts of streams.
+An environment that was put into an earlier situation continues after a recorded call of another lane, another stream,
+or its own past. The state after that call depends on the calls before it, back to a reset with a seed or to a call at
+which that environment was itself put elsewhere. So the path to a branch is a list of parts of streams.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["Parent", "PathPart", "next_origin", "parent_of", "path_to"]
 
 
 class LinkedStream(Protocol):
-    """What is asked here of a `RecordedStream`, which knows this module."""
+    """The part of `RecordedStream`'s interface that this module uses; that module imports this one."""
 
     header: Any
     title: str
     lanes: int
 
     def sibling(self, name: str) -> Any:
-        """Return a stream of the same folder; None: there is none."""
+        """Return a stream of the same folder; None if there is none."""
 
     def column(self, name: str) -> Array:
         """Return a column of numbers."""
@@ -38,28 +38,28 @@ class LinkedStream(Protocol):
         """Return the number of a lane in its world."""
 
     def known_from(self, lane: int, call: int) -> tuple[int, BranchPoint | None]:
-        """Return the call from which on the state of a lane is known, and where it went on from there."""
+        """Return the first call from which a lane's state is reproducible, and the point that it continued, if any."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Parent:
-    """Where the episode goes on from that is a branch."""
+    """The point at which a branch continues another episode."""
 
     episode: str
-    """The id of the other episode; empty: it is not known."""
+    """The id of the other episode; empty: unknown."""
     step: int | None
-    """The step of it after which this one goes on, 0 for its first observation; None: it is not known."""
+    """The step of that episode after which this one continues, 0 for its first observation; None: unknown."""
     seed: int | None
-    """By which the random generators were seeded anew; None: they went on."""
+    """The seed with which the random generators were seeded again; None: they were not."""
     reason: str = ""
-    """Why the other episode is not known; empty: it is."""
+    """Why the other episode is unknown; empty: it is known."""
 
     def facts(self) -> dict[str, Any]:
-        """Return what is known of it, as JSON says it."""
+        """Return the known facts as values for JSON."""
         return {"episode": self.episode, "step": self.step, "seed": self.seed}
 
     def columns(self) -> dict[str, Any]:
-        """Return what is known of it, for the metadata of an episode in a dataset."""
+        """Return the known facts for the metadata of an episode in a dataset."""
         found = {"parent": self.episode or "unknown", "parent_step": self.step, "parent_seed": self.seed}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -70,7 +70,7 @@ class Parent:
 
 @dataclasses.dataclass(frozen=True)
 class PathPart:
-    """Calls of one environment that follow each other."""
+    """Consecutive calls of one environment."""
 
     stream: Any
     """A `RecordedStream`."""
@@ -78,13 +78,13 @@ class PathPart:
     first: int
     """The first call."""
     last: int
-    """The last one, which may come before the first: then there is none."""
+    """The last call; before the first one if the part is empty."""
     seed: int | None
-    """By which the random generators are seeded anew after the last one; None: they go on."""
+    """The seed with which the random generators are seeded again after the last call; None: they are not."""
 
 
 def parent_of(stream: LinkedStream, point: BranchPoint) -> Parent:
-    """Return which episode a branch goes on from."""
+    """Return the episode that a branch continues."""
     other, reason = _recorded(stream, point)
     if other is None:
         return Parent("", None, point.seed, reason)
@@ -97,7 +97,7 @@ def parent_of(stream: LinkedStream, point: BranchPoint) -> Parent:
 
 
 def _recorded(stream: LinkedStream, point: BranchPoint) -> tuple[LinkedStream | None, str]:
-    """Return the stream that a branch goes on from; None: why there is none."""
+    """Return the stream that a branch continues; None: why it is missing."""
     if not point.stream:
         return None, "what it goes on from was not recorded"
     other = stream.sibling(point.stream)
@@ -111,14 +111,14 @@ def _recorded(stream: LinkedStream, point: BranchPoint) -> tuple[LinkedStream | 
 
 
 def path_to(stream: LinkedStream, point: BranchPoint) -> list[PathPart]:
-    """Return the calls that lead an environment to where a branch begins, from a reset with a seed on.
+    """Return the calls that lead an environment to the beginning of a branch, starting with a seeded reset.
 
     Args:
-        stream: Has the branch.
-        point: Where that goes on from.
+        stream: The stream with the branch.
+        point: The point at which the branch continues.
 
     Raises:
-        RecordingError: Some of them were not recorded, or are missing, or there is no such reset.
+        RecordingError: Some calls were not recorded or are missing, or there is no seeded reset.
     """
     found: list[PathPart] = []
     keys: set[tuple[str, int, int]] = set()
@@ -128,7 +128,7 @@ def path_to(stream: LinkedStream, point: BranchPoint) -> list[PathPart]:
         stream, begins = next_origin(stream, here, keys)
         keys.add((here.stream, here.lane, here.call))
         first, _ = stream.known_from(here.lane, here.call)
-        # At a branch itself nothing is called.
+        # The call at which a branch begins is not made.
         found.append(PathPart(stream, here.lane, first + (begins is not None), here.call, here.seed))
     return found[::-1]
 
@@ -136,22 +136,22 @@ def path_to(stream: LinkedStream, point: BranchPoint) -> list[PathPart]:
 def next_origin(
     stream: LinkedStream, point: BranchPoint, visited: Collection[tuple[str, int, int]]
 ) -> tuple[Any, BranchPoint | None]:
-    """Return the stream that a branch goes on from, and where that part of it goes on from in its turn.
+    """Return the stream that a branch continues, and the point that that part itself continues.
 
     Args:
-        stream: Has the branch.
-        point: Where that goes on from.
-        visited: Those of branches that this one leads to: stream, lane and call.
+        stream: The stream with the branch.
+        point: The point at which the branch continues.
+        visited: The points of branches that led here: stream, lane and call.
 
     Returns:
-        The other stream; and None where it was reset with a seed since.
+        The other stream, and the point; None for the point if it was reset with a seed since.
 
     Raises:
-        RecordingError: As `path_to`.
+        RecordingError: As for `path_to`.
     """
     other, reason = _recorded(stream, point)
     if other is None:
         raise RecordingError(reason)
-    if (point.stream, point.lane, point.call) in visited:  # of a file that somebody has made
+    if (point.stream, point.lane, point.call) in visited:  # possible only in a manipulated file
         raise RecordingError(f"what it goes on from goes on from itself, in {point.stream}")
     return other, other.known_from(point.lane, point.call)[1]

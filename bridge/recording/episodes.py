@@ -1,4 +1,4 @@
-"""The data of an episode: observations and actions as the environment gave and took them."""
+"""The data of an episode: its observations and actions as elements of the environment's spaces."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EpisodeData:
 
     episode: RecordedEpisode
     agent: str | None
-    """Whose part it is, in an environment of several agents; None: there is one."""
+    """The agent's name, in an environment of several agents; None: there is one agent."""
     observation_space: Space[Any]
     action_space: Space[Any]
     observations: list[Any]
@@ -52,16 +52,16 @@ class EpisodeData:
     terminations: Array
     """bool, `(length,)`."""
     truncations: Array
-    """bool, `(length,)`; an episode that did not end by itself is truncated in its last step."""
+    """bool, `(length,)`; an episode that was cut off is truncated in its last step."""
     by: list[str]
-    """Who each action is of."""
+    """The name of the player of each action."""
     infos: list[dict[str, Any]] | None = None
     """`length` + 1 infos; None: they were not recorded."""
 
     def not_finite(self) -> int:
-        """Return how many of its steps have a NaN or an infinity: in the action, the reward, or what was seen after.
+        """Return the number of steps with a NaN or an infinity in the action, the reward, or the observation after it.
 
-        What was seen before the first step counts as a further one.
+        The first observation counts as a further step.
         """
         bad = [not _is_finite(seen) for seen in self.observations]
         for at, (action, reward) in enumerate(zip(self.actions, self.rewards, strict=True), 1):
@@ -70,39 +70,40 @@ class EpisodeData:
 
 
 def _is_finite(sample: Any) -> bool:
-    """Return False where a sample of a space has a number that is NaN or infinite, however deep."""
+    """Return False if a sample of a space contains NaN or infinity at any depth."""
     if isinstance(sample, dict):
         return all(map(_is_finite, sample.values()))
-    if isinstance(sample, (tuple, list)):  # also the graphs of Gymnasium, which are named tuples
+    if isinstance(sample, (tuple, list)):  # includes Gymnasium's graphs, which are named tuples
         return all(map(_is_finite, sample))
     kind = getattr(getattr(sample, "dtype", None), "kind", "f" if isinstance(sample, float) else "")
     return kind not in ("f", "c") or bool(np.isfinite(sample).all())
 
 
 def facts_of(data: EpisodeData) -> dict[str, Any]:
-    """Return what a dataset says of an episode: how it ended, who acted, and of a branch what it goes on from."""
+    """Return an episode's facts for a dataset: how it ended, who acted, and what it continues if it is a branch."""
     parent = data.episode.parent
-    names = dict.fromkeys(acting(data.by))  # each once, in the order in which they began
+    names = dict.fromkeys(acting(data.by))  # each once, in the order of their first actions
     return {"end": data.episode.end, "by": ", ".join(names), **({} if parent is None else parent.columns())}
 
 
 def observed_rows(
     episode: RecordedEpisode, env: Any = None, *, frames: bool = False, check: bool = True, allow_calls: bool = False
 ) -> ObservedRows:
-    """Yield step and observation of each call of an episode, and what gives its frame before the next is asked for.
+    """Yield, for each call of an episode, its step, its observation, and a function that returns its frame.
 
-    Observations and frames are as recorded, or by a replay where they were not. The observation of a lane is its own;
-    of several agents it is a dict.
+    Call that function before the next item is requested. Observations and frames come from the recording, or from a
+    replay if they were not recorded. For a lane, the observation is its own; for several agents it is a dict.
 
     Args:
         episode: The episode.
-        env: What makes the environment, for a replay; None: the id that the recording names.
-        frames: Whether frames are wanted; else None is yielded for what gives them.
-        check: Whether a replay is compared with the recording.
+        env: Makes the environment, for a replay; None: the id in the recording.
+        frames: True if frames are needed; otherwise None is yielded for the function.
+        check: True to compare a replay with the recording.
         allow_calls: As for `Replay`.
 
     Raises:
-        RecordingError: They were not recorded, and the episode cannot be replayed, or differs from what was recorded.
+        RecordingError: They were not recorded, and the episode cannot be replayed, or the replay differs from the
+            recording.
     """
     stream = episode.stream
     steps = stream.column("t")[episode.own]
@@ -129,7 +130,7 @@ def observed_rows(
             f"resets and steps the environment: {error}"
         ) from error
     with made as replay:
-        # To compare a call by itself takes thirty times as long. But a frame can only be drawn before the next call.
+        # Comparing single calls takes thirty times as long. But a frame can only be drawn before the next call.
         for batch in batches_of(replay.calls(start, episode.stop), 1 if frames else AT_ONCE):
             if check and (difference := compare.difference(batch)):
                 (first,) = difference.values()
@@ -141,11 +142,11 @@ def observed_rows(
 
 
 def _seen(episode: RecordedEpisode, row: Row, *, is_first: bool) -> Any:
-    """Return the observation of an episode's own lane in a replayed call, or a dict of those of several agents."""
+    """Return the observation of an episode's own lane in a replayed call, or a dict of several agents' ones."""
     stream, lane = episode.stream, episode.lane
     if stream.kind == "agents":
         return {str(agent): seen for agent, seen in row.observation.items()}
-    # Where lanes began anew in the step that ended them, there are two: the end, and the beginning.
+    # A lane that began anew in the step that ended its episode has two observations: the last and the first.
     observation = stream.columns.parts_of(row)[-1 if is_first else 0].observation
     if stream.kind == "env":
         return observation
@@ -157,7 +158,7 @@ def _seen(episode: RecordedEpisode, row: Row, *, is_first: bool) -> Any:
 
 
 def has_frames(episode: RecordedEpisode) -> bool:
-    """Return whether frames of an episode were recorded."""
+    """Return True if the frames of an episode were recorded."""
     if not episode.stream.header.get("frames"):
         return False
     return bool(episode.stream.cells("frame", episode.own[:1])[0].is_valid)
@@ -174,7 +175,7 @@ def _picture(episode: RecordedEpisode, row: int) -> Array:
 
 
 def obstacle(episode: RecordedEpisode) -> str:
-    """Say why an episode cannot be watched again, as far as the rows that were read tell; empty: it can."""
+    """Return why an episode cannot be shown, as far as the rows read tell; empty if it can."""
     if episode.stream.has_observations and has_frames(episode):
         return ""
     try:
@@ -191,13 +192,13 @@ def load_episode(
 
     Args:
         episode: The episode.
-        env: What makes the environment where observations were not recorded; None: the id that the recording names.
-        agent: Whose part, in an environment of several agents.
+        env: Makes the environment if observations were not recorded; None: the id in the recording.
+        agent: The agent, in an environment of several agents.
         allow_calls: As for `Replay`.
 
     Raises:
-        RecordingError: There is no such agent in it, it left and came back (`load_stretches` takes that), or its
-            observations are neither recorded nor to be had by a replay.
+        RecordingError: The episode has no such agent, or the agent left and came back (`load_stretches` supports that),
+            or its observations were not recorded and cannot be replayed.
     """
     found = load_stretches(episode, env, agent, allow_calls=allow_calls)
     if len(found) > 1:
@@ -211,18 +212,18 @@ def load_episode(
 def load_stretches(
     episode: RecordedEpisode, env: Any = None, agent: str | None = None, *, allow_calls: bool = False
 ) -> list[EpisodeData]:
-    """Return the data of an episode, in one piece for each time that the agent came in: mostly one.
+    """Return the data of an episode, in one piece for each time that the agent entered: usually one.
 
-    An agent that leaves and comes back saw something new before it acted again, which follows none of its actions.
+    The first observation of an agent that comes back does not follow any of its actions, so it begins a new piece.
 
     Args:
-        episode: As for `load_episode`, and so are the other arguments.
-        env: What makes the environment.
-        agent: Whose part.
+        episode: The episode.
+        env: As for `load_episode`.
+        agent: As for `load_episode`.
         allow_calls: As for `Replay`.
 
     Raises:
-        RecordingError: There is no such agent in it, or its observations are not to be had.
+        RecordingError: The episode has no such agent, or its observations are not available.
     """
     stream, rows = episode.stream, episode.own
     if (agent is None) == (stream.kind == "agents") or (agent is not None and agent not in stream.agents):
@@ -240,15 +241,15 @@ def load_stretches(
     first = next((at for at, sample in enumerate(seen) if sample is not None), None)
     if first is None:
         raise RecordingError(f"{episode.id}: {agent or 'the agent'} saw nothing in it")
-    # Each is where an agent came in, and where it acted from there on.
+    # For each piece: where the agent entered, and where it acted from there on.
     stretches: list[tuple[int, list[int]]] = [(first, [])]
     for at in range(first + 1, len(rows)):
         if actions[at] is not None:
             stretches[-1][1].append(at)
-        elif seen[at] is not None:  # without having acted: it comes in (again) by this
+        elif seen[at] is not None:  # it has not acted yet: it enters (again) with this observation
             # Before its first action the newest observation counts.
             stretches[len(stretches) - (not stretches[-1][1]) :] = [(at, [])]
-    if len(stretches) > 1 and not stretches[-1][1]:  # it saw something, and did nothing more
+    if len(stretches) > 1 and not stretches[-1][1]:  # the last piece has no action
         stretches.pop()
     return [_data_of(episode, agent, lane, rows, seen, actions, *each) for each in stretches]
 
@@ -263,13 +264,13 @@ def _data_of(
     first: int,
     acted: Sequence[int],
 ) -> EpisodeData:
-    """Return what follows from a first observation, and where among the rows an agent acted after it."""
+    """Return the data after a first observation, for the rows in which an agent acted."""
     stream, observations = episode.stream, [seen[first]]
-    for at in acted:  # one that ends without a last observation keeps the one before
+    for at in acted:  # without a last observation, the previous one is repeated
         observations.append(observations[-1] if seen[at] is None else seen[at])
     steps = rows[list(acted)]
     terminated, truncated = stream.column("terminated")[steps], stream.column("truncated")[steps]
-    if acted and not terminated[-1]:  # it may have been cut off
+    if acted and not terminated[-1]:  # the episode may have been cut off
         truncated[-1] = True
     infos = stream.infos(np.concatenate([rows[first : first + 1], steps])) if stream.header.get("infos") else None
     rewards = stream.column("reward")[steps]
@@ -280,7 +281,7 @@ def _data_of(
 
 
 def stacked(space: Space[Any], samples: list[Any]) -> Any:
-    """Return samples of a space as lists of its parts: a dict of lists for a Dict, a tuple of lists for a Tuple."""
+    """Return samples of a space as lists of their parts: a dict of lists for a Dict, a tuple of lists for a Tuple."""
     if isinstance(space, spaces.Dict):
         return {key: stacked(part, [sample[key] for sample in samples]) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

@@ -1,4 +1,4 @@
-"""Episodes as datasets of Minari, and films."""
+"""Export episodes as Minari datasets and as videos."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Said = Callable[[str], None]
 
 
 def quiet(text: str) -> None:
-    """Say nothing."""
+    """Ignore a message."""
 
 
 def export_minari(
@@ -54,27 +54,28 @@ def export_minari(
     allow_calls: bool = False,
     finite: bool = False,
 ) -> list[str]:
-    """Write episodes as a dataset of Minari, without loss; of several agents one dataset for each.
+    """Write episodes as a Minari dataset without loss; with several agents, one dataset for each.
 
-    An episode's infos have `by`: who chose each action, `infos["by"][t + 1]` that of `actions[t]`. Its metadata has
-    `end` and `by`, all who acted. NaN and infinities are kept, and told.
+    An episode's infos contain `by`, the player of each action: `infos["by"][t + 1]` belongs to `actions[t]`. Its
+    metadata contains `end` and, as `by`, all players. NaN and infinities are kept and reported.
 
     Args:
-        episodes: Of one environment.
-        name: The dataset's id, such as `cartpole/people-v0`; that of an agent gets its name, `pong/people-first_0-v0`.
-        env: What makes the environment, where observations were not recorded; None: the id that the recording names.
-        author: Who made it.
+        episodes: Episodes of one environment.
+        name: The dataset's id, such as `cartpole/people-v0`; with several agents, each adds its name:
+        `pong/people-first_0-v0`.
+        env: Makes the environment if observations were not recorded; None: the id in the recording.
+        author: The author of the dataset.
         data_format: `hdf5` or `arrow`; None: Minari's default.
-        say: Takes a line for each dataset.
+        say: Called with a line of text for each dataset.
         allow_calls: As for `Replay`.
-        finite: True to leave out episodes with a NaN or an infinity.
+        finite: True to leave out episodes with NaN or infinities.
 
     Returns:
         The ids of the datasets.
 
     Raises:
-        SettingError: Minari is not installed or takes no such name or spaces, or there is such a dataset.
-        RecordingError: The episodes are of several environments, or their observations are not to be had.
+        SettingError: Minari is not installed or does not support the name or the spaces, or the dataset exists.
+        RecordingError: The episodes are of several environments, or their observations are not available.
     """
     if (match := re.fullmatch(r"(.+)(-v\d+)", name)) is None:
         raise SettingError(f"expected a dataset's name that ends in its version, as cartpole/people-v0, got {name!r}")
@@ -87,7 +88,7 @@ def export_minari(
     with contextlib.ExitStack() as undo:
         for agent, data in datasets_of(episodes, env, allow_calls, finite=finite, say=say):
             dataset = name if agent is None else f"{match[1]}-{name_of_agent(agent)}{match[2]}"
-            # Minari refuses a name whose folder is there, also one that a failed export left behind.
+            # Minari refuses a name whose folder exists, even if a failed export left it behind.
             if not (folder := minari.storage.datasets_root_dir.get_dataset_path(dataset)).exists():
                 undo.callback(shutil.rmtree, folder, ignore_errors=True)
             _write_dataset(minari, dataset, episodes[0].stream, data, author=author, **more)
@@ -102,12 +103,12 @@ def export_minari(
                     f"warning: {dataset} keeps the NaN or infinities of {affected} in the episode"
                     f"{'' if len(counts) == 1 else 's'} {', '.join(counts)}; --finite (finite=True) leaves out such"
                 )
-        undo.pop_all()  # all of them are written
+        undo.pop_all()  # all datasets are complete: keep them
     return names
 
 
 def _write_dataset(minari: Any, name: str, stream: RecordedStream, data: Sequence[EpisodeData], **more: Any) -> None:
-    """Write a dataset; `more` goes to Minari as it is. Raises SettingError where Minari does not take it."""
+    """Write a dataset; `more` is passed to Minari. Raise SettingError if Minari does not support it."""
     buffers = [
         minari.data_collector.EpisodeBuffer(
             id=number,
@@ -117,13 +118,13 @@ def _write_dataset(minari: Any, name: str, stream: RecordedStream, data: Sequenc
             rewards=list(one.rewards),
             terminations=one.terminations.tolist(),
             truncations=one.truncations.tolist(),
-            infos={"by": ["", *one.by]},  # of the reset too, as all of Minari's infos
+            infos={"by": ["", *one.by]},  # with an entry for the reset, as all of Minari's infos
         )
         for number, one in enumerate(data)
     ]
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".* is (set to )?None")  # an address, a link: what nobody gave
+            warnings.filterwarnings("ignore", ".* is (set to )?None")  # about an address and a link, which nobody gave
             dataset = minari.create_dataset_from_buffers(
                 dataset_id=name,
                 buffer=buffers,
@@ -132,11 +133,11 @@ def _write_dataset(minari: Any, name: str, stream: RecordedStream, data: Sequenc
                 action_space=data[0].action_space,
                 description=_describe(data),
                 requirements=_requirements(stream),
-                jpeg_encoding=False,  # which loses colours
+                jpeg_encoding=False,  # it would change colours
                 **more,
             )
         dataset.storage.update_episode_metadata([facts_of(one) for one in data])
-    # It raises the last two for spaces that it cannot write.
+    # It raises the last two for unsupported spaces.
     except (ValueError, TypeError, NotImplementedError) as error:
         raise SettingError(f"Minari does not take the dataset {name!r}: {error}") from error
 
@@ -144,17 +145,17 @@ def _write_dataset(minari: Any, name: str, stream: RecordedStream, data: Sequenc
 def datasets_of(
     episodes: Sequence[RecordedEpisode], env: Any, allow_calls: bool, *, finite: bool = False, say: Said = quiet
 ) -> Iterator[tuple[str | None, list[EpisodeData]]]:
-    """Yield what each agent saw and did in episodes, of those in which it did something; None: there is one agent.
+    """Yield each agent with its data of the episodes in which it acted; None for the agent if there is only one.
 
     Args:
-        episodes: Of one environment.
+        episodes: Episodes of one environment.
         env: As for `export_minari`.
         allow_calls: As for `Replay`.
-        finite: True to leave out those with a NaN or an infinity.
-        say: Is told how many these are, and how many have no step.
+        finite: True to leave out episodes with NaN or infinities.
+        say: Called with the number of such episodes, and of episodes without steps.
 
     Raises:
-        RecordingError: There are none, they are of different environments, or an agent did nothing in them.
+        RecordingError: There are no episodes, they are of different environments, or an agent did not act in any.
     """
     if not episodes:
         raise RecordingError("there are no such episodes; `gymnasium-bridge runs` lists those that there are")
@@ -193,23 +194,23 @@ def datasets_of(
 
 
 def told_infos(data: Sequence[EpisodeData]) -> str:
-    """Say that infos that were recorded are in no dataset; empty: none were."""
+    """Return a message if infos were recorded, which datasets do not contain; empty otherwise."""
     return "; without the recorded infos" if any(one.infos is not None for one in data) else ""
 
 
 def told_branches(data: Sequence[EpisodeData], place: str) -> str:
-    """Say how many episodes are branches, and where a dataset has their parents; empty: none is."""
+    """Return a message with the number of branches, and where the dataset has their parents; empty if none."""
     count = sum(one.episode.parent is not None for one in data)
     return f"; {count} of them are branches, whose parent is in the {place} of the episode" if count else ""
 
 
 def name_of_agent(agent: str) -> str:
-    """Return an agent's name as part of a file name: a recording may be a stranger's, with any text as a name."""
+    """Return an agent's name as part of a file name: an untrusted recording may contain any text as a name."""
     return re.sub(r"[^A-Za-z0-9_-]+", "_", agent)
 
 
 def _spec_of(stream: RecordedStream) -> Any:
-    """Return the environment's registration here, with its keywords, for the dataset's `recover_environment`."""
+    """Return the environment's spec, with the recorded keywords, for the dataset's `recover_environment`."""
     import gymnasium
 
     env_id = stream.header.get("env_id")
@@ -217,8 +218,8 @@ def _spec_of(stream: RecordedStream) -> Any:
         return None
     spec = copy.deepcopy(gymnasium.spec(env_id))
     kwargs = kwargs_of(stream)
-    kwargs.pop("render_mode", None)  # whoever recovers it says how to draw it
-    for name in ("max_episode_steps", "disable_env_checker"):  # `gymnasium.make` takes these for itself
+    kwargs.pop("render_mode", None)  # the caller of `recover_environment` chooses it
+    for name in ("max_episode_steps", "disable_env_checker"):  # `gymnasium.make` has arguments of these names
         if (value := kwargs.pop(name, None)) is not None:
             setattr(spec, name, value)
     spec.kwargs.update(kwargs)
@@ -233,7 +234,7 @@ def _describe(data: Sequence[EpisodeData]) -> str:
 
 
 def _requirements(stream: RecordedStream) -> list[str]:
-    """Return the versions of the packages that the episodes were recorded with, as pip takes them."""
+    """Return the versions of the packages at the recording, as requirements for pip."""
     versions: dict[str, str] = stream.header.get("versions", {})
     return [f"{name}=={text}" for name, text in versions.items() if name not in ("python", "gymnasium-bridge")]
 
@@ -247,19 +248,19 @@ def export_mp4(
     say: Said = quiet,
     allow_calls: bool = False,
 ) -> list[Path]:
-    """Write each episode as a film, `ID.mp4`: of its recorded frames, or of those of a replay.
+    """Write each episode as a video, `ID.mp4`, from its recorded frames or those of a replay.
 
     Args:
-        episodes: Which.
-        folder: Where to; made where there is none.
+        episodes: The episodes.
+        folder: The folder for the files; created if it does not exist.
         env: As for `export_minari`.
-        fps: Frames a second; None: those of the real-time world, or of the environment's metadata, or 30.
-        say: Takes a line for each file.
+        fps: Frames per second; None: those of the real-time world, or of the environment's metadata, or 30.
+        say: Called with a line of text for each file.
         allow_calls: As for `Replay`.
 
     Raises:
         SettingError: PyAV is not installed.
-        RecordingError: The frames of one are not to be had.
+        RecordingError: The frames of an episode are not available.
     """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
@@ -275,21 +276,21 @@ def export_mp4(
 
 
 def write_film(path: Path, pictures: Iterable[Any], fps: float, keyframes: int = 12) -> None:
-    """Write pictures as a film (H.264) at so many a second, each of `keyframes` whole.
+    """Write pictures as a video (H.264) with `fps` frames per second and a keyframe every `keyframes` frames.
 
     Raises:
         SettingError: PyAV is not installed.
-        RecordingError: They are no pictures.
+        RecordingError: The pictures have another form.
     """
     with needed("films need PyAV", "film"):
         import av
     with contextlib.ExitStack() as undo:
-        undo.callback(path.unlink, missing_ok=True)  # else a film that was cut short would look like a whole one
+        undo.callback(path.unlink, missing_ok=True)  # an incomplete video would look like a complete one
         with av.open(str(path), "w") as container:
             film = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(100_000))
             film.pix_fmt, film.codec_context.gop_size = "yuv420p", keyframes
             for picture in map(even, pictures):
-                # The size is known with the first picture, and must be set before anything is encoded.
+                # The size is known only with the first picture, and must be set before encoding.
                 if not film.codec_context.is_open:
                     film.height, film.width = picture.shape[:2]
                 container.mux(film.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
@@ -298,15 +299,15 @@ def write_film(path: Path, pictures: Iterable[Any], fps: float, keyframes: int =
 
 
 def rate_of(episode: RecordedEpisode, fps: float | None = None) -> float:
-    """Return the frames a second of a film: what was asked for, or the world's, or the environment's, or 30."""
+    """Return the frame rate of a video: the requested one, or the world's, or the environment's, or 30."""
     return float(fps or episode.fps or episode.stream.header.get("render_fps") or 30)
 
 
 def even(frame: Any) -> Any:
-    """Return a picture as three bytes a pixel, with a last row and column more where their number is odd."""
+    """Return a picture with three bytes per pixel; an odd last row or column is repeated."""
     picture = np.asarray(frame)
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
         raise RecordingError(f"expected frames of bytes, (height, width, 3), got {picture.dtype} {picture.shape}")
-    # yuv420p has one colour for two by two pixels, so libx264 refuses odd sizes.
+    # yuv420p has one color for each two by two pixels, so libx264 refuses odd sizes.
     odd = ((0, picture.shape[0] % 2), (0, picture.shape[1] % 2), (0, 0))
     return np.ascontiguousarray(np.pad(picture, odd, mode="edge"))

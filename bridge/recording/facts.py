@@ -1,4 +1,4 @@
-"""The facts about an environment in a recording: where it comes from, its spaces, the versions of its packages."""
+"""The facts about an environment in a recording: its origin, its spaces, and the versions of its packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bridge.recording.writer import Journal
 
 __all__ = ["describe_world", "facts_of", "package_versions"]
 
-# Whose versions may change what environments do; that of an environment's own package is added.
+# Packages whose versions may change what environments do; the environment's own package is added.
 _PACKAGES = (
     "ale-py",
     "Box2D",
@@ -35,7 +35,7 @@ _PACKAGES = (
 )
 
 
-# importlib.metadata searches sys.path each time, and in real time each lane of a world has a header.
+# Cached: importlib.metadata searches sys.path each time, and in real time each lane of a world has a header.
 @functools.lru_cache(maxsize=64)
 def _version(package: str) -> str | None:
     try:
@@ -45,10 +45,10 @@ def _version(package: str) -> str | None:
 
 
 def package_versions(entry_point: str = "") -> dict[str, str]:
-    """Return the versions of Python and of the installed packages that matter, by name.
+    """Return the versions of Python and of installed packages that may affect the environment, by name.
 
     Args:
-        entry_point: `module:name` of what makes the environment, whose package is one of them.
+        entry_point: `module:name` of the environment's constructor, whose package is included.
     """
     own = entry_point.partition(":")[0].partition(".")[0]
     found = {name: _version(name) for name in (*_PACKAGES, *([own] if own else []))}
@@ -63,15 +63,15 @@ def facts_of(
     reward_space: Any = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Return the header of the files of any environment.
+    """Return the header of the files for any environment.
 
     Args:
-        journal: The recording, in which it becomes a new stream.
+        journal: The recording, to which this adds a stream.
         kind: `env`, `lanes` or `agents`.
-        spaces: Observation and action space of one environment, or of each agent by its name.
-        made_by: What it was made of.
-        reward_space: That of array rewards.
-        more: Further entries; what is None is left out.
+        spaces: The observation and action space of one environment, or of each agent by its name.
+        made_by: What the environment was made of.
+        reward_space: The space of array rewards.
+        more: Further entries; those that are None are left out.
     """
     options = journal.options
     facts: dict[str, Any] = {
@@ -89,7 +89,7 @@ def facts_of(
     facts.update((name, value) for name, value in made_by.items() if name != "kwargs")
     try:
         facts["kwargs"] = as_text(dict(made_by.get("kwargs") or {}))
-    # Such as a keyword that is a function. The recording can be read all the same; a replay says why it is refused.
+    # For example a keyword that is a function. The recording can still be read; a replay reports why it is refused.
     except TensorError as error:
         facts["unknown_kwargs"] = str(error)
     pairs: list[Any] = [spaces]
@@ -105,18 +105,18 @@ def facts_of(
 def describe_world(
     journal: Journal, world: Any, kind: str, made_by: Mapping[str, Any], lane: int | None = None
 ) -> dict[str, Any]:
-    """Return the header of the files of a world, or of one of its lanes.
+    """Return the header of the files for a world, or for one of its lanes.
 
     Args:
         journal: The recording.
         world: The world.
         kind: `env`, `lanes` or `agents`.
-        made_by: What its environment was made of.
-        lane: Which lane of a world that steps its lanes one by one; None: all of them together.
+        made_by: What the environment was made of.
+        lane: The lane, in a world that steps its lanes one by one; None: all lanes together.
     """
     env, own = world.env, world.env.facts
     spaces: Any = {str(agent): pair for agent, pair in own.agents.items()} or own.spaces
-    # `metadata` is the environment's own dict, in which anything may be.
+    # `metadata` is the environment's own dict, which may contain anything.
     render_fps = (env.properties().get("world.metadata") or {}).get("render_fps")
     is_rate = isinstance(render_fps, (int, float)) and 0 < render_fps < math.inf
     return facts_of(
@@ -125,7 +125,7 @@ def describe_world(
         lanes=own.num_envs if kind == "lanes" else None,
         lane=lane,
         fps=world.fps,
-        render_fps=render_fps if is_rate else None,  # of a film
+        render_fps=render_fps if is_rate else None,  # for videos
         same_step=own.autoreset is AutoresetMode.SAME_STEP or None,
         recorded_by="server",
     )  # fmt: skip

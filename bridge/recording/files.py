@@ -1,10 +1,10 @@
-"""The files of a recording: segments of Arrow, sealed into Parquet, and the digests of their bytes.
+"""The files of a recording: segments in Arrow format, later converted to Parquet, and the digests of their bytes.
 
-A segment holds rows of one stream. While it is written it is an Arrow IPC stream, `RUN.STREAM.PART.arrow`, whose
-batches can be read up to the last one that is whole: Parquet has no footer yet when a process is killed. When a segment
-is full, or its environment is closed, it becomes `RUN.STREAM.PART.parquet`. Beside each file, `FILE.sums` has the
-digests of its bytes: of a stream one for each part that was appended, of Parquet one for the rows and one for the
-footer, which has a copy there. A reader checks these before it parses anything.
+A segment contains rows of one stream. While it is written it is an Arrow IPC stream, `RUN.STREAM.PART.arrow`. If the
+process is killed, its batches can be read up to the last complete one, while a Parquet file would have no footer yet.
+When a segment is full, or its environment is closed, it becomes `RUN.STREAM.PART.parquet`. Beside each file,
+`FILE.sums` contains digests: for a stream one per appended part; for Parquet one for the rows, and one for the footer
+together with a copy of it. A reader checks the digests before it parses anything.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ with imported_from("recordings need pyarrow", "record"):
 
 __all__ = ["UNREADABLE", "Damage", "Segment", "SegmentFile", "delete_segment", "find_segments", "load_segment"]
 
-# The name of a recording comes from its files and not from its header. Exports make file names of it, and this pattern
-# has no separators of paths.
+# The name of a recording is taken from its files, not from its header. Exports use it in file names, and this pattern
+# excludes path separators.
 _NAME = re.compile(r"([0-9A-Za-z]{1,32}-[0-9a-f]{1,16})\.(\d{1,9})\.(\d{1,9})\.(arrow|parquet)")
 _SUM = re.compile(r"([0-9]{1,12}) ([0-9]{1,11}) (\S+)\n")
 _FOOTER_SUM = re.compile(r"footer (\S+) (\S+)\n")
 _SUMS = ".sums"
-# Zstandard takes half the bytes, and several times as long: more than a hundred steps of CartPole in each append. What
-# is sealed is compressed by it. Threads would cost more to wake than the columns of a batch take.
+# Zstandard needs half the bytes, but several times the time: more than a hundred steps of CartPole per append. So only
+# sealed segments are compressed with it. Waking threads would cost more than compressing a batch's columns.
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
-# Bytes of memory of the rows that Parquet takes as a group. Each group adds 1 kB to the file, and memory for a whole
-# segment, which the system clears and no cache holds, took as long again as to compress it.
+# Bytes of memory for the rows of a Parquet row group. Each group adds 1 kB to the file. But memory for a whole segment,
+# which the system must clear and which fits into no cache, cost as much time as the compression.
 _GROUP_BYTES = 16 << 20
-# Arrow's mark of the end of a stream: a continuation, and a length of 0.
+# Arrow's end-of-stream marker: a continuation, and a length of 0.
 _END = b"\xff\xff\xff\xff\0\0\0\0"
-# A stranger's file may claim anything. Ours are far below: `Journal` ends a segment at 64 MiB and 2**18 rows.
+# An untrusted file may claim any size. Ours are far smaller: `Journal` ends a segment at 64 MiB and 2**18 rows.
 _LARGEST_FILE = 1 << 30
 _LARGEST_SUMS = 64 << 20
 _MOST_ROWS = 1 << 22
 _LARGEST_TABLE = 1 << 30
 UNREADABLE = (pa.ArrowException, LookupError, MemoryError, OSError, OverflowError, RecursionError, TypeError,
               ValueError, UsageError, struct.error)  # fmt: skip
-"""The exceptions of parsing what somebody made up."""
-# Columns of few different numbers. Texts as dictionaries would let a tiny file claim a huge table.
+"""The exceptions that parsing of malformed data may raise."""
+# Columns with few different numbers. Dictionary-encoded texts would let a tiny file claim a huge table.
 _DICTIONARIES = ["lane", "kind", "episode", "reward"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-    """A part of a file that cannot be used, or a file that is none of ours."""
+    """A part of a file that cannot be used, or a file that is not of a recording."""
 
     path: Path
     problem: str
     torn: bool = False
-    """True if the file ends in it, as where the process was killed while it wrote."""
+    """True if the file ends in this part, as when the process was killed while it wrote."""
 
     def __str__(self) -> str:
         return f"{self.path.name}: {self.problem}"
@@ -74,7 +74,7 @@ class Damage:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class SegmentFile:
-    """A segment of a folder, by the name of its file."""
+    """A segment in a folder, with the parts of its file name."""
 
     run: str
     stream: int
@@ -83,56 +83,56 @@ class SegmentFile:
 
 
 def _digest(data: Any) -> str:
-    return hashlib.sha256(data).hexdigest()  # most processors compute it themselves, at twice the speed of BLAKE2b
+    return hashlib.sha256(data).hexdigest()  # with processor instructions, twice as fast as BLAKE2b
 
 
 class Segment:
-    """A segment that is being written. No file stays open between calls: a forked child shares nothing.
+    """A segment that is being written. No file stays open between calls, so a forked child shares nothing.
 
     Args:
-        path: Where the stream goes, `RUN.STREAM.PART.arrow`.
+        path: The path of the stream, `RUN.STREAM.PART.arrow`.
         schema: The columns.
     """
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path = path
-        """That of the stream, or of the Parquet once it is sealed."""
+        """The path of the stream, or of the Parquet file after sealing."""
         self.size = 0
-        """Bytes of the files."""
+        """The total size of the files."""
         self.rows = self.unpacked = 0
-        """Rows, and the bytes of memory that they take."""
+        """The number of rows, and the bytes of memory that they take."""
         self._schema = schema
         self._written = self._sums_written = 0
 
     def pack(self, batches: Sequence[pa.RecordBatch]) -> pa.Buffer:
-        """Return the bytes of record batches, after those of the schema where the segment begins."""
-        # Each call makes a whole stream in memory: the file is written in one piece, and none of Arrow's writers keeps
-        # it open.
+        """Return the serialized record batches, after the schema if they begin the segment."""
+        # Each call serializes a whole stream in memory: the file is written in one piece, and no Arrow writer keeps it
+        # open.
         with pa.ipc.new_stream(sink := pa.BufferOutputStream(), self._schema, options=_COMPRESSED) as writer:
             for batch in batches:
                 writer.write_batch(batch)
         data = sink.getvalue()
-        # The end is not marked: there may be more.
+        # Without an end marker, because more may follow.
         return data[len(self._schema.serialize()) if self._written else 0 : len(data) - len(_END)]
 
     def append(self, data: pa.Buffer, batches: Sequence[pa.RecordBatch]) -> None:
-        """Write what `pack` returned of record batches; as far as the system allows, all of it or nothing.
+        """Write the data that `pack` returned for record batches; as far as possible, all of it or nothing.
 
         Raises:
-            OSError: It could not be written.
+            OSError: Writing failed.
         """
         size = len(data)
         line = f"{self._written} {size} {_digest(data)}\n".encode()
         sums = _sums_of(self.path)
         try:
-            # The data first. If the process is killed in between, the file ends in bytes without a digest, which a
-            # reader tells from damage.
+            # The data comes first. If the process is killed in between, the file ends in bytes without a digest, which
+            # a reader can tell from damage.
             _append(self.path, data, self._written)
             _append(sums, line, self._sums_written)
         except OSError:
             for path, whole in ((self.path, self._written), (sums, self._sums_written)):
                 with contextlib.suppress(OSError):
-                    os.truncate(path, whole) if whole else path.unlink()  # an empty file is in the way of the next try
+                    os.truncate(path, whole) if whole else path.unlink()  # an empty file would block the next attempt
             raise
         self._written, self._sums_written = self._written + size, self._sums_written + len(line)
         self.size = self._written + self._sums_written
@@ -140,17 +140,17 @@ class Segment:
         self.unpacked += sum(batch.nbytes for batch in batches)
 
     def seal(self) -> None:
-        """Turn the segment into Parquet. The stream goes last, so no moment lacks a file.
+        """Convert the segment to Parquet. The stream is deleted last, so that one of the files always exists.
 
         Raises:
-            OSError: It could not be written; the stream is still there.
+            OSError: Writing failed; the stream still exists.
         """
         target, draft = self.path.with_suffix(".parquet"), self.path.with_suffix(".tmp")
         try:
             data = _parquet_of(self.path)
             sums = _parquet_sums(data)
             draft.write_bytes(data)
-            # Before the file has its name: a reader finds it by that, and refuses what has no digests.
+            # Written before the file is renamed: a reader finds it by its name, and refuses it without digests.
             _sums_of(target).write_bytes(sums)
             draft.replace(target)
         except BaseException:
@@ -169,21 +169,21 @@ def delete_segment(path: Path) -> None:
 
 
 def _parquet_of(path: Path) -> bytes:
-    """Return an Arrow stream as Parquet."""
-    # What is mapped must be let go of before the file is deleted, which Windows refuses otherwise.
+    """Return an Arrow stream converted to Parquet."""
+    # The memory map must be closed before the file is deleted, which Windows refuses otherwise.
     with pa.memory_map(str(path)) as file:
         batches = pa.ipc.open_stream(file, options=pa.ipc.IpcReadOptions(use_threads=False))
-        sink = io.BytesIO()  # a file of Arrow's own stays open for a while where the disk is full
+        sink = io.BytesIO()  # Arrow's own file object may stay open if the disk is full
         with pq.ParquetWriter(
             sink, batches.schema, compression="zstd", use_dictionary=_DICTIONARIES, write_statistics=False,
-            # `call` and `t` count up from row to row: their differences take almost no bytes.
+            # `call` and `t` count up from row to row: their differences take almost no space.
             column_encoding=dict.fromkeys(("call", "t"), "DELTA_BINARY_PACKED"), store_schema=False,
         ) as writer:  # fmt: skip
             writer.add_key_value_metadata(batches.schema.metadata)
             held, size = list[pa.RecordBatch](), 0
             for batch in batches:
                 held.append(batch)
-                size += batch.nbytes  # added up here, for a slow world's segment has tens of thousands of batches
+                size += batch.nbytes  # summed here, because a slow world's segment has tens of thousands of batches
                 if size > _GROUP_BYTES:
                     writer.write_table(pa.Table.from_batches(held), _MOST_ROWS)
                     held, size = [], 0
@@ -197,9 +197,9 @@ def _sums_of(path: Path) -> Path:
 
 
 def _append(path: Path, data: Any, size: int) -> None:
-    """Write to the end of a file of this size; a new one must not be there yet."""
+    """Append to a file of this size; a new file must not exist yet."""
     with path.open("ab" if size else "xb", buffering=0) as file:
-        # One write may take a part only, as where the disk fills; the next one then raises.
+        # A write may be partial, as when the disk fills; the next one then raises.
         rest = memoryview(data)
         while rest:
             rest = rest[os.write(file.fileno(), rest) :]
@@ -207,8 +207,8 @@ def _append(path: Path, data: Any, size: int) -> None:
 
 def _parquet_sums(data: bytes) -> bytes:
     """Return the digests of a Parquet file."""
-    # The footer has the places of all columns: without it no row can be read. So a copy replaces one that is damaged.
-    cut = len(data) - 8 - int.from_bytes(data[-8:-4], "little")  # the footer ends with its length and a mark
+    # The footer contains the places of all columns: without it no row can be read. So a copy replaces a damaged one.
+    cut = len(data) - 8 - int.from_bytes(data[-8:-4], "little")  # the footer ends with its length and a magic number
     lines = [f"{at} {len(part)} {_digest(part)}" for at, part in ((0, data[:cut]), (cut, data[cut:]))]
     footer = base64.b64encode(zlib.compress(data[cut:], 9))
     lines.append(f"footer {_digest(footer)} {footer.decode('ascii')}")
@@ -219,17 +219,17 @@ def _parquet_sums(data: bytes) -> bytes:
 
 
 def find_segments(folder: Path) -> tuple[list[SegmentFile], list[Damage]]:
-    """Return the segments of a folder in order, and the files that look like a recording and are none.
+    """Return the segments of a folder in order, and the files that have names of a recording but are invalid.
 
     Args:
-        folder: The folder, or one of its files, which is then the only one; a path that is not there has none.
+        folder: The folder, or a single file in it; empty if the path does not exist.
     """
     found: dict[tuple[str, int, int], SegmentFile] = {}
     problems = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else [folder] * folder.exists():
         if (match := _NAME.fullmatch(path.name)) is not None:
             key = match[1], int(match[2]), int(match[3])
-            # Both are there for the moment after the Parquet was written; the stream is whole until it goes.
+            # Both exist for a moment after the Parquet file was written; the stream is complete until it is deleted.
             if key not in found or match[4] == "arrow":
                 found[key] = SegmentFile(*key, path)
         elif path.suffix in (".arrow", ".parquet"):
@@ -238,37 +238,37 @@ def find_segments(folder: Path) -> tuple[list[SegmentFile], list[Damage]]:
 
 
 def _read(path: Path, most: int) -> bytes:
-    """Read a regular file of a limited size; raises RecordingError where it is none, OSError where it cannot be."""
-    # A FIFO or a device may never end, and opening one may wait for ever.
+    """Read a regular file up to a size; raise RecordingError for other files, OSError if reading fails."""
+    # A FIFO or a device may never end, and opening it may block forever.
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise RecordingError("it is no regular file")
     if status.st_size > most:
         raise RecordingError(f"it has more than {most} bytes, which no recording has")
     with path.open("rb") as file:
-        # Not to its end: it may grow meanwhile, and read() takes memory for as much as it is asked for.
+        # Not until its end: it may grow meanwhile, and read() allocates the requested size.
         return file.read(status.st_size)
 
 
 def load_segment(path: Path, columns: Sequence[str] | None = None) -> tuple[pa.Schema, pa.Table, list[Damage]]:
-    """Read a segment: check the digests, and parse what they fit.
+    """Read a segment: check its digests, and parse the parts that match.
 
     Args:
         path: The file.
-        columns: Which, of those that it has; None: all.
+        columns: The columns to read, if the file has them; None: all.
 
     Returns:
-        The schema of all its columns, its rows without those that are damaged, and the damage. The first two are None
-        where nothing of it can be read.
+        The schema of all its columns, its rows except damaged ones, and the damage. The first two are None if nothing
+            can be read.
 
     Raises:
-        RecordingError: It cannot be opened, or is none of a recording's, whatever its digests say.
+        RecordingError: The file cannot be opened, or is not of a recording although its digests match.
     """
     try:
-        # The digests first, since they are written last: so all that they are of is there.
+        # Digests are read first, because they are written last: all data that they cover exists by then.
         sums, data = _read(_sums_of(path), _LARGEST_SUMS), _read(path, _LARGEST_FILE)
         whole, damage = _check(path, data, sums.decode("ascii", "replace"))
-        # The file is being written: the digests of its last bytes have come since they were read.
+        # The file is being written: further data and digests were added since the digests were read.
         if damage and damage[-1].torn and _read(_sums_of(path), _LARGEST_SUMS) != sums:
             damage.pop()
     except OSError as error:
@@ -283,20 +283,20 @@ def load_segment(path: Path, columns: Sequence[str] | None = None) -> tuple[pa.S
 
 
 def _check(path: Path, data: bytes, sums: str) -> tuple[bytes | None, list[Damage]]:
-    """Hold the bytes of a file against its digests.
+    """Compare the bytes of a file with its digests.
 
     Returns:
-        Those that can be parsed, None: none of them; and the damage.
+        The bytes that can be parsed, or None; and the damage.
     """
     parts: list[bytes | None] = []
     damage: list[Damage] = []
     footer, at, newest = b"", 0, ""
     for line in sums.splitlines(keepends=True):
         if copy := _FOOTER_SUM.fullmatch(line):
-            # Base64 and Deflate have bits that mean nothing, so the text has a digest of its own.
+            # Base64 and Deflate have bits without meaning, so the text has its own digest.
             with contextlib.suppress(ValueError, zlib.error):
                 if _digest(copy[2].encode()) == copy[1]:
-                    # With a limit: a few bytes of Deflate may claim gigabytes.
+                    # Limited: a few bytes of Deflate may claim gigabytes.
                     footer = zlib.decompressobj().decompress(base64.b64decode(copy[2]), _LARGEST_SUMS)
             continue
         told = _SUM.fullmatch(line)
@@ -315,20 +315,20 @@ def _check(path: Path, data: bytes, sums: str) -> tuple[bytes | None, list[Damag
         damage.append(Damage(path, "the copy of the footer beside the digests is damaged"))
     elif not is_stream:
         parts[-1] = footer
-    # A stream can be read without some of its batches, but not without its beginning, which says what the columns are.
+    # A stream can be read without some of its batches, but not without its beginning, which defines the columns.
     if not parts or (parts[0] is None if is_stream else None in parts):
         return None, damage
-    # Each append is whole messages of Arrow, and no batch needs another one: one that is damaged can be left out.
+    # Each append is made of complete Arrow messages, and batches are independent: a damaged one can be left out.
     return b"".join(part for part in parts if part is not None), damage
 
 
 def _load_arrow(data: bytes, columns: Sequence[str] | None) -> tuple[pa.Schema, pa.Table]:
-    # Each buffer of a batch says how many bytes it takes once it is decompressed.
+    # Each buffer of a batch contains its decompressed size.
     held = sum(map(_unpacked_size, pa.ipc.MessageReader.open_stream(data)))
     if held > _LARGEST_TABLE:
         raise RecordingError(f"its batches take {held} bytes of memory, more than those of any recording")
     table = pa.ipc.open_stream(data).read_all()
-    # pyarrow trusts the offsets in a file. A stranger's may point outside of its buffers.
+    # pyarrow trusts the offsets in a file. Those of an untrusted file may point outside its buffers.
     table.validate(full=True)
     names = table.schema.names
     return table.schema, table if columns is None else table.select([name for name in names if name in columns])
@@ -338,14 +338,14 @@ _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 
 
 def _unpacked_size(message: pa.ipc.Message) -> int:
-    """Return how many bytes the compressed buffers of an Arrow message will take: pyarrow does not tell.
+    """Return the decompressed size of the buffers of an Arrow message, which pyarrow does not report.
 
-    It is a table of FlatBuffers, which pyarrow has verified: `Message` of Arrow's format/Message.fbs.
+    The message is a FlatBuffers table, verified by pyarrow: `Message` in Arrow's format/Message.fbs.
     """
     data = bytes(message.metadata)
 
     def field(table: int, number: int) -> int:
-        """Return where a field of a table is; 0: it is not there."""
+        """Return the position of a field in a table; 0 if it is absent."""
         vtable = table - struct.unpack_from("<i", data, table)[0]
         (size,) = struct.unpack_from("<H", data, vtable)
         (offset,) = struct.unpack_from("<H", data, vtable + 4 + 2 * number) if 4 + 2 * number < size else (0,)
@@ -354,9 +354,8 @@ def _unpacked_size(message: pa.ipc.Message) -> int:
     def pointed(at: int) -> int:
         return int(at + struct.unpack_from("<I", data, at)[0])
 
-    # Numbers of fields: Message has header_type 1 and header 2, RecordBatch buffers 2 and compression 3,
-    # DictionaryBatch data 1. A buffer is an offset and a length; its first 8 bytes say how long it is once it is
-    # decompressed.
+    # Field numbers: Message has header_type 1 and header 2, RecordBatch buffers 2 and compression 3, DictionaryBatch
+    # data 1. A buffer is an offset and a length; its first 8 bytes are its decompressed length.
     root = pointed(0)
     kind, header = field(root, 1), field(root, 2)
     if not kind or not header or data[kind] not in (_DICTIONARY_BATCH, _RECORD_BATCH):
@@ -371,7 +370,7 @@ def _unpacked_size(message: pa.ipc.Message) -> int:
     (count,) = struct.unpack_from("<I", data, first)
     places = struct.iter_unpack("<qq", data[first + 4 : first + 4 + 16 * count])
     sizes = [struct.unpack_from("<q", message.body, at)[0] for at, length in places if length]
-    return sum(size for size in sizes if size > 0)  # -1: it is as it was
+    return sum(size for size in sizes if size > 0)  # -1: not compressed
 
 
 def _load_parquet(data: bytes, columns: Sequence[str] | None) -> tuple[pa.Schema, pa.Table]:
@@ -385,24 +384,24 @@ def _load_parquet(data: bytes, columns: Sequence[str] | None) -> tuple[pa.Schema
     return schema, file.read(columns, use_threads=False)
 
 
-# Pages of Parquet, `PageHeader` and its parts in parquet.thrift: types, and encodings of values
+# Parquet pages, `PageHeader` and its parts in parquet.thrift: page types, and encodings of values
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
 _DICTIONARY_ENCODINGS = (2, 8)
-# Plain, runs, and differences of integers. Others repeat the bytes of values, without a bound.
+# Plain, run-length, and integer differences. Other encodings repeat values without a limit.
 _ENCODINGS = (0, 3, 5)
 _BYTES_OF_VALUE = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "FLOAT": 4, "DOUBLE": 8, "BYTE_ARRAY": 4}
 
 
 def _check_pages(data: bytes, metadata: Any) -> None:
-    """Raise RecordingError where the pages of a file would take more memory than a recording's.
+    """Raise RecordingError if the pages of a file would take more memory than those of a recording.
 
-    The footer's sizes are what a stranger says. A reader unpacks as much as the header of each page tells it to, so
-    these are added up before it does.
+    The sizes in the footer are untrusted. A reader decompresses as much as the header of each page says, so these sizes
+    are added up first.
     """
     held = 0  # bytes
     for group in (metadata.row_group(at) for at in range(metadata.num_row_groups)):
         for chunk in (group.column(at) for at in range(group.num_columns)):
-            # A dictionary comes before the pages that refer to it.
+            # A dictionary precedes the pages that refer to it.
             at = min(filter(None, (chunk.data_page_offset, chunk.dictionary_page_offset)))
             end, name = at + chunk.total_compressed_size, chunk.path_in_schema
             while at < end:
@@ -424,17 +423,18 @@ def _check_pages(data: bytes, metadata: Any) -> None:
 
 
 def _read_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """Read a struct of Thrift's compact protocol, of integers, flags and structs, as those of our pages are.
+    """Parse a struct in Thrift's compact protocol that contains only integers, bools and structs, as page headers do.
 
     Returns:
-        Its fields by their numbers, and where it ends.
+        The fields by their numbers, and the position after the struct.
     """
-    # What is nested too deeply, or ends too early, raises RecursionError or IndexError, both of `UNREADABLE`.
+    # Too deep nesting or an early end raises RecursionError or IndexError, both in `UNREADABLE`.
     found: dict[int, Any] = {}
     number = 0
     while data[at]:
         kind, step, at = data[at] & 15, data[at] >> 4, at + 1
-        # A field number that is not 1 to 15 above the last one has another form, which no header of our pages needs.
+        # A field number that is not 1 to 15 above the previous one has another encoding, which our page headers never
+        # need.
         if not step:
             raise RecordingError("a header of its pages is none of a recording's")
         number += step

@@ -1,10 +1,10 @@
-"""Episodes as a dataset of LeRobot, version 3.0 of its format: Parquet for numbers, mp4 for pictures.
+"""Export episodes as a LeRobot dataset, version 3.0 of the format: Parquet for numbers, mp4 for pictures.
 
-Each step is a frame: what was seen before the action, the action, and the reward that it got. The last observation of
-an episode belongs to no action and is left out, as in LeRobot's own recordings.
+Each step is a frame: the observation before the action, the action, and its reward. The last observation of an episode
+belongs to no action and is left out, as in LeRobot's own recordings.
 
-Observations that are a Dict become what LeRobot makes of a robot's: each camera is a film `observation.images.NAME`,
-and all numbers together are `observation.state`.
+Dict observations are converted like a robot's in LeRobot: each camera is a video `observation.images.NAME`, and all
+numbers together are `observation.state`.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _DATA, _VIDEO = f"data/{_FILE}.parquet", f"videos/{{video_key}}/{_FILE}.mp4"
 _FIRST = {"chunk_index": 0, "file_index": 0}
 _STATE, _IMAGE, _ACTION = "observation.state", "observation.image", "action"
 _ENVIRONMENT = "environment_state"
-"""The key whose numbers LeRobot keeps apart from the robot's own, as `observation.environment_state`."""
+"""The key for numbers that LeRobot keeps separate from the robot's own, as `observation.environment_state`."""
 _OF_CAMERAS = ("pixels", "images", "cameras")
-"""Keys of a Dict of cameras, which are no part of their names."""
+"""Keys of a Dict of cameras that are not included in the cameras' names."""
 _BY = "by"
-"""Who chose the action, a text: LeRobot makes no statistics of texts."""
+"""The player of the action, a text: LeRobot computes no statistics of texts."""
 _NUMBERS = {"next.reward": "float32", "next.done": "bool", "next.truncated": "bool", "timestamp": "float32",
             "frame_index": "int64", "episode_index": "int64", "index": "int64", "task_index": "int64"}  # fmt: skip
 _QUANTILES = {f"q{percent:02}": percent / 100 for percent in (1, 10, 50, 90, 99)}
 _SAMPLED_PICTURES = 100
-"""Pictures of an episode that its statistics are of, at most."""
+"""The most pictures of an episode from which its statistics are computed."""
 
 
 def export_lerobot(
@@ -74,38 +74,37 @@ def export_lerobot(
     allow_calls: bool = False,
     finite: bool = False,
 ) -> list[Path]:
-    """Write episodes as a dataset of LeRobot; of several agents one for each, in folders with their names.
+    """Write episodes as a LeRobot dataset; with several agents one for each, in folders with their names.
 
-    Observations and actions keep their bits, rewards become float32. LeRobot's loader reads float64 as float32: numbers
-    that this rounds by more than a hundredth of what they differ by are told. Pictures become a film (H.264), which
-    loses some of theirs: observations in colour, or the frames where these were recorded. A film's height and width are
-    even: of an odd number, the last row or column is there twice. Pictures of other forms, such as depth as uint16, are
-    numbers.
+    Observations and actions keep all bits; rewards become float32. LeRobot's loader converts float64 to float32: a
+    message names columns in which this rounding exceeds a hundredth of their variation. Color observations become a
+    video (H.264), which is lossy; if frames were recorded, they do, too. A video's height and width are even: an odd
+    last row or column is repeated. Pictures of other forms, such as uint16 depth, are written as numbers.
 
-    Of Dict observations, also nested ones, each picture in colour is `observation.images.NAME`, and all numbers, one
-    behind the other in the order of the space, are `observation.state`, in the dtype that holds them all; those below
-    `environment_state` are `observation.environment_state`. NAME is the key, or the keys with a dot between them;
-    `pixels`, `images` and `cameras` that hold several cameras are left out.
+    In Dict observations, also nested ones, each color picture is `observation.images.NAME`. All numbers, concatenated
+    in the order of the space, are `observation.state`, with the dtype that can hold all of them; those below
+    `environment_state` are `observation.environment_state`. NAME is the key, or the keys joined by dots, without
+    `pixels`, `images` and `cameras` if these contain several cameras.
 
-    `by` is who chose the action of a frame; `meta/episodes` has `end` and `by`, all who acted.
+    `by` is the player of a frame's action; `meta/episodes` contains `end` and, as `by`, all players.
 
     Args:
-        episodes: Of one environment.
-        folder: The dataset, which must not exist yet.
+        episodes: Episodes of one environment.
+        folder: The dataset's folder, which must not exist yet.
         env: As for `export_minari`.
-        fps: Frames a second; None: those of the real-time world, or of the environment's metadata, or 30.
+        fps: Frames per second; None: those of the real-time world, or of the environment's metadata, or 30.
         task: The task in words; None: the name of the environment.
-        say: Takes a line for each dataset.
+        say: Called with a line of text for each dataset.
         allow_calls: As for `Replay`.
-        finite: True to leave out episodes with a NaN or an infinity, which are refused otherwise.
+        finite: True to leave out episodes with NaN or infinities, which are refused otherwise.
 
     Returns:
         The folders.
 
     Raises:
-        SettingError: PyAV is not installed, the folder exists, or spaces are of a kind that LeRobot has no feature for.
-        RecordingError: The episodes are of several environments, have a NaN or an infinity, or their observations are
-            not to be had.
+        SettingError: PyAV is not installed, the folder exists, or LeRobot has no feature for a space.
+        RecordingError: The episodes are of several environments, contain NaN or infinities, or their observations are
+            not available.
     """
     root = Path(folder)
     if root.exists():
@@ -114,7 +113,7 @@ def export_lerobot(
     try:
         for agent, data in datasets_of(episodes, env, allow_calls, finite=finite, say=say):
             path = root if agent is None else root / name_of_agent(agent)
-            # `name_of_agent` writes `_` for many characters, so two agents may have one folder.
+            # `name_of_agent` replaces many characters by `_`, so two agents could get the same folder.
             if path in written:
                 raise RecordingError(f"the agent {agent!r} has the folder {path} of another; rename one of them")
             dataset = _Dataset(path, data, rate_of(episodes[0], fps), task or episodes[0].stream.title)
@@ -124,7 +123,7 @@ def export_lerobot(
             say(f"{path}: {counted(len(data), 'episode')}, {counted(dataset.frames, 'frame')}{told}")
             for told in dataset.rounded:
                 say(f"warning: {path}: {told}")
-    except BaseException:  # half a dataset reads as one
+    except BaseException:  # an incomplete dataset would look like a complete one
         shutil.rmtree(root, ignore_errors=True)
         raise
     return written
@@ -135,8 +134,8 @@ class _Dataset:
 
     Args:
         root: Its folder.
-        data: What one agent saw and did, an entry for each episode.
-        fps: Frames a second.
+        data: The data of one agent, for each episode.
+        fps: Frames per second.
         task: The task in words.
     """
 
@@ -146,18 +145,18 @@ class _Dataset:
         self._acted = first.action_space
         self._parts = _parts_of(first.observation_space)
         self._films = [name for name, leaves in self._parts.items() if leaves[0].is_picture]
-        """The features that are films."""
+        """The features that are videos."""
         self._of_frames = not self._films and all(one.agent is None and has_frames(one.episode) for one in data)
         if self._of_frames:
             self._films = [_IMAGE]
         self.frames = sum(len(one.actions) for one in data)
-        """How many there are, in all episodes."""
+        """The number of frames in all episodes."""
         self.rounded: list[str] = []
-        """The numbers that LeRobot's loader will round until they say little, a text for each."""
+        """A message for each column that LeRobot's loader will round too much."""
         self._features = self._describe()
 
     def _describe(self) -> dict[str, dict[str, Any]]:
-        """Return the features: the type and the shape of each column."""
+        """Return the features: the dtype and shape of each column."""
         found = {_ACTION: _feature_of(self._acted, "actions")}
         found.update({name: _joined_feature(leaves) for name, leaves in self._parts.items() if name not in self._films})
         for name in self._films:
@@ -171,7 +170,7 @@ class _Dataset:
         return {**found, **{name: {"dtype": dtype, "shape": [1], "names": None} for name, dtype in _NUMBERS.items()}}
 
     def write(self) -> None:
-        """Write all its files."""
+        """Write all files."""
         columns = [self._columns(number, one) for number, one in enumerate(self._data)]
         self.rounded = [
             text
@@ -181,7 +180,7 @@ class _Dataset:
         ]
         index = 0
         for one in columns:
-            # The first argument is taken before the second one assigns.
+            # `write_film` reads the first argument before `enumerate` changes it.
             one["index"] = np.arange(index, index := index + len(one["index"]))
         tables = [pa.table({name: _cells(column) for name, column in one.items()}) for one in columns]
         self._save(_DATA.format(**_FIRST), pa.concat_tables(tables))
@@ -189,7 +188,7 @@ class _Dataset:
         for name in self._films:
             for data, found in zip(self._data, stats, strict=True):
                 found[name] = _picture_statistics(self._pictures(data, name), len(data.actions))
-            # Two frames to a keyframe, as LeRobot writes its own: a reader seeks to any of them.
+            # Two frames per keyframe, as LeRobot writes: a reader seeks to any frame.
             pictures = (picture for one in self._data for picture in self._pictures(one, name))
             write_film(self._path(_VIDEO.format(video_key=name, **_FIRST)), pictures, self._fps, keyframes=2)
         self._save(f"meta/episodes/{_FILE.format(**_FIRST)}.parquet", self._episodes(stats))
@@ -227,7 +226,7 @@ class _Dataset:
             row: dict[str, Any] = {"episode_index": number, "tasks": [self._task], "length": length,
                                    "dataset_from_index": at, "dataset_to_index": at + length}  # fmt: skip
             if any(each.episode.parent is not None for each in self._data):
-                # All columns in each row: of one alone that has none, the table would have no such column.
+                # All columns in each row: pyarrow takes the columns of a table from its first row.
                 row.update({"parent": None, "parent_step": None, "parent_seed": None})
             row.update(facts_of(one))
             for part in ("data", "meta/episodes", *(f"videos/{film}" for film in self._films)):
@@ -273,20 +272,20 @@ class _Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class _Leaf:
-    """A part of the observations that is an array."""
+    """An array in the observations."""
 
     keys: tuple[str | int, ...]
-    """Where it is in a Dict or Tuple; empty: it is the whole observation."""
+    """Its path in Dict and Tuple spaces; empty: it is the whole observation."""
     space: Space[Any]
 
     @property
     def is_picture(self) -> bool:
-        """True if it becomes a film."""
+        """True if it becomes a video."""
         return is_picture(self.space)
 
     @property
     def title(self) -> str:
-        """Return how an error names it."""
+        """Return its name for error messages."""
         return f"the observation {'.'.join(map(str, self.keys))!r}" if self.keys else "observations"
 
     def of(self, sample: Any) -> Any:
@@ -297,10 +296,10 @@ class _Leaf:
 
 
 def _parts_of(space: Space[Any]) -> dict[str, list[_Leaf]]:
-    """Return the leaves that each feature of the observations is made of: one for a film, any number for numbers.
+    """Return the leaves of each observation feature: one for a video, any number for numbers.
 
     Raises:
-        SettingError: A leaf is of a kind that LeRobot has no feature for, or two cameras would have one name.
+        SettingError: LeRobot has no feature for a leaf, or two cameras would have the same name.
     """
     found: dict[str, list[_Leaf]] = {}
     for leaf in _leaves_of(space, ()):
@@ -310,7 +309,7 @@ def _parts_of(space: Space[Any]) -> dict[str, list[_Leaf]]:
             found.setdefault(f"observation.{_ENVIRONMENT}" if apart else _STATE, []).append(leaf)
             continue
         keys = leaf.keys[1:] if len(leaf.keys) > 1 and leaf.keys[0] in _OF_CAMERAS else leaf.keys
-        # A film is a folder of this name, and LeRobot refuses a slash.
+        # The name becomes a folder, and LeRobot refuses slashes.
         name = ".".join(re.sub(r"[^A-Za-z0-9_-]+", "_", str(key)) for key in keys)
         name = f"observation.images.{name}" if keys else _IMAGE
         if name in found:
@@ -321,7 +320,7 @@ def _parts_of(space: Space[Any]) -> dict[str, list[_Leaf]]:
 
 
 def _leaves_of(space: Space[Any], keys: tuple[str | int, ...]) -> Iterator[_Leaf]:
-    """Yield the parts of a space that are neither Dict nor Tuple, in its order."""
+    """Yield the parts of a space that are neither Dict nor Tuple, in order."""
     if isinstance(space, spaces.Dict):
         for key, part in space.spaces.items():
             yield from _leaves_of(part, (*keys, key))
@@ -333,9 +332,9 @@ def _leaves_of(space: Space[Any], keys: tuple[str | int, ...]) -> Iterator[_Leaf
 
 
 def _check_numbers(leaf: _Leaf) -> None:
-    """Raise SettingError where a part of a Dict belongs in no state: a picture that is not in colour, or a text."""
+    """Raise SettingError if a leaf of a Dict cannot be part of the state: a picture that is not in color, or a text."""
     shape = leaf.space.shape or ()
-    # Bytes of two axes are a grey picture, of which nobody wants each pixel in the state.
+    # Bytes with two axes are a gray picture, whose pixels do not belong in the state.
     if leaf.keys and (len(shape) > 2 or (len(shape) == 2 and leaf.space.dtype == np.uint8)):
         raise SettingError(
             f"LeRobot has no feature for {leaf.title} of the shape {shape} and dtype {leaf.space.dtype}: "
@@ -357,7 +356,7 @@ _LEAVE_OUT = (
 
 
 def _joined_feature(leaves: Sequence[_Leaf]) -> dict[str, Any]:
-    """Return the feature of numbers that stand one behind the other."""
+    """Return the feature of concatenated numbers."""
     if not leaves[0].keys:
         return _feature_of(leaves[0].space, "observations")
     names = []
@@ -368,16 +367,16 @@ def _joined_feature(leaves: Sequence[_Leaf]) -> dict[str, Any]:
 
 
 def _dtype_of(leaves: Sequence[_Leaf]) -> np.dtype[Any]:
-    """Return the dtype that holds the numbers of all."""
+    """Return the dtype that can hold the numbers of all leaves."""
     return np.result_type(*(np.dtype(leaf.space.dtype) for leaf in leaves))
 
 
 _EXACT = 2**53
-"""Up to here each integer has a float64 of its own."""
+"""Up to this integer, float64 is exact."""
 
 
 def _joined_rows(leaves: Sequence[_Leaf], samples: Sequence[Any]) -> Array:
-    """Return samples as an array with a row for each, the leaves one behind the other."""
+    """Return samples as an array with one row each, in which the leaves are concatenated."""
     parts = [np.asarray([leaf.of(one) for one in samples], leaf.space.dtype) for leaf in leaves]
     dtype = _dtype_of(leaves)
     for leaf, part in zip(leaves, parts, strict=True):
@@ -391,10 +390,10 @@ def _joined_rows(leaves: Sequence[_Leaf], samples: Sequence[Any]) -> Array:
 
 
 def _feature_of(space: Space[Any], what: str) -> dict[str, Any]:
-    """Return the feature of a space of numbers: one axis, whatever the shape is.
+    """Return the feature of a space of numbers: one axis, for any shape.
 
     Raises:
-        SettingError: It is another kind of space.
+        SettingError: The space is of another kind.
     """
     if not isinstance(space, _NUMERIC):
         raise SettingError(
@@ -406,19 +405,19 @@ def _feature_of(space: Space[Any], what: str) -> dict[str, Any]:
 
 
 def _rows(space: Space[Any], samples: Sequence[Any]) -> Array:
-    """Return samples as an array with a row for each; a number alone is a row."""
+    """Return samples as an array with one row each; a single number is a row."""
     return _as_rows(np.asarray(samples, space.dtype).reshape(len(samples), -1))
 
 
 def _as_rows(found: Array) -> Array:
-    """Return rows as the format has them: it reads a feature of the shape (1,) as a number and not as a list."""
+    """Return rows in the form of the format, which reads a feature of shape (1,) as a number and not as a list."""
     return found[:, 0] if found.shape[1] == 1 else found
 
 
 def _check_finite(name: str, column: Array, episode: str) -> None:
-    """Raise RecordingError where a column has a NaN or an infinity.
+    """Raise RecordingError if a column contains NaN or infinity.
 
-    LeRobot normalizes by means, which one of them spoils for the whole dataset: training would see nothing but NaN.
+    LeRobot normalizes with means, which a single such value spoils for the whole dataset: training would see only NaN.
     """
     if column.dtype.kind == "f" and not (fine := np.isfinite(column.reshape(len(column), -1)).all(axis=1)).all():
         raise RecordingError(
@@ -431,9 +430,9 @@ def _check_finite(name: str, column: Array, episode: str) -> None:
 
 
 def _rounded(feature: Mapping[str, Any], name: str, column: Array) -> Iterator[str]:
-    """Yield which numbers of a column of float64 lose most of their changes as float32, which LeRobot reads them as."""
+    """Yield a message for each float64 column that loses most of its variation when LeRobot reads it as float32."""
     values = column.reshape(len(column), -1)
-    with np.errstate(over="ignore"):  # an infinity, which is far off
+    with np.errstate(over="ignore"):  # gives an infinity, which is far off
         off = np.abs(values.astype(np.float32) - values).max(0)
     spread = np.ptp(values, axis=0)
     for at in np.flatnonzero((off > spread / 100) & (spread > 0)).tolist():
@@ -445,13 +444,13 @@ def _rounded(feature: Mapping[str, Any], name: str, column: Array) -> Iterator[s
 
 
 def _cells(column: Array) -> pa.Array:
-    """Return a column, lists of one size where it has several numbers for each row."""
+    """Return a column; with several numbers per row, its cells are lists of fixed size."""
     flat = pa.array(column.reshape(-1))
     return flat if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, column.shape[1])
 
 
 def _tasks_of(task: str) -> pa.Table:
-    """Return the table of one task, whose text pandas takes as the index of its row, as LeRobot reads it."""
+    """Return the table with the one task; pandas uses the text as the index, as LeRobot expects."""
     columns = [
         {"name": name, "field_name": name, "pandas_type": kind, "numpy_type": plain, "metadata": None}
         for name, kind, plain in (("task_index", "int64", "int64"), ("task", "unicode", "object"))
@@ -461,7 +460,7 @@ def _tasks_of(task: str) -> pa.Table:
 
 
 def _statistics(column: Array) -> dict[str, list[Any]]:
-    """Return what LeRobot normalizes a column by, a number for each element."""
+    """Return the statistics with which LeRobot normalizes a column, per element."""
     values = column.reshape(len(column), -1).astype(np.float64)
     quantiles = np.quantile(values, list(_QUANTILES.values()), axis=0)
     return {
@@ -471,7 +470,7 @@ def _statistics(column: Array) -> dict[str, list[Any]]:
 
 
 def _picture_statistics(pictures: Iterator[Array], count: int) -> dict[str, list[Any]]:
-    """Return the statistics of some of `count` pictures by channel, `(3, 1, 1)`, of values from 0 to 1."""
+    """Return statistics of a sample of `count` pictures by channel, `(3, 1, 1)`, for values from 0 to 1."""
     chosen = set(np.linspace(0, count - 1, min(count, _SAMPLED_PICTURES)).round().astype(int).tolist())
     sampled = [picture.reshape(-1, 3) for at, picture in enumerate(pictures) if at in chosen]
     found = _statistics(np.concatenate(sampled) / 255.0)
@@ -479,13 +478,13 @@ def _picture_statistics(pictures: Iterator[Array], count: int) -> dict[str, list
 
 
 def _joined(stats: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Return the statistics of all episodes together; quantiles are averages of theirs, as LeRobot joins them."""
+    """Return the statistics over all episodes; quantiles are averages over episodes, as in LeRobot."""
     found: dict[str, dict[str, Any]] = {}
     for name in stats[0]:
         each = {key: np.array([one[name][key] for one in stats]) for key in stats[0][name]}
         count = each["count"].reshape(-1, *[1] * (each["mean"].ndim - 1))
         mean = (each["mean"] * count).sum(0) / count.sum()
-        # The variance of all frames is that within the episodes and that of their means.
+        # The total variance is the one within the episodes plus that of their means.
         variance = ((each["std"] ** 2 + (each["mean"] - mean) ** 2) * count).sum(0) / count.sum()
         joined = {"min": each["min"].min(0), "max": each["max"].max(0), "mean": mean, "std": np.sqrt(variance)}
         joined.update({key: (each[key] * count).sum(0) / count.sum() for key in _QUANTILES})

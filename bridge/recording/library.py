@@ -1,4 +1,4 @@
-"""The list of the recorded episodes of a folder, read by a process of its own: a server goes on meanwhile."""
+"""List the recorded episodes of a folder, in a separate process, so that the server is not delayed."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from typing import Any
 __all__ = ["MOST_EPISODES", "Library"]
 
 MOST_EPISODES = 100
-"""Episodes that are listed: those that began last."""
+"""The most episodes in the list: those that began last."""
 _FRESH = 2.0
-"""Seconds for which a list counts as new."""
+"""Seconds for which a list counts as current."""
 _DEADLINE = 60.0
-"""Seconds that reading a folder may take."""
+"""Seconds after which reading a folder is given up."""
 
 
 class Library:
-    """Lists the newest episodes of a folder. No call waits: whoever wants the list asks until it is there.
+    """The list of a folder's newest episodes. No call blocks: a caller repeats the request until the list is complete.
 
     Args:
         folder: The folder of the recordings.
@@ -37,28 +37,28 @@ class Library:
         self._waiting: threading.Thread | None = None
         self._read_at = -math.inf
         self._files = 0
-        """How many the process reads."""
+        """The number of files that the process reads."""
         self._episodes: Sequence[dict[str, Any]] = []
         self._problem = ""
 
     def list(self) -> dict[str, Any]:
-        """Return the list as it is now: `episodes`, `reading` (whether a newer one is on its way), and a `problem`.
+        """Return the present list: `episodes`, `reading` (whether a newer one is being read), and a `problem`.
 
-        While one is on its way also `files`: how many are read.
+        While reading, also `files`, their number.
         """
         if self._process is None and time.monotonic() - self._read_at > _FRESH:
             self._files = sum(path.suffix in (".arrow", ".parquet") for path in self._folder.glob("*"))
             if self._files:
                 self._start()
-            else:  # nothing has been recorded yet
+            else:  # nothing was recorded yet
                 self._end([], "")
         found = {"episodes": self._episodes, "reading": self._process is not None, "problem": self._problem}
         return {**found, "files": self._files} if found["reading"] else found
 
     def _start(self) -> None:
         command = [sys.executable, "-m", "bridge", "runs", str(self._folder), "--json", "--last", str(MOST_EPISODES)]
-        # With the modules of this process. Python looks for others in the folder that it starts in, and whoever may add
-        # a recording to that of the server must not add code.
+        # With this process's module path. By default Python also searches the current folder, and a user who can add a
+        # recording to the server's folder must not be able to add code.
         path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
         place: dict[str, Any] = {"cwd": os.path.abspath(os.sep), "env": {**os.environ, "PYTHONPATH": path}}
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -71,7 +71,7 @@ class Library:
         self._waiting.start()
 
     def _wait(self, process: subprocess.Popen[str]) -> None:
-        """Wait for a process, and take the list that it prints."""
+        """Wait for a process, and read the list that it prints."""
         try:
             text, problem = process.communicate(timeout=_DEADLINE)
         except subprocess.TimeoutExpired:
@@ -84,17 +84,17 @@ class Library:
             return
         episodes = []
         for line in reversed(text.splitlines()):
-            with contextlib.suppress(ValueError):  # such as what a package prints when it is imported
-                # A return may be no number, or infinite, which the JSON of pages does not have.
+            with contextlib.suppress(ValueError):  # other output, such as what a package prints when it is imported
+                # A return may be NaN or infinite, which the page's JSON does not have.
                 episodes.append(json.loads(line, parse_constant=lambda name: None))
         self._end([episode for episode in episodes if isinstance(episode, dict)], "")
 
     def _end(self, episodes: Sequence[dict[str, Any]], problem: str) -> None:
         self._episodes, self._problem, self._read_at = episodes, problem, time.monotonic()
-        self._process = None  # last: from here on another one may be started
+        self._process = None  # last: a new process may be started from here on
 
     def close(self) -> None:
-        """End the process, where one reads."""
+        """End the process if one is running."""
         process, waiting = self._process, self._waiting
         if process is not None and waiting is not None:
             process.kill()

@@ -1,4 +1,4 @@
-"""A recorded episode as an environment that people watch: with pause, seek and speed."""
+"""A recorded episode as an environment for spectators, with pause, seek and speed."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from bridge.recording.reader import RecordedEpisode, open_episode
 __all__ = ["LARGEST_SPEED", "EpisodeEnv", "begun", "serve_episode"]
 
 LARGEST_SPEED = 100.0
-"""Steps of an episode for each frame, at most."""
+"""The most steps of an episode per frame."""
 
 
 class EpisodeEnv(gymnasium.Env[Any, Any]):
-    """Shows a recorded episode: each `step` goes on to the next one, whatever the action.
+    """Shows a recorded episode: each `step` advances it, whatever the action.
 
-    Several agents are watched over the shoulder of the first. At its end the episode is truncated, and `reset` begins
-    it again; `play` does so where it stands still there. `pause`, `play`, `seek` and the attributes below are for those
-    who watch: `env.call("seek", 100)`.
+    With several agents, it shows the first one's view. At its end the episode is truncated, and `reset` starts it
+    again; so does `play` if it stands still there. `pause`, `play`, `seek` and the attributes below are for spectators:
+    `env.call("seek", 100)`.
 
     Args:
         episode: The episode, or `FOLDER/ID`.
-        env: What makes the environment, where observations or frames were not recorded; None: the id that the
-            recording names.
-        render_mode: `rgb_array` for its pictures.
-        loop: Whether the episode ends, so that it begins again; False: its end is shown until somebody seeks or plays.
+        env: Makes the environment if observations or frames were not recorded; None: the id in the recording.
+        render_mode: `rgb_array` for pictures.
+        loop: True if the episode ends and so starts again; False: the last step is shown until somebody seeks or plays.
         allow_calls: As for `Replay`.
 
     Raises:
@@ -61,14 +60,14 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         stream = self._episode.stream
         self.observation_space = stream.spaces[0][0]
         self.action_space = spaces.Discrete(1)
-        # A dict of its own: the class's is that of all episodes.
+        # A copy, because the class's dict is shared by all episodes.
         self.metadata = {**self.metadata, "render_fps": self._episode.fps or 30}
         self.paused = False
-        """True if steps stand still."""
+        """True if it is paused."""
         self.position = 0
-        """The step of the episode that is shown, 0 for its first observation."""
+        """The step of the episode that is shown, 0 for the first observation."""
         self.length = self._episode.length
-        """The steps of the episode."""
+        """The number of steps of the episode."""
         self._steps = stream.column("t")[self._episode.own]
         rewards = self._episode.rewards
         self._rewards = rewards[:, 0] if stream.agents else rewards
@@ -77,13 +76,13 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         self._rows: ObservedRows | None = None
         self._next = 0
         self._observation: Any = None
-        # Drawn when somebody asks for it: a seek passes over many steps.
+        # Drawn only on demand: a seek skips many steps.
         self._frame: Callable[[], Any] | None = None
         self._picture: Any = None
 
     @property
     def speed(self) -> float:
-        """Steps of the episode for each step of this environment: 1 as recorded, 0.5 at half the speed."""
+        """Steps of the episode per step of this environment: 1 as recorded, 0.5 for half the speed."""
         return self._speed
 
     @speed.setter
@@ -93,17 +92,17 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         self._speed = float(speed)
 
     def pause(self) -> None:
-        """Stand still."""
+        """Pause the replay."""
         self.paused = True
 
     def play(self) -> None:
-        """Go on, at its end from its beginning."""
+        """Continue; at the end, start again."""
         if self.paused and self.position >= self.length:
             self.seek(0)
         self.paused = False
 
     def seek(self, position: int) -> int:
-        """Go to a step of the episode, and return it: within 0 and `length`."""
+        """Go to a step of the episode, limited to 0 and `length`, and return it."""
         self._go(min(max(int(position), 0), self.length))
         self._due = 0.0
         return self.position
@@ -111,16 +110,16 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
     def steer(
         self, *, paused: bool | None = None, position: int | None = None, speed: float | None = None
     ) -> dict[str, Any]:
-        """Change what is given, and say what is played, and how.
+        """Change the given settings, and return the state of the replay.
 
         Args:
-            paused: Whether it stands still.
-            position: The step of the episode to go to.
-            speed: As the attribute.
+            paused: True to pause, False to continue.
+            position: The step of the episode to show.
+            speed: See the attribute.
 
         Returns:
-            A dict of JSON's kinds: the episode's `episode`, `title`, `players`, `began`, `return`, `length` and
-            `parent` (None: it is no branch), and `position`, `paused`, `speed` and `fps`.
+            A dict of JSON values: the episode's `episode`, `title`, `players`, `began`, `return`, `length` and `parent`
+                (None unless it is a branch), and `position`, `paused`, `speed` and `fps`.
         """
         if speed is not None:
             self.speed = speed
@@ -144,24 +143,24 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         }
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the episode again, or at the step `options["position"]`."""
+        """Start the episode again, or at the step `options["position"]`."""
         super().reset(seed=seed)
         self.seek((options or {}).get("position", 0))
         return self._observation, self._info()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Go on, unless it stands still."""
+        """Advance, unless paused."""
         reward = 0.0
         if not self.paused:
-            # At half the speed every second call makes a step, at double speed each makes two: what is left of one is
-            # kept.
+            # At half speed every second call makes a step, at double speed each call makes two: the fraction is carried
+            # over.
             self._due += self._speed
             steps, self._due = int(self._due), self._due - int(self._due)
             before = self.position
             self._go(min(before + steps, self.length))
             reward = float(np.sum(self._rewards[before : self.position]))
         ended = self.position >= self.length and not self.paused
-        # Paused and not ended: an episode that ends would begin again.
+        # Paused without ending: an episode that ends would start again.
         if ended and not self._loop:
             self.paused, ended = True, False
         return self._observation, reward, False, ended, self._info()
@@ -172,8 +171,8 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
         return {"episode_id": self._episode.id, "position": self.position, "paused": self.paused, "by": by}
 
     def _go(self, position: int) -> None:
-        """Show a step; going back begins anew."""
-        # A replay only goes forward. Where the first row raised, the generator is over, and another one is needed.
+        """Show a step; to go back, begin a new replay."""
+        # A replay only goes forward. If its first row raised, the generator is exhausted, and a new one is needed.
         if self._rows is None or position < self.position or self._next == 0:
             frames = self.render_mode == "rgb_array"
             self._rows = observed_rows(
@@ -185,7 +184,7 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
             self._next += 1
             self._picture = None
             if agents := self._episode.stream.agents:
-                # Once the first agent has ended, its last observation stays.
+                # After the first agent's end, its last observation stays.
                 observation = observation.get(agents[0], self._observation)
             self._observation = observation
         self.position = position
@@ -206,11 +205,11 @@ class EpisodeEnv(gymnasium.Env[Any, Any]):
 def begun(
     episode: RecordedEpisode, env: Any, render_mode: str | None, *, loop: bool = True, allow_calls: bool = False
 ) -> EpisodeEnv:
-    """Return an `EpisodeEnv` that shows the first observation, and has its picture.
+    """Return an `EpisodeEnv` that shows the first observation, with its picture.
 
     Raises:
-        RecordingError: The episode cannot be shown, or not drawn.
-        SettingError: Its environment cannot be made.
+        RecordingError: The episode cannot be shown, or cannot be drawn.
+        SettingError: Making its environment failed.
     """
     made = EpisodeEnv(episode, env, render_mode, loop=loop, allow_calls=allow_calls)
     try:
@@ -232,24 +231,24 @@ def serve_episode(
     allow_calls: bool = False,
     **keywords: Any,
 ) -> CoreServer:
-    """Publish a recorded episode as a real-time world that people watch.
+    """Publish a recorded episode as a real-time world for spectators.
 
     Args:
         episode: The episode, or `FOLDER/ID`.
         env: As for `EpisodeEnv`.
-        fps: Frames a second at speed 1; None: as recorded, or 30.
-        frames: Whether it has pictures; None: where it can.
+        fps: Frames per second at speed 1; None: as recorded, or 30.
+        frames: True for pictures; None: if they are possible.
         allow_calls: As for `Replay`.
-        keywords: Those of `serve_gym`.
+        keywords: Keywords of `serve_gym`.
 
     Raises:
-        RecordingError: There is no such episode, or it was recorded without observations and cannot be replayed.
-        SettingError: Its environment cannot be made.
+        RecordingError: The episode does not exist, or has no recorded observations and cannot be replayed.
+        SettingError: Making its environment failed.
     """
     found = episode if isinstance(episode, RecordedEpisode) else open_episode(episode)
     mode = None if frames is False else "rgb_array"
     try:
-        # What cannot be shown is said here, to whoever serves it, and not to each spectator.
+        # A problem is reported here, to the caller, rather than to each spectator.
         begun(found, env, mode, allow_calls=allow_calls).close()
     except (RecordingError, SettingError):
         if frames is not None:
@@ -259,10 +258,10 @@ def serve_episode(
     rate = fps or found.fps or 30.0
 
     def make(render_mode: str | None = None) -> EpisodeEnv:
-        """Make the environment; a client's render mode changes nothing."""
+        """Make the environment; a client's render mode is ignored."""
         return EpisodeEnv(found, env, mode, allow_calls=allow_calls)
 
-    # Nobody plays in it, so whoever watches may call `seek`, and set `speed`.
+    # It has no players, so spectators may call `seek` and set `speed`.
     auth = dataclasses.replace(keywords.pop("auth", None) or Auth(), shared_control=True)
     server: CoreServer = provided("serve_gym")(make, fps=rate, auth=auth, **keywords)
     return server

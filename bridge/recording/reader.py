@@ -1,4 +1,4 @@
-"""Recordings as they are read back: the streams of a folder, and their episodes."""
+"""Read recordings: the streams of a folder, and their episodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ with imported_from("recordings need pyarrow", "record"):
 
 __all__ = ["Folder", "RecordedEpisode", "RecordedStream", "Reset", "open_episode", "read_folder"]
 
-# Read of every file. The samples are most of a recording's bytes, and are read only of the episodes that are asked for.
+# Columns read from every file. Most bytes of a recording are samples, which are read only for requested episodes.
 _INDEX = ("call", "lane", "kind", "episode", "t", "time", "reward", "terminated", "truncated", "by", "event", "alive")
 _MOST_LANES = 1 << 20
 
@@ -39,24 +39,24 @@ class Reset:
     """The arguments of a reset."""
 
     seed: Any
-    """As it was given: an integer, one for each lane, or None."""
+    """The argument: an integer, a list with one per lane, or None."""
     options: Any
     """A dict, or None."""
     mask: Sequence[bool] | None
-    """Which lanes were reset; None: all."""
+    """The lanes that were reset; None: all."""
     unknown_options: bool
     """True if options were given that could not be recorded."""
 
     def seeds(self, lanes: int) -> list[int | None]:
-        """Return the seed of each lane; None: it has none, or was not reset."""
-        given = self.seed  # Gymnasium counts one up from lane to lane
+        """Return the seed of each lane; None for a lane without a seed, or that was not reset."""
+        given = self.seed  # Gymnasium adds the lane's number to an integer
         if not isinstance(given, list):
             given = [None if given is None else int(given) + lane for lane in range(lanes)]
         there = self.mask or [True] * lanes
         return [int(given[lane]) if there[lane] and given[lane] is not None else None for lane in range(lanes)]
 
 
-# By identity: two episodes with arrays cannot be compared by `==` of their fields.
+# Compared by identity: `==` of fields does not work with arrays.
 @dataclasses.dataclass(frozen=True, eq=False)
 class RecordedEpisode:
     """An episode of one environment, of one lane, or of several agents together."""
@@ -64,9 +64,9 @@ class RecordedEpisode:
     stream: RecordedStream
     lane: int
     number: int
-    """Of the lane, from 1."""
+    """The number of the episode in its lane, from 1."""
     own: Array
-    """Where its resets and steps are among the stream's rows; of several agents those of all."""
+    """The indices of its resets and steps among the stream's rows; with several agents, of those of all."""
     end: str
     """How it ended: `terminated`, `truncated`, `reset` (cut off), `failed`, `closed`, `running` or `lost`."""
     incomplete: bool
@@ -74,12 +74,12 @@ class RecordedEpisode:
 
     @property
     def id(self) -> str:
-        """Its name: recording, stream, lane and number."""
+        """The id: recording, stream, lane and number."""
         return f"{self.stream.run}-{self.stream.number}.{self.stream.lane_number(self.lane)}.{self.number}"
 
     @property
     def start(self) -> int:
-        """The number of the call that its first observation is of."""
+        """The number of the call that returned its first observation."""
         return int(self.stream.column("call")[self.own[0]])
 
     @property
@@ -89,12 +89,12 @@ class RecordedEpisode:
 
     @property
     def length(self) -> int:
-        """Its steps; with several agents, those of the environment."""
-        # Of several agents, older recordings have each one's own number, and some leave before others.
+        """The number of steps; with several agents, of the environment's steps."""
+        # With several agents, older recordings have a number for each, and some agents leave before others.
         return int(self.stream.column("t")[self.own].max())
 
     def step_of(self, call: int) -> int:
-        """Return the step of a call, or of the newest before it: 0 for the first observation; negative: before it."""
+        """Return the step of the newest call up to `call`: 0 for the first observation; negative: before that."""
         if call < self.start:
             return call - self.start
         calls = self.stream.column("call")[self.own]
@@ -102,7 +102,7 @@ class RecordedEpisode:
 
     @property
     def rewards(self) -> Array:
-        """The reward of each step: `(length,)`, `(length, agents)` or of the reward space."""
+        """The reward of each step: `(length,)`, `(length, agents)`, or with the shape of the reward space."""
         rewards, steps = self.stream.column("reward"), self.own[self.stream.column("t")[self.own] > 0]
         if self.stream.kind != "agents":
             found: Array = rewards[steps]
@@ -113,46 +113,46 @@ class RecordedEpisode:
 
     @property
     def fps(self) -> float | None:
-        """Frames a second of the world's clock, or as its program made them; None: it had no clock."""
+        """Frames per second of the world's clock, or of its program; None: it had no clock."""
         told = self.stream.header.get("fps")
         if not told or not self.stream.header.get("own_loop"):
             return None if not told else float(told)
         clock = np.unique(self.stream.cells("clock", self.own).to_numpy(zero_copy_only=False))
         gaps = np.diff(clock[np.isfinite(clock)])
-        # The median: a pause of the program, as in its menu, is no frame.
+        # The median ignores pauses of the program, such as in a menu.
         return round(1.0 / float(np.median(gaps)), 2) if len(gaps) else float(told)
 
     @property
     def total(self) -> float:
-        """The sum of its rewards; with several agents, of all of them."""
+        """The sum of its rewards; with several agents, of all agents."""
         return float(self.rewards.sum())
 
     @property
     def players(self) -> list[str]:
-        """Who acted in it, in the order of their first actions."""
+        """The players that acted in it, ordered by their first actions."""
         return [name for name in dict.fromkeys(self.stream.players(self.own)) if name]
 
     @property
     def seed(self) -> int | None:
-        """The seed of the reset that it began with; None: it began by itself, or without a seed."""
+        """The seed of its reset; None: it began by autoreset, or without a seed."""
         reset = self.stream.resets.get(self.start)
         return None if reset is None else reset.seeds(self.stream.lanes)[self.lane]
 
     @functools.cached_property
     def parent(self) -> Parent | None:
-        """Where it goes on from, if it is a branch of another episode; None: it began with a reset."""
+        """The point of another episode that it continues, if it is a branch; None: it began with a reset."""
         points = self.stream.branches.get(self.start)
         point = None if points is None else points[self.lane]
         return None if point is None else parent_of(self.stream, point)
 
     @property
     def started(self) -> float:
-        """When it began, seconds of the epoch."""
+        """When it began, in seconds since 1970."""
         return float(self.stream.column("time")[self.own[0]])
 
     @property
     def seconds(self) -> float:
-        """From its first observation to its last."""
+        """The seconds from its first observation to its last."""
         return float(self.stream.column("time")[self.own[-1]]) - self.started
 
 
@@ -160,11 +160,11 @@ class RecordedStream:
     """The recorded steps of one environment, one world of lanes, or one environment of several agents.
 
     Args:
-        run: The recording, by the names of its files. The header is a stranger's text, and this becomes file names.
-        number: The stream's number in it.
+        run: The recording's name from its file names. The header is untrusted, and the name is used in file names.
+        number: The stream's number in the recording.
         columns: Its columns.
-        parts: Its segments in order, each with the rows of the index that were read of it.
-        damage: What of its files could not be read.
+        parts: Its segments in order, each with the index columns of its rows.
+        damage: The parts of its files that could not be read.
         siblings: The streams of its folder.
     """
 
@@ -183,7 +183,7 @@ class RecordedStream:
         """`kind`: `env`, `lanes` or `agents`."""
         self.lanes, self.agents = columns.lanes or 1, columns.agents
         self.spaces = columns.spaces
-        """Observation and action space: of one environment, or of each agent."""
+        """The observation and action space of one environment, or of each agent."""
         self.title = str(self.header.get("env_id") or self.header.get("title") or "?")[:200]
         """The name of the environment."""
         self.has_observations = bool(self.header.get("observations"))
@@ -196,41 +196,41 @@ class RecordedStream:
         self._lane_known: dict[int, list[tuple[int, BranchPoint | None]]] = {}
         self._held: dict[int, tuple[pa.RecordBatch, dict[str, tuple[Array, Array]]]] = {}
         self.names: list[str] = []
-        """Who acted, by the numbers of the column `by`."""
+        """The players, by their numbers in the column `by`."""
         calls, kinds = self.column("call"), self.column("kind")
         self.first = int(calls[0]) if len(calls) else 0
-        """The first call that is there."""
-        # The rows of a call, one for each lane, have one number, and so has a call of a method before it.
+        """The first available call."""
+        # The rows of a call, one per lane, have the same number, as does a method call before it.
         jumps = np.flatnonzero(np.diff(calls) > 1)
         self.gaps = [(int(calls[at]) + 1, int(calls[at + 1] - calls[at] - 1)) for at in jumps.tolist()]
-        """Where calls are missing: the first of them, and how many."""
-        if self.first and parts[0][0].part == 1:  # else the segments before were deleted at the limit
+        """Missing calls: the number of the first one, and how many."""
+        if self.first and parts[0][0].part == 1:  # otherwise earlier segments were deleted at the size limit
             self.gaps.insert(0, (0, self.first))
         self._lost = [at for at, _ in self.gaps]
         self.closed = bool((kinds == Kind.END).any())
-        """True if the environment was closed in order."""
+        """True if the environment was closed properly."""
         self._discarded: set[int] = set()
         self.branches: dict[int, list[BranchPoint | None]] = {}
-        """Where environments were put elsewhere, by the numbers of the calls: for each lane where it goes on from,
-        None for one that is where it was."""
+        """Where environments were put elsewhere, by call number: for each lane the point that it continues, or None if
+        it was not affected."""
         self.resets, self.calls = self._read_events()
-        """The resets by the numbers of their calls; and the calls of methods, kind and request, before each."""
+        """The resets, by call number; and the method calls, kind and request, before each call."""
 
     def lane_number(self, lane: int) -> int:
         """Return the number of a lane in its world, which may have several streams."""
         return int(self.header.get("lane", lane)) if self.kind == "env" else lane
 
     def column(self, name: str) -> Array:
-        """Return a column of numbers of all rows; zeros where there is none, and -1 for nobody in `by`."""
+        """Return a column of numbers of all rows; 0 for missing values, and -1 for nobody in `by`."""
         if name not in self._columns:
             cells = self._table[name].combine_chunks()
             if name == "by":
-                # As numbers into a list of names, and not as an object for each row.
+                # As indices into a list of names, not as an object per row.
                 encoded = cells.cast(pa.string()).dictionary_encode()
                 self.names = [_printable(text) for text in encoded.dictionary.to_pylist()]
                 cells = encoded.indices.fill_null(-1)
             spec = self.columns.reward
-            # Rewards may be arrays; all other columns of the index are numbers.
+            # Rewards may be arrays; all other index columns are numbers.
             given, places = _given(cells, spec.shape if name == "reward" else (), spec.dtype)
             self._columns[name] = np.zeros((len(places), *given.shape[1:]), given.dtype)
             self._columns[name][places >= 0] = given
@@ -251,7 +251,7 @@ class RecordedStream:
                 elif kind in (Kind.RESET, Kind.FAILED_RESET):
                     options = values.decode(base64.b64decode(event["options"])) if "options" in event else None
                     resets[call] = Reset(event.get("seed"), options, event.get("mask"), "unknown_options" in event)
-                    resets[call].seeds(self.lanes)  # raises where it is not to be read
+                    resets[call].seeds(self.lanes)  # raises if it cannot be read
                 elif kind == Kind.FAILED_STEP and event.get("discarded"):
                     self._discarded.add(call)
             except (*UNREADABLE, AttributeError, TensorError) as error:
@@ -259,31 +259,31 @@ class RecordedStream:
         return resets, calls
 
     def _segment(self, part: int) -> tuple[pa.RecordBatch, dict[str, tuple[Array, Array]]]:
-        """Return the rows of a segment, and where `_grid` keeps its columns.
+        """Return the rows of a segment, and the cache of `_given` for its columns.
 
-        The last two segments are held: an episode may go from one into the next.
+        The last two segments are kept, because an episode may span two.
         """
         if part not in self._held:
             _, table, _ = _load(self._parts[part], None)
             rows = int(self._stops[part] - (self._stops[part - 1] if part else 0))
             if table is None or len(table) < rows:
                 raise RecordingError(f"{self._parts[part].path.name} changed while it was read")
-            # One batch: its columns are arrays, which `concat_arrays` takes, and not chunked ones.
-            (batch,) = table.slice(0, rows).combine_chunks().to_batches()  # more may have been written meanwhile
+            # One batch: its columns are arrays, which `concat_arrays` needs, and not chunked arrays.
+            (batch,) = table.slice(0, rows).combine_chunks().to_batches()  # more may have been written since
             self._held = {**dict(list(self._held.items())[-1:]), part: (batch, {})}
         return self._held[part]
 
     def _given(self, part: int, name: str, leaf: Leaf) -> tuple[Array, Array]:
-        """Return what `_given` does of a segment's column of samples."""
+        """Return the result of `_given` for a segment's column of samples."""
         batch, given = self._segment(part)
-        # Converted once: the episodes of a segment are read one by one.
+        # Cached, because the episodes of a segment are read one by one.
         if name not in given:
             fixed = is_fixed(leaf.spec)
             given[name] = _given(batch[name], leaf.spec.shape, leaf.spec.dtype if fixed else np.dtype(object))
         return given[name]
 
     def _inside(self, rows: Array) -> Iterator[tuple[int, Array]]:
-        """Yield each segment that has some of these rows, which are in order, and where it has them."""
+        """Yield each segment that contains some of these rows, which must be in order, and their indices in it."""
         first, last = np.searchsorted(self._stops, rows[[0, -1]], "right").tolist() if len(rows) else (0, -1)
         for part in range(first, last + 1):
             begin = self._stops[part - 1] if part else 0
@@ -291,15 +291,15 @@ class RecordedStream:
             yield part, rows[cuts[0] : cuts[1]] - begin
 
     def cells(self, name: str, rows: Array) -> pa.Array:
-        """Return the cells of a column in rows, which are in order."""
+        """Return the cells of a column in rows, which must be in order."""
         return pa.concat_arrays([self._segment(part)[0][name].take(pa.array(at)) for part, at in self._inside(rows)])
 
     def samples(self, name: str, rows: Array) -> list[Any]:
-        """Return the actions or observations of rows, as the environment took or gave them; None where there is none.
+        """Return the actions or observations of rows as elements of their spaces; None for rows without one.
 
         Args:
             name: `action` or `observation`.
-            rows: Where they are among the stream's rows, in order.
+            rows: The indices of the stream's rows, in order.
 
         Raises:
             RecordingError: They were not recorded, or cannot be read.
@@ -310,22 +310,22 @@ class RecordedStream:
         try:
             for part, inside in self._inside(rows):
                 each = [self._unpacked(part, group, name, inside) for group in self.columns.groups]
-                # Of a row, the columns of one group have something at most.
+                # In a row, the columns of at most one group contain values.
                 several = ([one for one in some if one is not None] for some in zip(*each, strict=True))
                 found.extend(each[0] if len(each) == 1 else [(some or [None])[0] for some in several])
-        # IndexError: of an empty Dict or Tuple, which has no column.
+        # IndexError: an empty Dict or Tuple, which has no columns.
         except (TensorError, ValueError, TypeError, IndexError) as error:
             raise RecordingError(f"an {name} of {self.run} cannot be read: {error}") from error
         return found
 
     def _unpacked(self, part: int, group: AgentColumns, name: str, rows: Array) -> list[Any]:
-        """Return the samples of rows of a segment, None where there is none; they share no memory."""
+        """Return the samples of rows of a segment, None for rows without one; they share no memory."""
         layout = group.layouts[name]
         given = [self._given(part, column, leaf) for column, leaf in zip(group.names(name), layout.leaves, strict=True)]
         known = np.logical_and.reduce([places[rows] >= 0 for _, places in given])
         leaf, (first, places) = layout.leaves[0], given[0]
         plain = layout.single and (leaf.kind == "scalar" or (leaf.kind == "array" and leaf.spec.shape))
-        if plain and leaf.spec.dtype == leaf.space.dtype:  # nothing to unpack
+        if plain and leaf.spec.dtype == leaf.space.dtype:  # nothing to convert
             found = iter(first[places[rows[known]]])
         else:
             cells = [[of_cell(leaf, cells[at]) for at in places[rows[known]].tolist()]
@@ -334,36 +334,36 @@ class RecordedStream:
         return list(found) if known.all() else [next(found) if yes else None for yes in known.tolist()]
 
     def infos(self, rows: Array) -> list[dict[str, Any]]:
-        """Return the infos of rows; raises RecordingError where they were not recorded, or cannot be read."""
+        """Return the infos of rows; raise RecordingError if they were not recorded, or cannot be read."""
         if not self.header.get("infos"):
             raise RecordingError(f"the recording {self.run} has no infos; record them with infos=True")
         return [{} if data is None else values.decode(data) for data in self.cells("info", rows).to_pylist()]
 
     @property
     def misses_frames(self) -> bool:
-        """True if a client recorded it in real time, in which a client does not see every frame."""
+        """True if a client recorded it in real time; a client does not receive every frame."""
         return self.header.get("recorded_by") == "client" and bool(self.header.get("fps"))
 
     def players(self, rows: Array) -> list[str]:
-        """Return who acted in rows; empty: nobody."""
+        """Return the players that acted in rows; empty if nobody did."""
         return ["" if code < 0 else self.names[code] for code in self.column("by")[rows].tolist()]
 
     # Episodes
 
     def episodes(self) -> list[RecordedEpisode]:
-        """Return the episodes of all lanes, in the order of their beginnings, without those that were discarded."""
+        """Return the episodes of all lanes, ordered by their beginnings, without discarded ones."""
         return self._episodes
 
     @functools.cached_property
     def _episodes(self) -> list[RecordedEpisode]:
         kinds, numbers = self.column("kind"), self.column("episode")
         lanes = self.column("lane") if self.kind == "lanes" else np.zeros(len(kinds), np.int32)
-        # The number 0 is of rows after lost calls, which belong to no episode that is known.
+        # The number 0 marks rows after lost calls, which belong to no known episode.
         rows = np.flatnonzero((kinds <= Kind.FAILED_STEP) & (numbers > 0))
-        # The rows of lanes are mixed, in the order of their calls.
+        # The rows of different lanes are interleaved, in the order of the calls.
         rows = rows[np.lexsort((rows, numbers[rows], lanes[rows]))]
         cuts = np.flatnonzero((np.diff(numbers[rows]) != 0) | (np.diff(lanes[rows]) != 0)) + 1
-        # What does not begin with a reset has lost its beginning, as where the oldest file was deleted.
+        # Rows that do not begin with a reset have lost their beginning, as when the oldest file was deleted.
         parts = [part for part in np.split(rows, cuts) if len(part) and kinds[part[0]] == Kind.RESET]
         found = []
         for part, after in itertools.zip_longest(parts, parts[1:]):
@@ -374,15 +374,15 @@ class RecordedStream:
         return sorted(found, key=lambda episode: (episode.own[0], episode.lane))
 
     def _episode(self, lane: int, rows: Array, following: int | None) -> RecordedEpisode:
-        """Return an episode; `following` is the call that the lane's next one begins with."""
+        """Return an episode; `following` is the first call of the lane's next one."""
         calls, kinds, last = self.column("call"), self.column("kind"), rows[-1]
         newest = calls[last]
         lacks = _has_between(self._lost, calls[rows[0]], newest)
         if kinds[last] == Kind.FAILED_STEP:
-            # A step that raised has no outcome: it ends the episode, and is no step of it.
+            # A step that raised has no outcome: it ends the episode, but is not counted as a step.
             end, rows = "failed", rows[kinds[rows] < Kind.FAILED_STEP]
         elif not (end := self._end_of(rows)):  # no row ends it
-            # Calls that are missing between its last row and the next episode may have its end.
+            # Calls missing between its last row and the next episode may contain its end.
             lacks = lacks or _has_between(self._lost, newest, math.inf if following is None else following - 1)
             end = "reset" if following is not None else "closed" if self.closed else "running"
         if lacks and end != "failed":
@@ -390,30 +390,30 @@ class RecordedStream:
         return RecordedEpisode(self, lane, int(self.column("episode")[last]), rows, end, lacks)
 
     def _end_of(self, rows: Array) -> str:
-        """Return how the last row of an episode says that it ended, with several agents those of the last call."""
+        """Return how an episode ended by its last row, or with several agents by the rows of the last call."""
         last = rows[-1:]
         if self.agents:
             last = rows[self.column("call")[rows] == self.column("call")[last]]
-            # Agents may end one by one; the episode does when the last one has.
+            # Agents may end one by one; the episode ends with the last one.
             if self.column("alive")[last].any():
                 return ""
         if self.column("terminated")[last].any():
             return "terminated"
-        # Of several agents nobody is alive here, and nobody was terminated last.
+        # With several agents, none is alive here, and the last ones were not terminated.
         return "truncated" if self.agents or self.column("truncated")[last].any() else ""
 
     def seeded_call(self, call: int) -> int | None:
-        """Return the newest call up to this one from which on the state of all lanes is known; None: there is none.
+        """Return the newest call up to `call` from which the state of all lanes is reproducible; None if there is none.
 
-        That is a reset of all lanes with a seed, or one that put all of them elsewhere. Calls that are missing after it
-        make it worthless, and it is None then; and so do branches of which is not known what they go on from.
+        That is a reset of all lanes with a seed, or a call that put all lanes elsewhere. The result is None if calls
+        are missing after it, or if a branch with an unknown origin follows.
         """
         found = bisect.bisect_right(self.known, call)
         newest = self.known[found - 1] if found else None
         return None if newest is None or _has_between(self.breaks, newest, call) else newest
 
     def has_unknown_options(self, start: int, stop: int) -> bool:
-        """Return whether options of a reset from `start` up to `stop` could not be recorded."""
+        """Return True if options of a reset from `start` up to `stop` could not be recorded."""
         return _has_between(self._unknown, start - 1, stop - 1)
 
     @functools.cached_property
@@ -423,23 +423,23 @@ class RecordedStream:
     # Branches
 
     def sibling(self, name: str) -> RecordedStream | None:
-        """Return a stream of the same folder, by `RUN-STREAM`; None: there is none."""
+        """Return a stream of the same folder, by `RUN-STREAM`; None if there is none."""
         return self if name == f"{self.run}-{self.number}" else self._siblings.find(name)
 
     @functools.cached_property
     def known(self) -> list[int]:
-        """The calls after which the state of all lanes is known: resets with a seed, and branches."""
+        """The calls after which the state of all lanes is reproducible: resets with a seed, and branches."""
         whole = (at for at, points in self.branches.items() if None not in points and at not in self.unknown_branches)
         return sorted([*self.seeded, *whole])
 
     @functools.cached_property
     def breaks(self) -> list[int]:
-        """The calls after which a replay does not know what comes: where some are missing, and branches of unknown."""
+        """The calls after which a replay cannot continue: before missing calls, and branches with an unknown origin."""
         return sorted([*self._lost, *self.unknown_branches])
 
     @functools.cached_property
     def unknown_branches(self) -> dict[int, str]:
-        """The branches that cannot be replayed, and why, by the numbers of their calls."""
+        """The branches that cannot be replayed, by call number, with the reasons."""
         found: dict[int, str] = {}
         for call, points in self.branches.items():
             for point in dict.fromkeys(points):
@@ -452,14 +452,14 @@ class RecordedStream:
         return found
 
     def _rows_of(self, lane: int) -> Array:
-        """Return where the resets and steps of a lane are among the rows; of several agents those of all."""
+        """Return the indices of a lane's resets and steps among the rows; with several agents, of those of all."""
         if lane not in self._of_lanes:
             own = self.column("kind") < Kind.CALL
             self._of_lanes[lane] = np.flatnonzero(own & (self.column("lane") == lane) if self.kind == "lanes" else own)
         return self._of_lanes[lane]
 
     def row_at(self, lane: int, call: int) -> int | None:
-        """Return the newest row of a lane up to a call; None: there is none, or rows are missing since."""
+        """Return a lane's newest row up to a call; None if there is none, or rows after it are missing."""
         rows = self._rows_of(lane)
         at = int(np.searchsorted(self.column("call")[rows], call, "right")) - 1
         if at < 0 or call > int(self.column("call")[-1]):
@@ -468,19 +468,19 @@ class RecordedStream:
         return None if _has_between(self._lost, int(self.column("call")[row]), call) else row
 
     def rows_of(self, lane: int, first: int, last: int) -> Array:
-        """Return where the resets and steps of a lane are among the rows, of the calls `first` to `last`."""
+        """Return the indices of a lane's resets and steps in the calls `first` to `last`."""
         rows = self._rows_of(lane)
         return rows[slice(*np.searchsorted(self.column("call")[rows], [first, last + 1]))]
 
     def known_from(self, lane: int, call: int) -> tuple[int, BranchPoint | None]:
-        """Return the call from which on the state of a lane is known up to another call.
+        """Return the call from which a lane's state up to another call is reproducible.
 
         Returns:
-            The call of its last reset with a seed and None; or that at which it was put elsewhere, and where it goes on
-            from.
+            The call of its last reset with a seed, and None; or the call at which it was put elsewhere, and the point
+                that it continues.
 
         Raises:
-            RecordingError: There is none, calls are missing since, or options of a reset were not recorded.
+            RecordingError: There is no such call, later calls are missing, or options of a reset were not recorded.
         """
         name = f"{self.run}-{self.number}"
         if self.misses_frames:
@@ -505,19 +505,19 @@ class RecordedStream:
     def seeded(self) -> list[int]:
         """The calls that reset all lanes with a seed."""
         kinds, calls = self.column("kind"), self.column("call")
-        # A reset that raised has an event, too, but no episode begins with it.
+        # A reset that raised has an event, too, but begins no episode.
         done = set(calls[kinds == Kind.RESET].tolist())
         return sorted(at for at, reset in self.resets.items() if at in done and None not in reset.seeds(self.lanes))
 
 
 def _has_between(calls: Sequence[int], after: float, last: float) -> bool:
-    """Return whether some of these calls, which are in order, come after one and up to another one."""
-    # By bisection: a folder may have many thousand episodes, and each one asks.
+    """Return True if one of these calls, which are in order, is after `after` and not after `last`."""
+    # By bisection, because it is called for each of maybe many thousand episodes.
     return bisect.bisect_right(calls, after) < bisect.bisect_right(calls, last)
 
 
 def _read_branch(told: Any, lanes: int) -> list[BranchPoint | None]:
-    """Return where lanes go on from; raises TypeError or ValueError where it is not to be read."""
+    """Return the points that lanes continue; raise TypeError or ValueError for malformed data."""
     if not isinstance(told, list) or len(told) != lanes or not any(told):
         raise ValueError(f"expected a branch for each of {lanes} lanes")
     found: list[BranchPoint | None] = []
@@ -532,7 +532,7 @@ def _read_branch(told: Any, lanes: int) -> list[BranchPoint | None]:
 
 
 class _Siblings:
-    """The streams of a folder, each read when somebody asks for it.
+    """The streams of a folder, each read on demand.
 
     Args:
         folder: The folder.
@@ -544,11 +544,11 @@ class _Siblings:
         self._checked: dict[tuple[str, int, int], str] = {}
 
     def add(self, stream: RecordedStream) -> None:
-        """Take a stream that was read."""
+        """Add a stream that was read."""
         self._streams[f"{stream.run}-{stream.number}"] = stream
 
     def find(self, name: str) -> RecordedStream | None:
-        """Return a stream by `RUN-STREAM`; None: there is none that can be read."""
+        """Return a stream by `RUN-STREAM`; None if there is none that can be read."""
         if name not in self._streams:
             self._streams[name] = None
             own = [file for file in find_segments(self._folder)[0] if f"{file.run}-{file.stream}" == name]
@@ -557,13 +557,13 @@ class _Siblings:
         return self._streams[name]
 
     def check(self, stream: RecordedStream, point: BranchPoint) -> None:
-        """Raise RecordingError where the calls that lead to a branch are not known."""
+        """Raise RecordingError if some calls that lead to a branch are missing."""
         path: dict[tuple[str, int, int], None] = {}
         begins: BranchPoint | None = point
         reason = ""
         while begins is not None and not reason:
             key = begins.stream, begins.lane, begins.call
-            if key in self._checked:  # branches of branches have most of their ways in common
+            if key in self._checked:  # branches of branches share most of their paths
                 reason = self._checked[key]
                 break
             try:
@@ -577,56 +577,57 @@ class _Siblings:
 
 
 def _printable(text: str) -> str:
-    # A stranger's text is printed at a terminal, which obeys control characters.
+    # An untrusted text is printed to a terminal, so its control characters are replaced.
     return "".join(part if part.isprintable() else "?" for part in text[:200])
 
 
 def _given(cells: Any, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
-    """Return the cells of a column that are there as an array, texts and other bytes as objects; and for each row
-    where its cell is among them, -1: nowhere.
+    """Return the non-null cells of a column as an array, and for each row the index of its cell in it, or -1.
+
+    Texts and other bytes are objects in the array.
     """
     there = cells.is_valid().to_numpy(zero_copy_only=False)
     full = (int(there.sum()), *shape)
     if dtype.hasobject:
         found: Array = np.empty(full[0], object)
-        # As objects: NumPy's own texts and bytes lose zeros at their ends.
+        # As objects, because NumPy's own texts and bytes lose trailing zeros.
         found[:] = cells.drop_null().to_pylist()
     elif not shape:
         found = cells.drop_null().to_numpy(zero_copy_only=False)
     elif pa.types.is_list(cells.type):
-        found = cells.flatten().to_numpy(zero_copy_only=False).reshape(full)  # a ValueError where lengths differ
-    else:  # bytes, of which a null has none
+        found = cells.flatten().to_numpy(zero_copy_only=False).reshape(full)  # ValueError if lengths differ
+    else:  # bytes; a null has none
         found = np.frombuffer(cells.buffers()[2] or b"", dtype, math.prod(full)).reshape(full)
     return found, np.where(there, np.cumsum(there) - 1, -1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """The recordings of a folder."""
+    """The recordings in a folder."""
 
     streams: Sequence[RecordedStream]
     damage: Sequence[Damage]
-    """The parts that could not be read, and were skipped."""
+    """The parts that could not be read and were skipped."""
 
     def warnings(self) -> list[str]:
-        """Return what could not be read, a line for each file."""
+        """Return a line for each file with parts that could not be read."""
         found: dict[Path, list[Damage]] = {}
         for damage in self.damage:
             found.setdefault(damage.path, []).append(damage)
         return [f"{own[0]}{f' (and {len(own) - 1} more)' if own[1:] else ''}" for own in found.values()]
 
     def episodes(self) -> list[RecordedEpisode]:
-        """Return all episodes, in the order of their beginnings."""
+        """Return all episodes, ordered by their beginnings."""
         found = [episode for stream in self.streams for episode in stream.episodes()]
         return sorted(found, key=lambda episode: episode.started)
 
 
 def read_folder(folder: str | Path, newest: int | None = None) -> Folder:
-    """Read the recordings of a folder, or of one file of it.
+    """Read the recordings in a folder, or a single file.
 
     Args:
         folder: The folder, or the file.
-        newest: Read the streams that were written last until they hold this many episodes; None: all of them.
+        newest: Read the most recently written streams until they contain this many episodes; None: read all.
 
     Raises:
         RecordingError: There is no recording.
@@ -644,7 +645,8 @@ def read_folder(folder: str | Path, newest: int | None = None) -> Folder:
 def _read(files: Sequence[SegmentFile], problems: list[Damage], newest: int | None = None) -> Folder:
     streams = [list(own) for _, own in itertools.groupby(files, lambda file: (file.run, file.stream))]
     if newest is not None:
-        # A folder may hold many recordings, and a page lists the last 100 episodes: older files are not read.
+        # A page lists only the last 100 episodes of a folder, which may contain many recordings: older files are not
+        # read.
         streams.sort(key=lambda own: (max(_written_at(file.path) for file in own), own[0]), reverse=True)
     damage, found = list(problems), list[RecordedStream]()
     siblings = _Siblings(files[0].path.parent if files else Path())
@@ -658,7 +660,7 @@ def _read(files: Sequence[SegmentFile], problems: list[Damage], newest: int | No
 
 
 def _written_at(file: Path) -> float:
-    """Return when a file was written last; 0 where it was deleted meanwhile."""
+    """Return when a file was last written; 0 if it was deleted meanwhile."""
     try:
         return file.stat().st_mtime
     except OSError:
@@ -666,7 +668,7 @@ def _written_at(file: Path) -> float:
 
 
 def _read_stream(files: Sequence[SegmentFile], siblings: _Siblings) -> tuple[RecordedStream | None, list[Damage]]:
-    """Read the segments of a stream; what cannot be read of them is said."""
+    """Read the segments of a stream; return it, and the parts that cannot be read."""
     damage: list[Damage] = []
     columns: Columns | None = None
     parts: list[tuple[SegmentFile, pa.Table]] = []
@@ -677,7 +679,8 @@ def _read_stream(files: Sequence[SegmentFile], siblings: _Siblings) -> tuple[Rec
             if schema is None:
                 damage.extend(problems)
                 continue
-            # All files of a stream have the header of the first. Another one would give its rows another meaning.
+            # All files of a stream must have the header of the first. Another header would give its rows another
+            # meaning.
             columns = columns or _columns_of(schema)
             if not schema.equals(columns.schema, check_metadata=True):
                 raise RecordingError("its columns are not those of its header, or of the recording's other files")
@@ -704,21 +707,21 @@ def _load(file: SegmentFile, columns: Sequence[str] | None) -> tuple[pa.Schema, 
         return load_segment(file.path, columns)
     except RecordingError:
         sealed = file.path.with_suffix(".parquet")
-        if file.path.suffix == ".arrow" and not file.path.exists() and sealed.exists():  # sealed meanwhile
+        if file.path.suffix == ".arrow" and not file.path.exists() and sealed.exists():  # it was sealed meanwhile
             return load_segment(sealed, columns)
         raise
 
 
 def _columns_of(schema: pa.Schema) -> Columns:
-    """Return the columns that the header of a file tells."""
+    """Return the columns for the header of a file."""
     header = json.loads((schema.metadata or {}).get(b"bridge", b"null"))
     told = header.get("format") if isinstance(header, dict) else None
     if told != FORMAT:
         raise RecordingError(f"expected a recording of format version {FORMAT}, got {told!r:.40}")
     kind, lanes, agents = header.get("kind"), header.get("lanes", 1), header.get("agents", [])
     lists = isinstance(agents, list) and all(isinstance(agent, str) for agent in agents)
-    # A stranger's header: without these checks `Columns` would raise something of Python's own, or make a column for
-    # each of as many lanes as it claims.
+    # The header is untrusted: without these checks `Columns` could raise other exceptions, or allocate columns for any
+    # number of lanes.
     sound = kind in ("env", "lanes", "agents") and lists and bool(agents) == (kind == "agents")
     sound = sound and len(set(agents)) == len(agents) <= _MOST_LANES and isinstance(header.get("spaces"), list)
     sound = sound and isinstance(lanes, int) and 0 < lanes <= _MOST_LANES
@@ -731,29 +734,29 @@ def _columns_of(schema: pa.Schema) -> Columns:
 
 
 def _check_rows(table: pa.Table, columns: Columns, last: int) -> int:
-    """Raise RecordingError where rows are not in order, or name a lane that is not there; return the last call."""
+    """Raise RecordingError if rows are out of order, or have an invalid lane; return the last call."""
     if not len(table):
         return last
-    # None of these columns has -9, so a null is refused with the rest.
+    # -9 is invalid in each of these columns, so nulls are refused, too.
     checked = ("call", "lane", "t", "kind", "time")
     call, lane, t, kind, moment = (np.asarray(table[name].combine_chunks().fill_null(-9)) for name in checked)
     lanes = columns.width if columns.kind != "env" else int(columns.header.get("lane", 0)) + 1
     known = np.isin(kind, [Kind.STEP, Kind.RESET, Kind.FAILED_STEP, Kind.FAILED_RESET, Kind.CALL, Kind.END])
-    # Rows are found by binary search in `call`, and lanes are indices.
+    # Rows are found by binary search in `call`, and lanes are used as indices.
     sound = call[0] >= max(last, 0) and (np.diff(call) >= 0).all() and (lane >= -1).all() and (lane < lanes).all()
     sound = sound and ((lane >= 0) | (kind >= Kind.CALL)).all() and known.all() and (t >= 0).all()
-    # Times are printed as dates, which a system has of some years alone.
+    # Times are printed as dates, for which systems support a limited range of years.
     if not sound or not (abs(moment) < 1e11).all():
         raise RecordingError("its rows are not in order, or name a lane, a kind or a time that is not there")
-    _given(table["reward"].combine_chunks(), columns.reward.shape, columns.reward.dtype)  # raises where shapes differ
+    _given(table["reward"].combine_chunks(), columns.reward.shape, columns.reward.dtype)  # raises if shapes differ
     return int(call[-1])
 
 
 def open_episode(path: str | Path) -> RecordedEpisode:
-    """Find an episode by `FOLDER/ID`.
+    """Return an episode by `FOLDER/ID`.
 
     Raises:
-        RecordingError: There is no such episode.
+        RecordingError: The episode does not exist.
     """
     given = Path(path)
     folder, (run, _, numbers) = given.parent, given.name.rpartition("-")

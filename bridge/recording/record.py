@@ -1,4 +1,4 @@
-"""`record=Recording(…)`: where to, what, and how much is recorded."""
+"""`record=Recording(…)`: where and what to record."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["Recording"]
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """Says what a server records, and where: the keyword `record`, which takes a folder alone, too.
+    """What a server records, and where: a value for the keyword `record`, which also accepts just a folder.
 
-    Actions, who applied them and when, rewards, flags and a hash of each observation are recorded in any case.
+    Actions, their players and times, rewards, flags and a hash of each observation are always recorded.
 
     Examples:
         >>> import tempfile
@@ -24,13 +24,13 @@ class Recording:
         ...     pass
 
     Args:
-        folder: A folder in which every episode is recorded; made if there is none.
-        observations: Record the observations too.
-        frames: Record what `render` gives after each step too, which every step then waits for; the environment needs
-            a render mode that gives arrays.
-        infos: Record the infos too.
-        unattended: In a real-time world, record the episodes too that nobody plays.
-        max_bytes: The most bytes of a server's recording, after which its oldest file is deleted; None: no limit.
+        folder: The folder for the recording; created if it does not exist.
+        observations: Record observations, too.
+        frames: Record the result of `render` after each step, which every step then waits for; the environment needs a
+            render mode that returns arrays.
+        infos: Record infos, too.
+        unattended: In a real-time world, also record episodes without a player.
+        max_bytes: The most bytes of a server's recording; beyond it, the oldest file is deleted. None: no limit.
     """
 
     folder: str | os.PathLike[str]
@@ -49,5 +49,5 @@ class Recording:
 
     @classmethod
     def of(cls, given: str | os.PathLike[str] | Recording) -> Recording:
-        """Return what a folder stands for."""
+        """Return the recording for a folder."""
         return given if isinstance(given, Recording) else cls(given)

@@ -1,4 +1,4 @@
-"""A recorder on the client, for servers that are not ours: the same files as a server's own recording."""
+"""A recorder on the client, for servers of other packages. It writes the same files as a server's own recording."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["Recorder"]
 
 
 def _parts(space: Space[Any], batch: Any) -> list[Any]:
-    """Return each slot's part of a batch, a copy: the arrays are the caller's, and rows are encoded later."""
+    """Return each slot's part of a batch as a copy: the arrays are the caller's, and rows are encoded later."""
     return kept(list(iterate(space, batch)))  # type: ignore[no-any-return]
 
 
@@ -36,16 +36,16 @@ class _Slot:
 
     def __init__(self) -> None:
         self.running = False
-        """True if it is in an episode."""
+        """True if the slot is in an episode."""
         self.seed: int | None = None
         self.options: Any = None
 
 
 class Recorder(OwnAttributes, BatchWrapper):
-    """Records what goes through remote environments, as far as the client sees it.
+    """A wrapper that records remote environments, as far as the client sees them.
 
-    Each slot is an environment of the recording. Where a server can record itself (`serve_gym(record=…)`), that sees
-    more: what other clients do, and in real time every frame.
+    Each slot is recorded as an environment. A recording on the server (`serve_gym(record=…)`) contains more: what other
+    clients do, and in real time every frame.
 
     Examples:
         >>> import tempfile
@@ -59,11 +59,11 @@ class Recorder(OwnAttributes, BatchWrapper):
         ...     envs.close()
 
     Args:
-        env: What `make_vec_remote` returns, or `BlockingReset` around it.
-        folder: Where the files go; made where there is none.
-        observations: Whether observations are recorded; otherwise their hashes are.
-        player: Who acts: `agent` or `person`, with a name as in `agent:PPO`.
-        max_bytes: The most bytes of the recording, after which its oldest file is deleted; None: no limit.
+        env: The result of `make_vec_remote`, or a `BlockingReset` around it.
+        folder: The folder for the files; created if it does not exist.
+        observations: True to record observations; otherwise only their hashes are recorded.
+        player: The player: `agent` or `person`, optionally with a name as in `agent:PPO`.
+        max_bytes: The most bytes of the recording; beyond it, the oldest file is deleted. None: no limit.
 
     Raises:
         SettingError: The folder cannot be written, or `env` is another kind of environment.
@@ -91,19 +91,19 @@ class Recorder(OwnAttributes, BatchWrapper):
         self._slots = [_Slot() for _ in range(env.num_envs)]
         self._given: Any = None
         self._untold = False
-        """True if results of a reset or a step have not been told."""
+        """True if a reset or a step was sent whose results were not returned yet."""
         self._open = True
-        """True if the recording goes on."""
+        """True while it records."""
         base.listen_to_places(self)
 
-    # Where slots go on: as a `PlaceListener`
+    # Implements `PlaceListener`, for slots that continue elsewhere
 
     def moment(self, slot: int) -> str:
-        """Return a name for what a slot has done so far; empty: it is in no episode."""
+        """Return a name for the current point in a slot's recording; empty if it is in no episode."""
         return self._recorder.moment(slot) if self._slots[slot].running else ""
 
     def placed(self, slot: int, observation: Any, origin: Origin | None) -> None:
-        """Record that a slot goes on in an episode that is a branch of another one."""
+        """Record that a slot continues in an episode that is a branch of another one."""
         state = self._slots[slot]
         if observation is None:  # its server was lost meanwhile
             state.running = False
@@ -114,8 +114,8 @@ class Recorder(OwnAttributes, BatchWrapper):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin episodes, as the environment does."""
-        # The mask says which slots are reset; to an environment it is no option.
+        """Begin episodes in the wrapped environment."""
+        # The mask selects the slots to reset; it is not an option for an environment.
         mask = (options or {}).get("reset_mask")
         rest = {key: kept(value) for key, value in (options or {}).items() if key != "reset_mask"} or None
         chosen = np.ones(self.num_envs, np.bool_) if mask is None else np.asarray(mask, np.bool_)
@@ -131,38 +131,38 @@ class Recorder(OwnAttributes, BatchWrapper):
         return observations, infos
 
     def _errors_of(self, infos: dict[str, Any]) -> list[str]:
-        """Return for each slot why it is lost; empty: it is not. A lost slot's observation is an old one or None."""
-        # An environment may have an info of this name, too, of another kind.
+        """Return for each slot why it is lost, or "". The observation of a lost slot is old, or None."""
+        # An environment may have an info of this name, too, with another type.
         told: Any = infos.get("error")
         told = told if np.ndim(told) == 1 else [None] * self.num_envs
         return [error if isinstance(error, str) else "" for error in told]
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Apply actions, as the environment does."""
+        """Apply actions in the wrapped environment."""
         given = _parts(self.env.action_space, actions)
         with self._sending(given):
             result = self.env.step(actions)
         return self._record(given, result)
 
     def step_async(self, actions: Any) -> None:
-        """Send the actions and return at once, as the environment does; `step_wait` returns the results."""
+        """Send the actions and return at once; `step_wait` returns the results."""
         given, waiting = _parts(self.env.action_space, actions), cast(Any, self.env)
         with self._sending(given):
             waiting.step_async(actions)
         self._given, self._untold = given, True
 
     def step_wait(self) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Return what `step` returns, after `step_async`."""
+        """Return the results of the step after `step_async`."""
         result = cast(Any, self.env).step_wait()
         self._untold = False
         return self._record(self._given, result)
 
     @contextlib.contextmanager
     def _sending(self, given: Any = None) -> Iterator[None]:
-        """Send a reset or a step. Where the call before it returned no results, leave that out of the recording.
+        """Send a reset or a step. If the previous call returned no results, leave that out of the recording.
 
         Args:
-            given: The actions of a step. Where it raises, `step_wait` may still tell its results.
+            given: The actions of a step. If it raises, `step_wait` may still return its results.
         """
         try:
             yield
@@ -181,22 +181,22 @@ class Recorder(OwnAttributes, BatchWrapper):
         finals = infos.get("final_obs") if self._same_step else None
         errors = self._errors_of(infos)
         acted = self._interventions(infos, terminations | truncations)
-        # In the mode SAME_STEP what ended an episode is told with its end.
+        # In the mode SAME_STEP, the values for the end of an episode are in `final_obs` and `final_info`.
         last_errors = self._errors_of(infos.get("final_info", {})) if finals is not None else errors
         for index, observation in enumerate(self._split(observations)):
             slot, ended = self._slots[index], bool(terminations[index] or truncations[index])
-            # Else the environment's own.
+            # Otherwise it is the environment's own info.
             error = last_errors[index] or errors[index] if truncations[index] or not slot.running else ""
             begins = observation is not None and not errors[index]
             # After an end, the next step begins the slot's episode: its observation is that of a reset, and its action
-            # was ignored. In the mode SAME_STEP it is the next one where the reset within the last one failed.
+            # was ignored. In the mode SAME_STEP this happens only if the reset within the last step failed.
             if not slot.running:
                 if begins and (not ended or finals is not None):
                     self._begin(index, observation)
                 continue
-            # In the mode SAME_STEP the observation is the first of the next episode already.
+            # In the mode SAME_STEP the observation is the next episode's first one.
             last = finals[index] if finals is not None and ended else observation
-            # A slot that lost its server has nothing to tell until it is back.
+            # A slot that lost its server has no results until it is back.
             if last is None and not error:
                 continue
             if error:
@@ -211,11 +211,11 @@ class Recorder(OwnAttributes, BatchWrapper):
         return observations, rewards, terminations, truncations, infos
 
     def _interventions(self, infos: dict[str, Any], ended: Array) -> dict[int, tuple[str, Any]]:
-        """Return who acted in place of the player in a step, and the action, by slot."""
+        """Return the players that acted instead of `player` in a step, with their actions, by slot."""
         found = self._recorder.interventions(infos)
         if not self._same_step:
             return found
-        # The infos of a slot that ended are those of its next episode; the step's own are in `final_info`.
+        # The infos of a slot that ended are those of its next episode; the step's own infos are in `final_info`.
         last = self._recorder.interventions(infos.get("final_info") or {})
         return {
             slot: acted
@@ -231,7 +231,7 @@ class Recorder(OwnAttributes, BatchWrapper):
         slot.running, slot.seed, slot.options = True, None, None
 
     def _split(self, observations: Any) -> list[Any]:
-        """Return each slot's observation, a copy; None: it has none."""
+        """Return a copy of each slot's observation; None if it has none."""
         return kept(list(observations)) if self._bare is not None else _parts(self.env.observation_space, observations)
 
     def send_message(
@@ -241,19 +241,19 @@ class Recorder(OwnAttributes, BatchWrapper):
         slots: Sequence[int] | None = None,
         origins: Mapping[int, Origin] | None = None,
     ) -> MessageReply:
-        """Send a message of a feature, or of another package; as `RemoteVectorEnv.send_message`."""
-        # Where slots are put elsewhere by it, `placed` is called.
+        """Send a message of a feature, or of another package, like `RemoteVectorEnv.send_message`."""
+        # If the message puts slots elsewhere, `placed` is called.
         sender: Any = self.env
         reply: MessageReply = sender.send_message(form, write, slots, origins)
         return reply
 
     def send(self, actions: Any, slots: Any = None) -> None:
-        """Refuse: steps of some slots are not recorded."""
+        """Raise an error: steps of single slots are not recorded."""
         raise SettingError("Recorder takes step(), not send() and recv(); have the server record: serve_gym(record=…)")
 
     recv = send
 
     def close(self, **kwargs: Any) -> None:
-        """Close the environments, and write the recording to its end."""
+        """Close the environments, and finish the recording."""
         super().close(**kwargs)
         self._recorder.close()

@@ -1,7 +1,7 @@
-"""Replay: the environment of a recording is made again, and goes through the same resets and steps.
+"""Replay: make the environment of a recording again, and repeat the recorded resets and steps.
 
-An episode that began by itself has the random generator's state from those before it, so a replay begins with the last
-reset that seeded all lanes. What comes is held against what was recorded: a recording is a proof.
+The random state of an episode that began by autoreset depends on previous episodes, so a replay begins with the last
+reset that seeded all lanes. The outcome is compared with the recording, which so proves what happened.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 AT_ONCE = 512
-"""The most calls that are read, and compared, at once."""
+"""The most calls that are read and compared at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,21 +67,21 @@ class Verification:
 
     episode: str
     rows: int
-    """The number of resets and steps that were compared."""
+    """The number of compared resets and steps."""
     difference: str = ""
-    """The first difference, with its step; empty: there is none."""
+    """The first difference, with its step; empty: none."""
     step: int | None = None
     """The step of the episode at which it differs, 0 for its first observation; negative: before the episode."""
     parent: str = ""
-    """What the episode goes on from, if it is a branch; that was played first."""
+    """The episode that a branch continues, which was replayed first."""
     versions: str = ""
-    """The packages whose versions differ from those at the recording; empty: none, or nothing differs."""
+    """The packages whose versions differ from those at the recording; empty: none, or there is no difference."""
     missing: str = ""
-    """The calls before the episode that the recording does not have; empty: none, or nothing differs."""
+    """The calls before the episode that are missing in the recording; empty: none, or there is no difference."""
 
     @property
     def ok(self) -> bool:
-        """True if the recording is what the environment does."""
+        """True if the environment's outcome equals the recording."""
         return not self.difference
 
     def __str__(self) -> str:
@@ -92,22 +92,22 @@ class Verification:
 
 
 class _BranchError(RecordingError):
-    """What a branch goes on from cannot be played."""
+    """The episode that a branch continues cannot be replayed."""
 
 
 class Replay:
-    """An environment that goes through what was recorded, call by call.
+    """An environment that repeats recorded calls.
 
     Args:
-        stream: What was recorded.
-        env: What makes the environment, as for `serve_gym` or `serve_parallel`; None: the id that the recording names,
-            which must be registered here.
+        stream: The recorded stream.
+        env: Makes the environment, as for `serve_gym` or `serve_parallel`; None: the id in the recording, which must be
+            registered in this process.
         render_mode: Replaces the recorded render mode; None: as recorded.
-        allow_calls: Make the recorded calls of methods, and set attributes, too. They may do anything that the
-            environment's methods can do, so this is for recordings whose origin is known.
+        allow_calls: Repeat recorded method calls and changes of attributes, too. Methods can do anything, so allow this
+            only for recordings of known origin.
 
     Raises:
-        SettingError: The environment is not registered here, or cannot be made.
+        SettingError: The environment is not registered in this process, or making it failed.
     """
 
     def __init__(
@@ -119,28 +119,28 @@ class Replay:
             kwargs["render_mode"] = render_mode
         self._maker = partial(_maker, stream, env, kwargs)
         self._allow_calls = allow_calls
-        # The host is a server's, so that lanes, autoreset and conversions are those of the recording.
+        # The same host as on a server, so that lanes, autoreset and conversions are those of the recording.
         self._host: Any = made(self._maker())
         self._properties = self._host.properties()
-        # A recording knows agents by their names; the environment takes its own objects.
+        # A recording has the agents' names; the environment uses its own objects.
         self._ids = {str(agent): agent for agent in self._host.facts.agents}
 
     def calls(self, start: int, stop: int) -> Iterator[tuple[int, Row]]:
-        """Reset and step as the calls from `start` up to `stop` say; yield the number and the outcome of each.
+        """Make the calls from `start` up to `stop`; yield the number and outcome of each reset and step.
 
         Raises:
-            RecordingError: An action cannot be read, or methods were called and `allow_calls` is not set.
+            RecordingError: An action cannot be read, or methods were called and `allow_calls` is False.
         """
         refuse_calls(self.stream, stop, self._allow_calls)
         for call in sorted(self.stream.calls):
-            # What a method changed before the replay's beginning may count still, such as an attribute that was set
-            # once.
+            # The effect of earlier method calls, such as setting an attribute, may outlast the reset with which the
+            # replay begins.
             if call < start:
                 self._make_calls(self.stream, call)
         yield from self._play(self.stream, start, stop)
 
     def _play(self, stream: RecordedStream, start: int, stop: int) -> Iterator[tuple[int, Row]]:
-        """Do as `calls`, without what was called before; `stream` is this one, or one of an environment like it."""
+        """Like `calls`, without earlier method calls; `stream` is this one, or one of an equal environment."""
         numbers, kinds, lanes = (stream.column(name) for name in ("call", "kind", "lane"))
         for first in range(start, stop, AT_ONCE):
             rows = np.arange(*np.searchsorted(numbers, [first, min(first + AT_ONCE, stop)]))
@@ -159,7 +159,7 @@ class Replay:
                 yield call, row
 
     def _make_calls(self, stream: RecordedStream, call: int) -> None:
-        """Make the calls of methods that were made before a call."""
+        """Make the method calls that were made before a call."""
         for kind, data in stream.calls.get(call, ()):
             try:
                 if kind == "call":
@@ -167,13 +167,13 @@ class Replay:
                 else:
                     written = properties_pb2.PropertyRequest.FromString(data)
                     in_environment("writing a property", self._properties.answer, written)
-            except (RequestError, DecodeError):  # as when it was recorded, which no row tells
+            except (RequestError, DecodeError):  # the recorded call may have failed as well
                 continue
 
     # Branches
 
     def _branch(self, points: Sequence[BranchPoint | None]) -> Row:
-        """Put environments to where they went on from: others are made, which go through what led there."""
+        """Put environments into the states that they continued: make others, which repeat the calls that lead there."""
         vector = getattr(self._host.env, "unwrapped", None)
         if self.stream.kind != "lanes" or not isinstance(vector, LaneVectorEnv):
             return self._branch_whole(points)
@@ -194,7 +194,7 @@ class Replay:
         return Row(Kind.RESET, 0.0, observation=kept(observations), info=joined, options=mask)
 
     def _branch_whole(self, points: Sequence[BranchPoint | None]) -> Row:
-        """Do as `_branch` with an environment that is stepped as a whole."""
+        """Like `_branch`, for an environment that is stepped as a whole."""
         point = points[0]
         if point is None or any(one is None or (one.stream, one.call) != (point.stream, point.call) for one in points):
             raise RecordingError("lanes that are stepped together went on from different calls, which is not replayed")
@@ -212,14 +212,14 @@ class Replay:
             row = self._follow(way)
             result, alive = (row.observation, row.info), row.alive
             if self.stream.kind == "agents":
-                # Those that ended by the last step have no part in the branch.
+                # Agents that ended in the last step take no part in the branch.
                 seen, told = ({agent: part[agent] for agent in alive if agent in part} for part in result)
                 result = seen, told
         self._properties = self._host.properties()
         return Row(Kind.RESET, 0.0, observation=kept(result[0]), info=kept(result[1]), alive=alive)
 
     def _follow(self, way: Sequence[PathPart]) -> Row:
-        """Have the whole environment go through some calls; return what the last one gave."""
+        """Let the whole environment repeat calls; return the outcome of the last one."""
         last: Row | None = None
         for part in way:
             other = part.stream
@@ -234,11 +234,11 @@ class Replay:
         return last
 
     def _do(self, stream: RecordedStream, call: int, given: Mapping[int, Any]) -> Row:
-        """Make a reset or a step, with the actions by lane, or by the number of the agent."""
+        """Make a reset or a step, with the actions by lane, or by agent number."""
         reset = stream.resets.get(call)
         try:
             if reset is not None:
-                # Copies: Gymnasium's vector environments take `reset_mask` out of the dict, and a comparison needs it.
+                # Copied: Gymnasium's vector environments remove `reset_mask` from the dict, which is compared later.
                 observation, info, *alive = in_environment(
                     "reset", self._host.reset, kept(reset.seed), kept(reset.options)
                 )
@@ -250,7 +250,7 @@ class Replay:
                 row, alive = Row(Kind.STEP, 0.0, "", None, *told)._replace(info=info), list(result[5:])
                 row = row._replace(error=dict(self._host.failures))
         except RequestError as error:
-            # That it raised may be what was recorded.
+            # The recorded call may have raised, too.
             kind = Kind.FAILED_STEP if reset is None else Kind.FAILED_RESET
             row = Row(kind, 0.0, error=error.message, options=None if reset is None else reset.options)
             alive = [()]
@@ -260,7 +260,7 @@ class Replay:
         return row._replace(action=acted, alive=alive[0])
 
     def _action(self, given: Mapping[int, Any]) -> Any:
-        """Return the action of a step; a lane that began anew in it takes none, and is given any."""
+        """Return the action of a step; a lane that began anew in it ignores its action and gets any."""
         if self.stream.kind == "agents":
             return {self._ids[self.stream.agents[lane]]: action for lane, action in given.items()}
         space = self.stream.spaces[0][1]
@@ -274,10 +274,10 @@ class Replay:
         return concatenate(space, every, empty)
 
     def frame(self, lane: int = 0) -> Any:
-        """Return what `render` gives now, of a lane.
+        """Return the present result of `render` for a lane.
 
         Raises:
-            RecordingError: It gives no picture.
+            RecordingError: The result is not a picture.
         """
         try:
             (frame,) = in_environment("render", self._host.draw, [lane if self.stream.kind == "lanes" else 0])
@@ -299,7 +299,7 @@ class Replay:
 
 
 def kwargs_of(stream: RecordedStream) -> dict[str, Any]:
-    """Return the keywords that the environment was made with; an error where they are not to be had."""
+    """Return the keywords with which the environment was made; raise an error if they were not recorded."""
     if "kwargs" not in stream.header:
         why = stream.header.get("unknown_kwargs", "")
         raise SettingError(f"the keywords that the environment was made with were not recorded: {why}")
@@ -313,7 +313,7 @@ def kwargs_of(stream: RecordedStream) -> dict[str, Any]:
 
 
 def _maker(stream: RecordedStream, env: Any, kwargs: dict[str, Any]) -> Callable[[], Any]:
-    """Return what makes the environment of a recording; it calls nothing that only the recording names."""
+    """Return a function that makes the environment of a recording; it calls nothing that only the recording names."""
     header = stream.header
     if env is None and _registered(stream):
         env = header["env_id"]
@@ -338,24 +338,24 @@ def _maker(stream: RecordedStream, env: Any, kwargs: dict[str, Any]) -> Callable
 
 
 def env_for(stream: RecordedStream, env: Any) -> Any:
-    """Return what makes the environment of one of several streams: its own id where that is registered, else `env`."""
-    # A folder may have recordings of several environments, and `--env` names one.
+    """Return `env` for one of several streams, or None if the stream's own id is registered."""
+    # A folder may contain recordings of several environments, while `--env` names one.
     return None if _registered(stream) else env
 
 
 def _registered(stream: RecordedStream) -> bool:
-    """Return whether the environment's id is registered here, for what it was registered for there."""
+    """Return True if the environment's id is registered in this process, with the recorded entry point."""
     spec = gymnasium.registry.get(str(stream.header.get("env_id")))
-    # An id alone may be registered for something else here. A client's recording does not know the entry point.
+    # The id alone may be registered for another environment. A client's recording has no entry point.
     return spec is not None and stream.header.get("entry_point") in ("", str(spec.entry_point))
 
 
 def _parallel(stream: RecordedStream, env: Any) -> ParallelRecipe:
-    """Return how an environment of several agents is made; a Gymnasium environment has one agent."""
+    """Return the recipe for an environment of several agents; raise for a Gymnasium environment."""
     if isinstance(env, str) and env in gymnasium.registry:
         env = partial(gymnasium.make, env)
     if env is None and stream.header.get("env_id") and not stream.header.get("entry_point"):
-        env = stream.header["env_id"]  # of PettingZoo's own registry
+        env = stream.header["env_id"]  # in PettingZoo's own registry
     if env is None:
         raise _unknown(stream)
     try:
@@ -371,9 +371,9 @@ def _unknown(stream: RecordedStream) -> SettingError:
             f"{stream.title!r} is a program with a loop of its own, which cannot be made again to be replayed; to see "
             "its episodes, record frames: record=Recording(FOLDER, frames=True)"
         )
-    # Nobody can name a lambda, or a function inside another.
+    # Lambdas and nested functions have no importable name.
     module, _, name = (entry_point if entry_point and "<" not in entry_point else "MODULE:NAME").partition(":")
-    of_script = module == "__main__"  # here that is this program
+    of_script = module == "__main__"  # here, that is this program
     module = "MODULE" if of_script else module
     example = f"{module.partition('.')[0]}:{env_id}" if env_id else f"{module}:{name}"
     where = ", where MODULE is the name of the script that served it, without .py" if of_script else ""
@@ -385,7 +385,7 @@ def _unknown(stream: RecordedStream) -> SettingError:
 
 
 def refuse_calls(stream: RecordedStream, stop: int, allow_calls: bool) -> None:
-    """Raise RecordingError where methods were called before a call, and that is not allowed."""
+    """Raise RecordingError if methods were called before a call and `allow_calls` is False."""
     count = 0 if allow_calls else sum(len(calls) for call, calls in stream.calls.items() if call < stop)
     if count:
         raise RecordingError(
@@ -395,7 +395,7 @@ def refuse_calls(stream: RecordedStream, stop: int, allow_calls: bool) -> None:
 
 
 def verify(episode: RecordedEpisode | str | Path, env: Any = None, *, allow_calls: bool = False) -> Verification:
-    """Make the environment of an episode again, replay it, and compare the outcome with the recording.
+    """Make the environment of an episode again, replay the episode, and compare the outcome with the recording.
 
     Args:
         episode: An episode, or `FOLDER/ID`.
@@ -406,14 +406,14 @@ def verify(episode: RecordedEpisode | str | Path, env: Any = None, *, allow_call
         What was compared, and the first difference.
 
     Raises:
-        RecordingError: The episode has no seeded reset before it, or rows of it are missing.
-        SettingError: Its environment cannot be made.
+        RecordingError: The episode has no seeded reset before it, or some of its rows are missing.
+        SettingError: Making its environment failed.
     """
     found = episode if isinstance(episode, RecordedEpisode) else open_episode(episode)
     stream, start = found.stream, replayed_from(found)
     done = _judged(found, start, _differences(stream, env, allow_calls, start, found.stop))
     if done.difference and start and 0 in stream.seeded and not any(at <= found.start for at in stream.breaks):
-        # An environment may have more in it than its reset sets back, such as a count of its episodes.
+        # An environment may have state that its reset does not clear, such as a count of its episodes.
         again = _judged(found, start, _differences(stream, env, allow_calls, 0, found.stop))
         return again if again.ok else done
     return done
@@ -422,21 +422,21 @@ def verify(episode: RecordedEpisode | str | Path, env: Any = None, *, allow_call
 def verify_stream(
     stream: RecordedStream, env: Any = None, *, allow_calls: bool = False
 ) -> Iterator[Verification | RecordingError]:
-    """Verify every episode of a stream in one pass, in the order of their beginnings.
+    """Verify every episode of a stream in one pass, ordered by their beginnings.
 
     Args:
-        stream: What was recorded.
+        stream: The recorded stream.
         env: As for `Replay`.
         allow_calls: As for `Replay`.
 
     Yields:
-        For each episode what came of the comparison, or why it cannot be verified.
+        For each episode the result of the comparison, or why it cannot be verified.
 
     Raises:
-        SettingError: The environment cannot be made.
+        SettingError: Making the environment failed.
     """
     last = int(stream.column("call")[-1]) + 1
-    # What comes before the first call of a method can be verified without leave to make it.
+    # Calls before the first method call can be verified without permission for method calls.
     if not allow_calls:
         last = min([last, *stream.calls])
     differences = _differences(stream, env, allow_calls, 0, last)
@@ -451,36 +451,35 @@ def verify_stream(
 
 
 def _differences(stream: RecordedStream, env: Any, allow_calls: bool, begin: int, last: int) -> list[tuple[int, str]]:
-    """Replay a stream; return the first difference after each seeded reset, with the number of the call, in order.
+    """Replay a stream; return the first difference after each seeded reset, with its call number, in order.
 
     Args:
-        stream: What was recorded.
+        stream: The recorded stream.
         env: As for `Replay`.
         allow_calls: As for `Replay`.
-        begin: The call from which on seeded resets count.
-        last: The call before which it ends.
+        begin: The call from which seeded resets count.
+        last: The end; this call is not made.
     """
     found: list[tuple[int, str]] = []
-    # Where calls are missing, what follows depends on what nobody knows, up to the next seeded reset; and so it does
-    # after a branch of which is not known what it goes on from.
+    # After missing calls, and after a branch with an unknown origin, the state is unknown until the next seeded reset.
     for start, end in itertools.pairwise([begin, *(at for at in stream.breaks if begin < at < last), last]):
         seeded = [call for call in stream.known if start <= call < end]
         if not seeded:
             continue
         with Replay(stream, env, allow_calls=allow_calls) as replay:
             compare, replayed = ReplayComparison(stream), replay.calls(seeded[0], end)
-            # A seed sets the generator anew: episodes after it may be right though those before it differ.
+            # A seed resets the random generator: later episodes may be right although earlier ones differ.
             for first, stop in itertools.pairwise([*seeded, end]):
                 try:
                     found.extend(compare.all(itertools.islice(replayed, stop - first)).items())
-                except _BranchError as error:  # episodes that do not depend on it can be verified all the same
+                except _BranchError as error:  # episodes that do not depend on it can still be verified
                     found.append((first, str(error)))
                     replayed = replay.calls(stop, end)
     return found
 
 
 def _judged(episode: RecordedEpisode, start: int, differences: Sequence[tuple[int, str]]) -> Verification:
-    """Return what the differences of a replay mean for an episode, which depends on the calls from `start` on."""
+    """Return the result for an episode, which depends on calls from `start` on, given a replay's differences."""
     at = bisect.bisect_left(differences, (start,))
     parent = "" if episode.parent is None else str(episode.parent)
     if at == len(differences) or differences[at][0] >= episode.stop:
@@ -494,10 +493,10 @@ def _judged(episode: RecordedEpisode, start: int, differences: Sequence[tuple[in
 
 
 def replayed_from(episode: RecordedEpisode) -> int:
-    """Return the call that a replay of an episode begins with.
+    """Return the call with which a replay of an episode begins.
 
     Raises:
-        RecordingError: There is none, or calls are missing since.
+        RecordingError: There is no such call, or later calls are missing.
     """
     if episode.stream.misses_frames:
         raise RecordingError(
@@ -522,7 +521,7 @@ def replayed_from(episode: RecordedEpisode) -> int:
 
 
 def _missing(stream: RecordedStream) -> str:
-    """Say that a stream has lost its beginning, in which an environment may have been changed for good."""
+    """Return a message if a stream has lost its beginning, where an environment may have been changed for good."""
     if not stream.first:
         return ""
     return (
@@ -532,7 +531,7 @@ def _missing(stream: RecordedStream) -> str:
 
 
 def _versions(stream: RecordedStream) -> str:
-    """Say which packages have other versions than when the recording was made."""
+    """Return which packages have other versions than at the recording."""
     recorded: dict[str, str] = dict(stream.header.get("versions", {}))
     here = package_versions(str(stream.header.get("entry_point") or ""))
     other = [f"{name} {text} (here {here.get(name)})" for name, text in recorded.items() if here.get(name) != text]
@@ -540,7 +539,7 @@ def _versions(stream: RecordedStream) -> str:
 
 
 def batches_of(replayed: Iterable[tuple[int, Row]], most: int = AT_ONCE) -> Iterator[list[tuple[int, Row]]]:
-    """Yield calls in lists that are compared at once: of so many at most, and of about as many bytes as are written."""
+    """Yield lists of calls to compare at once, limited in number, and in size like the batches that are written."""
     held, size = list[tuple[int, Row]](), 0
     for call in replayed:
         held.append(call)
@@ -553,15 +552,15 @@ def batches_of(replayed: Iterable[tuple[int, Row]], most: int = AT_ONCE) -> Iter
 
 
 class ReplayComparison:
-    """Compares replayed calls with a recording: they are encoded as they would be recorded, and must be the same rows.
+    """Compares replayed calls with a recording: encoded like a recording, they must give the same rows.
 
     Args:
-        stream: What was recorded.
+        stream: The recorded stream.
     """
 
     def __init__(self, stream: RecordedStream) -> None:
         self._stream = stream
-        # Neither is compared, so neither is encoded.
+        # These columns are not compared, so they are not encoded.
         header = {**stream.header, "infos": False, "frames": False}
         self._encoder = Encoder(header)
         schema = self._encoder.schema.names
@@ -570,25 +569,25 @@ class ReplayComparison:
         self._names = [name for name in told if name in schema]
 
     def all(self, replayed: Iterator[tuple[int, Row]]) -> dict[int, str]:
-        """Compare calls, to the last also after one that differs; return as `difference`."""
+        """Compare all calls, also those after a difference; return the same as `difference`."""
         found: dict[int, str] = {}
         for part in batches_of(replayed):
-            # After a difference the rest is run and not compared: the next seeded reset needs the environment to have
-            # gone on.
+            # The remaining calls are run without comparison: the environment must have made them before the next seeded
+            # reset.
             found = found or self.difference(part)
         return found
 
     def difference(self, calls: list[tuple[int, Row]]) -> dict[int, str]:
-        """Return how the first call that differs does, by its number; empty: none does."""
+        """Return the first call that differs, by its number, and how; empty if none does."""
         try:
             batches = self._encoder.encode(flat_of(calls))
         except (TensorError, TypeError, ValueError) as problem:
             self._encoder.rewind()
             if len(calls) == 1:
                 return {calls[0][0]: f"the observation is not of its space now: {problem}"}
-            # A batch fails as a whole; one by one, the call that does is found.
+            # A batch fails as a whole; encoding the calls one by one finds the faulty one.
             return next(filter(None, (self.difference([one]) for one in calls)), {})
-        # One batch, for the calls follow each other without a gap.
+        # One batch, because the calls follow each other without a gap.
         (fresh,) = batches
         stream, first, last = self._stream, calls[0][0], calls[-1][0]
         rows = np.arange(*np.searchsorted(stream.column("call"), [first, last + 1]))
@@ -599,19 +598,19 @@ class ReplayComparison:
             same &= _same(stream.cells(name, rows[:count]), fresh[name][:count])
         if same.all() and len(rows) == len(fresh):
             return {}
-        # Where all rows are the same and one side has more, the last one that both have is named.
+        # If all common rows are equal and one side has more, the last common row is reported.
         at = int(np.argmin(same)) if not same.all() else count - 1
         call = int(stream.column("call")[rows[at]])
         error = next(row.error for number, row in calls if number == call)
-        if not isinstance(error, str):  # of lanes that failed each alone
+        if not isinstance(error, str):  # from lanes that failed separately
             error = error.get(int(stream.column("lane")[rows[at]]), "")
         return {call: self._tell(rows[at], fresh, at, error)}
 
     def _tell(self, row: int, fresh: pa.RecordBatch, at: int, error: str) -> str:
-        """Say what differs in a row."""
+        """Return a description of the difference in a row."""
         stream = self._stream
         was, now = int(stream.column("kind")[row]), fresh["kind"][at].as_py()
-        # The exception first: the cells of a failed row differ as a consequence.
+        # The exception is reported first: other differences in a failed row are consequences.
         if now in _FAILED and was not in _FAILED:
             return f"now it raised: {error.partition(chr(10))[0]}"
         if was in _FAILED and now not in _FAILED:
@@ -635,16 +634,16 @@ _FAILED = (Kind.FAILED_STEP, Kind.FAILED_RESET)
 
 
 def _same(one: pa.Array, other: pa.Array) -> Array:
-    """Return which cells are the same, bit for bit: 0.0 and -0.0 differ, and a NaN is the same as itself."""
+    """Return which cells are equal bit for bit: 0.0 and -0.0 differ, and NaN equals itself."""
     return np.array([a == b for a, b in zip(_bits(one), _bits(other), strict=True)], np.bool_)
 
 
 def _bits(cells: pa.Array) -> list[Any]:
-    """Return cells as what Python compares as their bits."""
+    """Return cells in a form in which Python compares their bits."""
     if pa.types.is_list(cells.type):
         return [cell.values.to_numpy(zero_copy_only=False).tobytes() if cell.is_valid else None for cell in cells]
     if pa.types.is_floating(cells.type):
-        # Python compares 0.0 and -0.0 as equal, and NaN as different from itself.
+        # In Python, 0.0 equals -0.0, and NaN differs from itself.
         cells = cells.view(f"int{cells.type.bit_width}")
     found: list[Any] = cells.to_pylist()
     return found

@@ -1,7 +1,6 @@
-"""Recorded episodes as worlds of a running server, which people look at and steer.
+"""Recorded episodes as worlds of a running server, which spectators watch and control.
 
-The environment of a replay, and the files of its recording, are a process's of their own: a long way to a step costs
-nobody else's world anything.
+A replay and its recording's files are used in a separate process: a seek that takes long does not delay other worlds.
 """
 
 from __future__ import annotations
@@ -41,22 +40,22 @@ _log = SafeLog(__name__)
 REPLAY = "replay"
 """The CreateWorld setting that names an episode."""
 MOST_REPLAYS = 4
-"""Worlds of a server that show recorded episodes at a time."""
+"""The most worlds of a server that show recorded episodes at a time."""
 LINGER = 10.0
-"""Seconds that such a world goes on when nobody looks at it."""
+"""Seconds after which such a world ends if nobody watches it."""
 CALL_TIMEOUT = 60.0
-"""Seconds that its process may take to read the recording, or to get to a step."""
+"""Seconds that its process may take to read the recording, or to reach a step."""
 _ID = re.compile(r"[0-9A-Za-z]+-[0-9a-f]+-\d+\.\d+\.\d+")
 _EXPECTED_ID = "the id of an episode as server.recordings lists it, such as 20261122T140501-3fa9c1-1.0.17"
 _CONTROLS: Mapping[str, tuple[type, ...]] = {"paused": (bool,), "position": (int,), "speed": (int, float)}
 
 
 class Replays:
-    """Makes the worlds that show recorded episodes, a limited number at a time.
+    """Makes the worlds that show recorded episodes, up to a limit.
 
     Args:
         folder: The folder of the recordings.
-        source: Makes the server's own worlds; the environments of replays are made as those are.
+        source: Makes the server's own worlds; environments of replays are made in the same way.
     """
 
     def __init__(self, folder: Path, source: Any) -> None:
@@ -65,11 +64,12 @@ class Replays:
         self._open: set[object] = set()
 
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> EnvWorld:
-        """Build a world that shows the episode of the setting `replay`.
+        """Make a world that shows the episode in the setting `replay`.
 
         Raises:
-            RequestError: INVALID_ARGUMENT: the setting names no episode; RESOURCE_EXHAUSTED: there are `MOST_REPLAYS`
-                worlds already; FAILED_PRECONDITION: the episode is not there, or cannot be shown, which is said.
+            RequestError: INVALID_ARGUMENT: the setting is not the id of an episode; RESOURCE_EXHAUSTED: there are
+                already `MOST_REPLAYS` worlds; FAILED_PRECONDITION: the episode does not exist or cannot be shown; the
+                message says why.
         """
         refuse_unknown(settings, (REPLAY,), "CreateWorld")
         if os.name == "nt":
@@ -85,7 +85,7 @@ class Replays:
                 f"this server shows {MOST_REPLAYS} recorded episodes already, each of which goes {LINGER:g} s after "
                 "the last who looked at it; try again later",
             )
-        # Counted before the first wait: others may ask for a replay meanwhile.
+        # Counted before the first wait, during which others may request a replay.
         place = object()
         self._open.add(place)
         try:
@@ -103,18 +103,18 @@ class Replays:
         )
         try:
             recipe = cloudpickle.dumps(EnvRecipe(show, None))
-        except Exception as error:  # whatever the pickling of a user's objects raises
+        except Exception as error:  # pickling a user's objects may raise anything
             raise RequestError(
                 Code.FAILED_PRECONDITION,
                 f"a replay runs in a process of its own, to which {self._source.title} cannot be sent: {error!r}; "
                 "serve a function that makes everything the environment needs",
             ) from error
-        # A program of its own, so that the script of the server is not run again.
+        # A separate program, so that the server's script is not run again.
         env = await start_isolated(name, recipe, None, Isolation(CALL_TIMEOUT, own_program=True), runtime)
         try:
             return SteeredEnv(env, await _steer(env, {}), runtime.scheduler)
         except BaseException:
-            # Its process would go on, and no world would end it.
+            # Otherwise its process would continue, without a world to end it.
             await env.close()
             raise
 
@@ -124,25 +124,25 @@ def _show(path: Path, factory: Callable[..., Any] | None, entry_point: str, spec
 
     Args:
         path: `FOLDER/ID`.
-        factory: What makes the environments of the server; None: their ids say it.
-        entry_point: What a recording calls the factory.
-        specs: Of the environments that are registered in the server.
+        factory: Makes the environments of the server; None: they are made by id.
+        entry_point: The name of the factory in recordings.
+        specs: The environment specs that are registered in the server.
     """
-    # What the server's script registered is not registered in this process.
+    # The server's script does not run in this process, so its registrations are repeated.
     for spec in specs:
         gymnasium.registry.setdefault(spec.id, spec)
     try:
         episode = open_episode(path)
         recorded = episode.stream.header.get("entry_point")
-        # A folder may have episodes of other environments than the server's. It is the server's own, and this process
-        # is for nothing else: so calls are allowed.
+        # A folder may contain episodes of other environments than the server's. It is the server's own folder, and this
+        # process has no other purpose, so method calls are allowed.
         return begun(episode, factory if recorded == entry_point else None, "rgb_array", loop=False, allow_calls=True)
     except (RecordingError, SettingError) as error:
         raise RequestError(Code.FAILED_PRECONDITION, f"this episode cannot be shown: {error}") from error
 
 
 async def _steer(env: Environment, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """Call `EpisodeEnv.steer`; return what it says."""
+    """Call `EpisodeEnv.steer` and return its result."""
     kwargs = bridge_pb2.Value.Dict(keys=list(wanted), values=[values.to_value(value) for value in wanted.values()])
     response = await env.call(bridge_pb2.CallRequest(name="steer", kwargs=kwargs))
     state: dict[str, Any] = values.from_value(response.results[0])
@@ -150,49 +150,49 @@ async def _steer(env: Environment, wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class SteeredEnv(EnvironmentProxy):
-    """The environment of a replay, steered by the property `world.replay`; while it is paused its `step` waits.
+    """The environment of a replay, controlled by the property `world.replay`; while paused, its `step` waits.
 
     Args:
-        env: Stands for the `EpisodeEnv` in its process.
-        state: What `EpisodeEnv.steer` said.
-        scheduler: Runs what is written to the property.
+        env: The `EpisodeEnv` in its process.
+        state: The result of `EpisodeEnv.steer`.
+        scheduler: Runs the changes that are written to the property.
     """
 
     def __init__(self, env: Environment, state: dict[str, Any], scheduler: Scheduler) -> None:
         super().__init__(env)
         self.state = state
-        """The episode that is shown, and how it is shown."""
+        """The state of the replay."""
         self._scheduler = scheduler
         self._wanted: dict[str, Any] = {}
         self._aim = 0
-        """The step that was asked for, or is shown."""
+        """The requested step, or the one that is shown."""
         self._steering = False
         self._moved = True
-        """True if there may be something new to see, though it is paused."""
+        """True if there may be something new to show, although it is paused."""
         self._closed = False
         self._changed: PendingResult[None] = PendingResult()
 
     async def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Result:
-        """Show what is shown: where people look is not for a reset to change."""
+        """Return the current observation; a reset does not change the position."""
         return await self.inner.reset(options={"position": self._aim})
 
     async def step(self, action: object, lane: int | None = None) -> Result:
-        """Go on; wait while the replay is paused and shows what it showed."""
-        # A paused world would otherwise draw and send the same picture in each frame.
+        """Continue; while the replay is paused and nothing has changed, wait."""
+        # Otherwise a paused world would draw and send the same picture in each frame.
         while self.state["paused"] and not self._moved and not self._closed:
             await self._changed
         self._moved = False
         result = await self.inner.step(action)
         info = result[4]
         self.state.update(position=int(info["position"]), paused=bool(info["paused"]))
-        # While a seek is under way, a frame may still show the place before it: it must not replace what was asked for.
+        # During a seek, a frame may still show the previous position, which must not replace the requested one.
         if not self._steering:
             self._aim = self.state["position"]
         return result
 
     def _wake(self) -> None:
         self._moved = True
-        # The new one first: who goes on may wait again at once, and a result is there for ever once it is set.
+        # The new result is set up first: a resumed coroutine may wait again at once, and a result can be set only once.
         pending, self._changed = self._changed, PendingResult()
         pending.set_result(None)
 
@@ -210,7 +210,7 @@ class SteeredEnv(EnvironmentProxy):
         return response
 
     def properties(self) -> PropertyTree:
-        """Return what it adds to the tree below `world`."""
+        """Return its properties below `world`."""
         tree = self.inner.properties()
         text = "the episode that is shown, as JSON; written as JSON it takes paused, position and speed"
         return tree.merged(PropertyTree([Property("world.replay", TEXT, text, self._read, self._write)]))
@@ -219,7 +219,7 @@ class SteeredEnv(EnvironmentProxy):
         return json.dumps({**self.state, "seeking": self._steering})
 
     def _write(self, text: str) -> None:
-        """Take what is wanted; of what comes while the way to a step is long, the last is done."""
+        """Accept a change; during a long seek, later changes replace earlier ones."""
         self._wanted.update(_read_controls(text))
         self._aim = self._wanted.get("position", self._aim)
         if not self._steering:
@@ -228,7 +228,7 @@ class SteeredEnv(EnvironmentProxy):
 
     async def _steer(self) -> None:
         try:
-            # Many positions may be asked for during one seek, as by a slider: only the newest of them is gone to.
+            # A slider may request many positions during one seek: only the newest is used.
             while self._wanted and not self._closed:
                 wanted, self._wanted = self._wanted, {}
                 self.state = await _steer(self.inner, wanted)
@@ -244,11 +244,11 @@ class SteeredEnv(EnvironmentProxy):
 
 
 def _read_controls(text: str) -> dict[str, Any]:
-    """Read what is written to `world.replay`."""
+    """Parse a value that is written to `world.replay`."""
     given: dict[str, Any]
     try:
         given = json.loads(text)
-        # By the exact type: `isinstance` takes true for an integer.
+        # The exact type: `isinstance` accepts True as an int.
         right = all(type(value) in _CONTROLS[name] for name, value in given.items())
     except (ValueError, AttributeError, KeyError):
         right = False
@@ -267,10 +267,10 @@ def _log_failure(result: None, error: BaseException | None) -> None:
 
 
 class ReplayPacer(ClockPacer):
-    """Plays a recorded episode by its clock. It has no seat: any number of spectators watch, and steer.
+    """Plays a recorded episode by its clock. It has no seats: any number of spectators watch and control it.
 
     Args:
-        fps: Frames a second.
+        fps: Frames per second.
         closed: Called when the world is closed.
     """
 
@@ -282,7 +282,7 @@ class ReplayPacer(ClockPacer):
         self._when_closed = closed
 
     def join(self, settings: Mapping[str, pb.Tensor]) -> Agent:
-        """Let a spectator in: setting `role=spectator`."""
+        """Add a spectator: setting `role=spectator`."""
         if read_choice(settings, "role", ROLES) != "spectator":
             raise RequestError(
                 Code.FAILED_PRECONDITION,
@@ -298,11 +298,11 @@ class ReplayPacer(ClockPacer):
 
     @property
     def played(self) -> Mapping[str, bool]:
-        """Nobody can be played."""
+        """Always empty: there are no players."""
         return {}
 
     def stop(self) -> None:
-        """End the replay."""
+        """Stop the replay."""
         self._when_closed()
         super().stop()
 
@@ -312,7 +312,7 @@ def replay_world(name: str, env: SteeredEnv, scheduler: Scheduler, closed: Calla
 
     Args:
         name: The world's name.
-        env: The episode; owned by the world from here on.
+        env: The episode; the world owns it from here on.
         scheduler: Runs the frames.
         closed: Called when the world is closed.
     """

@@ -1,7 +1,7 @@
-"""Rows of a recording: what went through an environment, as columns of Arrow.
+"""The rows of a recording: calls of an environment as columns of Arrow.
 
-One call of the environment (a reset or a step) gives one row for each lane, or for each agent, that it concerned. The
-encoder lays the calls of a batch out as a grid, calls by lanes, in which it marks the cells that are rows.
+One call of the environment (a reset or a step) gives one row for each lane or agent that takes part. The encoder
+arranges the calls of a batch as a grid, calls by lanes, in which it marks the cells that become rows.
 """
 
 from __future__ import annotations
@@ -51,116 +51,117 @@ __all__ = [
 
 FORMAT = 2
 """The version of the format, in the metadata of each file."""
-# A copy of it takes half the time of a new one.
+# A copy of this object takes half the time of a new one.
 _HASH = hashlib.blake2b(digest_size=8)
-# Tensors of more elements than this are bytes in their cells, for lists of numbers are slow to write and to read.
+# Larger tensors are stored as bytes: lists of numbers are slow to write and to read.
 _LARGEST_LIST = 1024
 
 
 class Kind:
-    """The column `kind`: what a row tells."""
+    """The values of the column `kind`."""
 
-    # The order counts. Kinds up to FAILED_STEP belong to an episode, and from CALL on a row is of no lane: readers
-    # compare with `<=`, `<` and `>=`. The numbers between are free: for further kinds of rows of lanes.
+    # The order matters. Kinds up to FAILED_STEP belong to an episode, and rows from CALL on belong to no lane: readers
+    # compare with `<=`, `<` and `>=`. The numbers in between are reserved for further kinds of rows of lanes.
     STEP = 0
     """The lane was stepped."""
     RESET = 1
-    """It was reset, by a call or by itself (autoreset)."""
+    """The lane was reset, by a call or by autoreset."""
     FAILED_STEP = 2
-    """The environment raised when it was stepped, or its server was lost."""
+    """The environment raised in a step, or its server was lost."""
     FAILED_RESET = 3
-    """The environment raised when it was reset."""
+    """The environment raised in a reset."""
     CALL = 17
-    """A method was called, or an attribute set."""
+    """A method was called, or an attribute was set."""
     END = 18
     """The environment was closed."""
 
 
 class Row(NamedTuple):
-    """One call of an environment, as it goes to the writer's thread."""
+    """One call of an environment, in the form passed to the writer's thread."""
 
     kind: int
     time: float
-    """Seconds of the epoch."""
+    """Seconds since 1970."""
     by: Any = ""
-    """Who acted: a text, or one for each agent by name; a list of one for each lane where they differ."""
+    """The player: a text, or a dict with one for each agent; a list with one for each lane if they differ."""
     action: Any = None
-    """Of the environment's action space; for `CALL` a pair, else None. Of several agents, this and what follows up to
-    the flags are by agent."""
+    """An element of the environment's action space; for `CALL` a pair, else None. With several agents, this and the
+    following fields up to the flags are dicts by agent."""
     observation: Any = None
     reward: Any = 0.0
     terminated: Any = False
     truncated: Any = False
     alive: Any = ()
-    """With several agents: those that go on."""
+    """With several agents: those that continue."""
     seed: Any = None
     options: Any = None
-    """The options of a reset; of a failed step what its event tells besides the error, such as `DISCARDED`."""
+    """The options of a reset; for a failed step, entries of its event beside the error, such as `DISCARDED`."""
     error: Any = ""
-    """What was raised; of lanes that failed each alone a dict of texts, by lane."""
+    """The exception's text; for lanes that failed separately, a dict of texts by lane."""
     moment: Any = None
-    """In real time: the world's seconds, when the action came, and the number of the frame."""
+    """In real time: the world's seconds, the arrival time of the action, and the frame number."""
     frame: Any = None
-    """The result of `render`, a list with an entry a lane; None: it is not recorded."""
+    """The result of `render`, a list with one entry per lane; None: not recorded."""
     info: Any = None
-    """The info; of lanes a dict of arrays or a list of dicts, of several agents a dict by agent."""
+    """The info; for lanes a dict of arrays or a list of dicts, for several agents a dict by agent."""
     branch: Any = None
-    """Of a reset that was none, for environments go on elsewhere: a list of one `BranchPoint` for each lane, None for
-    lanes that are where they were."""
+    """Set if environments continue elsewhere, which is recorded like a reset: a list with one `BranchPoint` per lane,
+    None for lanes that are not affected."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BranchPoint:
-    """Where an episode goes on from, which begins in the middle of another one."""
+    """The point in another episode that an episode continues."""
 
     stream: str = ""
-    """`RUN-STREAM` of the other one; empty: it was not recorded."""
+    """`RUN-STREAM` of the other episode; empty: it was not recorded."""
     lane: int = 0
-    """Its lane."""
+    """The lane of the other episode."""
     call: int = 0
-    """The number of the last call of its environment before."""
+    """The number of its environment's last call before the branch."""
     seed: int | None = None
-    """By which the random generators were seeded anew; None: they go on."""
+    """The seed with which the random generators were seeded again; None: they were not."""
 
 
 DISCARDED: Mapping[str, Any] = {"discarded": True}
-"""In the event of a failed step: the episode that it ends is no episode, for it was begun again elsewhere."""
+"""In the event of a failed step: the episode that it ends is to be ignored, because it was begun again elsewhere."""
 
 FLAT = len(Row._fields) + 2
-"""The entries of a call in a flat list: its size in bytes of memory (about), its number, and the fields of its `Row`.
+"""The number of entries per call in a flat list: its approximate size in bytes, its number, and the fields of its
+`Row`.
 
-Flat, since Python's garbage collector would traverse each tuple of a list of tuples, and since a slice with a stride is
-a column.
+The list is flat because Python's garbage collector would traverse each tuple in a list of tuples, and because a slice
+with a stride is a column.
 """
 
 
 def flat_of(calls: Iterable[tuple[int, Row]]) -> list[Any]:
-    """Return calls, each with its number, as a flat list."""
+    """Return numbered calls as a flat list."""
     return [field for number, row in calls for field in (0, number, *row)]
 
 
 class LaneSamples(list[Any]):
-    """Observations of lanes as a list, None where a lane has none."""
+    """A list of the lanes' observations, None for lanes without one."""
 
 
 def as_text(value: Any) -> str:
-    """Return a value of the values codec as text; raises TensorError where it has no such form."""
+    """Return a value as the text of the values codec; raise TensorError if it cannot be encoded."""
     return base64.b64encode(values.encode(value)).decode("ascii")
 
 
 def is_fixed(spec: Spec) -> bool:
-    """Return whether a tensor is of numbers and always of one shape."""
+    """Return True if a tensor contains numbers and has a fixed shape."""
     return spec.dtype.kind in "biuf" and all(size >= 0 for size in spec.shape)
 
 
 def hash_of(layout: Layout, sample: Any) -> bytes:
-    """Return the hash of an observation: BLAKE2b of the little-endian bytes of its tensors in order.
+    """Return the hash of an observation: BLAKE2b over the little-endian bytes of its tensors in order.
 
     Raises:
-        TensorError: It is not of the space.
+        TensorError: The observation is not in the space.
     """
     digest = _HASH.copy()
-    # Most observations are one array of the spec's dtype and shape: its memory is hashed as it is, without the copies
+    # Most observations are one array with the spec's dtype and shape: its memory is hashed directly, without the copies
     # of `pack` and `tobytes`.
     if layout.single and type(sample) is np.ndarray and sample.flags.c_contiguous:
         spec = layout.specs[0]
@@ -168,7 +169,7 @@ def hash_of(layout: Layout, sample: Any) -> bytes:
         if fits and spec.dtype.str[0] != ">":
             digest.update(sample.data)
             return digest.digest()
-    # Rounded as on the wire: an environment that returns float64 for a float32 Box is common, and no error.
+    # Rounded as in messages: an environment that returns float64 for a float32 Box is common, and accepted.
     for array, each in zip(layout.pack(sample, rounding=True), layout.specs, strict=True):
         little = array.dtype.newbyteorder("<")
         digest.update(np.ascontiguousarray(array, little).tobytes() if is_fixed(each) else values.encode(array))
@@ -176,13 +177,13 @@ def hash_of(layout: Layout, sample: Any) -> bytes:
 
 
 class AgentColumns:
-    """Lanes, or agents, that have the same spaces, and their columns.
+    """The columns of lanes, or agents, with equal spaces.
 
     Args:
-        prefix: Of the columns' names; empty for the first group.
-        members: Which columns of the grid they are.
+        prefix: The prefix of the columns' names; empty for the first group.
+        members: The indices of the lanes or agents in the grid.
         spaces: Observation and action space.
-        lanes: How many lanes one sample holds; None: it is a single one.
+        lanes: The number of lanes in one sample; None: a sample is of a single lane.
     """
 
     def __init__(
@@ -193,7 +194,7 @@ class AgentColumns:
         self.batches = {name: Layout(space, name, lanes) for name, space in zip(_SAMPLED, spaces, strict=True)}
 
     def names(self, name: str) -> list[str]:
-        """Return the names of the columns of observations or actions."""
+        """Return the names of the columns for observations or actions."""
         return [f"{self.prefix}{leaf.name}" for leaf in self.layouts[name].leaves]
 
 
@@ -201,10 +202,10 @@ _SAMPLED = ("observation", "action")
 
 
 class Columns:
-    """The columns of a recording of some environment, by what its header says.
+    """The columns of a recording, as defined by its header.
 
     Args:
-        header: The metadata of its files; raises as `space_from_json` where its spaces are none.
+        header: The metadata of its files; raises like `space_from_json` if its spaces are invalid.
     """
 
     def __init__(self, header: Mapping[str, Any]) -> None:
@@ -214,13 +215,13 @@ class Columns:
         self.lanes = int(header["lanes"]) if self.kind == "lanes" else None
         self.width = len(self.agents) if self.kind == "agents" else self.lanes or 1
         self.same_step = bool(header.get("same_step")) and self.kind == "lanes"
-        """True if lanes that end begin anew in the same step; otherwise they do in the next."""
+        """True if lanes that end begin their next episode in the same step; otherwise they do in the next one."""
         self.splits = self.same_step or bool(self.agents)
-        """True if lanes, or agents, may have no part in a call."""
+        """True if some lanes, or agents, may take no part in a call."""
         self.spaces = [(space_from_json(one), space_from_json(two)) for one, two in header["spaces"]]
         self.groups: list[AgentColumns] = []
-        # Agents with equal spaces share columns. The texts are compared, so that a reader of the files finds the same
-        # groups from the header alone.
+        # Agents with equal spaces share columns. The JSON texts are compared, so that a reader gets the same groups
+        # from the header alone.
         texts = [json.dumps(pair) for pair in header["spaces"]]
         for text in dict.fromkeys(texts):
             first = texts.index(text)
@@ -232,7 +233,7 @@ class Columns:
         self.schema = pa.schema(self._fields(), {b"bridge": json.dumps(dict(header)).encode()})
 
     def parts_of(self, row: Row) -> list[Row]:
-        """Return a call as those that have `LaneSamples` where lanes, or agents, have no part in it."""
+        """Split a call into parts in which lanes, or agents, that take no part hold None in `LaneSamples`."""
         if self.agents:
             return [_by_agent(row, self.agents)]
         return _split_autoreset(row, self.width, self.spaces[0][0]) if self.same_step else [row]
@@ -262,7 +263,7 @@ class Columns:
 
 
 def type_of(spec: Spec, kind: str = "array") -> pa.DataType:
-    """Return the type of Arrow of the cells of a tensor."""
+    """Return the Arrow type for the cells of a tensor."""
     if kind == "text":
         return pa.string()
     if not is_fixed(spec):
@@ -274,23 +275,24 @@ def type_of(spec: Spec, kind: str = "array") -> pa.DataType:
 
 
 def _split_autoreset(row: Row, lanes: int, space: Space[Any]) -> list[Row]:
-    """Split a step that also began the next episode of lanes that it ended (autoreset mode SAME_STEP).
+    """Split a step that also began the next episodes of lanes whose episodes it ended (autoreset mode SAME_STEP).
 
     Returns:
-        The step with each lane's last observation, and the reset with the first ones of the next episode.
+        The step with each lane's last observation, and the reset with the first observations of the next episodes.
     """
     ended = np.broadcast_to(np.asarray(row.terminated, np.bool_) | np.asarray(row.truncated, np.bool_), (lanes,))
     if row.kind != Kind.STEP or not ended.any():
         return [row]
     infos, first = lane_infos(row.info, lanes), list[dict[str, Any]]()
     seen = LaneSamples(iterate(batch_space(space, lanes), row.observation))
-    # Of a lane that failed, either the step or the reset within it; of both, the step's reason is in its info.
+    # For a lane that failed, either the step or the reset in it failed; if both did, the step's error is in its info.
     failed = row.error or {}
     unbegun = [lane for lane in failed if ended[lane] and "error" in infos[lane]]
     stepped = {lane: told for lane, told in failed.items() if lane not in unbegun}
     for lane, info in enumerate(infos):
         final_obs, final_info = info.pop("final_obs", None), info.pop("final_info", None)
-        # Of a lane that began anew, Gymnasium has the reset's info at the top level, and the step's in `final_info`.
+        # For a lane that began anew, Gymnasium puts the reset's info at the top level, and the step's into
+        # `final_info`.
         first.append({k: v for k, v in info.items() if not k.startswith("final_")} if ended[lane] else {})
         if ended[lane]:
             seen[lane] = final_obs
@@ -298,15 +300,15 @@ def _split_autoreset(row: Row, lanes: int, space: Space[Any]) -> list[Row]:
             if lane in unbegun and "error" in infos[lane]:
                 stepped[lane] = str(infos[lane]["error"])
     step = row._replace(observation=seen, info=infos, error=stepped)
-    # The mask names the lanes that have a row of the reset. The key "autoreset" keeps it from having an event: a replay
-    # takes an event for a call of reset(), and this one happened within step().
+    # The mask selects the lanes with a row for the reset. The key "autoreset" keeps the row from having an event: a
+    # replay would call reset() for an event, but this reset happened within step().
     return [step, Row(Kind.RESET, row.time, observation=row.observation, options={"reset_mask": ended.copy()},
                       moment=row.moment, frame=row.frame, info=first,
                       error={"autoreset": "", **{lane: failed[lane] for lane in unbegun}})]  # fmt: skip
 
 
 def lane_infos(info: Any, lanes: int) -> list[dict[str, Any]]:
-    """Return the info of each lane: a list, or a dict of arrays with masks `_key` as Gymnasium joins them."""
+    """Return the info of each lane: a list, or a dict of arrays with masks `_key` in Gymnasium's form."""
     if isinstance(info, list):
         return [dict(one) for one in info]
     found: list[dict[str, Any]] = [{} for _ in range(lanes)]
@@ -316,29 +318,29 @@ def lane_infos(info: Any, lanes: int) -> list[dict[str, Any]]:
         mask = info.get(f"_{key}")
         parts: Any = lane_infos(value, lanes) if isinstance(value, Mapping) else value
         for lane in range(lanes):
-            # A vector environment of a user's own may put anything into its infos: what has no entry for each lane is
-            # of no row.
+            # A user's vector environment may put anything into its infos: values without one entry per lane are not
+            # recorded.
             if (mask is None or mask[lane]) and np.ndim(parts) and len(parts) == lanes:
                 found[lane][key] = parts[lane]
     return found
 
 
 class Encoder:
-    """Makes record batches of the rows of one environment, of lanes that are stepped together, or of several agents.
+    """Converts the calls of one environment, of lanes that step together, or of several agents to record batches.
 
     Args:
-        header: The metadata of the files, as `facts_of` makes it.
+        header: The metadata of the files, from `facts_of`.
     """
 
     def __init__(self, header: Mapping[str, Any]) -> None:
         self.columns = Columns(header)
         self.schema = self.columns.schema
-        """The columns, and in their metadata what the rows are of."""
+        """The columns, with the header as metadata."""
         self.stream = int(header["stream"])
         width = self.columns.width
         self._call = 0
-        # Of each lane: the number of its newest episode, its steps in that, whether it ended and begins anew in the
-        # next step, and whether the number is known. It is not after lost calls, until the lane's next reset.
+        # For each lane: the number of its newest episode, its steps in that episode, whether it ended and begins anew
+        # in the next step, and whether the number is known. After lost calls it is unknown until the lane's next reset.
         self._begun = np.zeros(width, np.int64)
         self._t = np.zeros(width, np.int64)
         self._over = np.zeros(width, np.bool_)
@@ -346,24 +348,25 @@ class Encoder:
         self._before = self._state()
 
     def _state(self) -> tuple[Any, ...]:
-        # No copies: `count` puts new arrays in their places, and writes into none.
+        # Not copied: `count` replaces these arrays, and never writes into them.
         return self._call, self._begun, self._t, self._over, self._known
 
     def encode(self, flat: list[Any]) -> list[pa.RecordBatch]:
-        """Return calls as record batches: one for each part without a gap, one for each call that is no reset or step.
+        """Return calls as record batches: one for each run of consecutive calls, and one for each note.
 
         Args:
-            flat: A flat list of the calls. Where numbers are missing, calls were lost.
+            flat: A flat list of the calls. Gaps in the numbers mean that calls were lost.
         """
         self._before = self._state()
         numbers, notes = np.array(flat[1::FLAT]), np.array(flat[2::FLAT]) >= Kind.CALL
-        # A batch of steps has numbers without a gap, from which `_encode` counts on. A note has the number of the call
-        # after it and takes none itself, so it is a batch of its own.
+        # A batch of steps has consecutive numbers, which `_encode` relies on. A note has the number of the call after
+        # it, and takes none itself, so it is a separate batch.
         cuts = np.flatnonzero(notes[1:] | notes[:-1] | (np.diff(numbers) != 1)) + 1
         found: list[pa.RecordBatch] = []
         for first, last in itertools.pairwise([0, *cuts.tolist(), len(numbers)]):
             if numbers[first] != self._call:
-                # How many episodes ended meanwhile is not known: rows are of none until the next one begins.
+                # The number of episodes that ended in a gap is unknown: rows belong to no episode until the next one
+                # begins.
                 self._call = int(numbers[first])
                 self._known, self._over = np.zeros_like(self._known), np.zeros_like(self._over)
             part = flat[first * FLAT : last * FLAT]
@@ -371,11 +374,11 @@ class Encoder:
         return found
 
     def rewind(self) -> None:
-        """Forget the last call of `encode`: it failed, or what it returned was not written."""
+        """Undo the last call of `encode`, because it failed, or its result was not written."""
         self._call, self._begun, self._t, self._over, self._known = self._before
 
     def _note(self, row: Row) -> pa.RecordBatch:
-        """Return the row of what is neither a reset nor a step."""
+        """Return the row for a call that is neither a reset nor a step."""
         event = {} if row.kind == Kind.END else {"what": row.action[0], "request": _base64(row.action[1])}
         cells: dict[str, Any] = {"call": self._call, "lane": -1, "kind": row.kind, "time": row.time}
         cells.update(episode=0, t=0, terminated=False, truncated=False, event=json.dumps(event))
@@ -388,33 +391,34 @@ class Encoder:
         fields: dict[str, Sequence[Any]] = {name: flat[at::FLAT] for at, name in enumerate(Row._fields, 2)}
         if self.columns.splits:
             parts = [self.columns.parts_of(Row(*row)) for row in zip(*fields.values(), strict=True)]
-            # A step and the reset within it were one call: they keep one number.
+            # A step and the reset in it were one call, so they have the same number.
             numbers = np.repeat(numbers, [len(part) for part in parts])
             rows = itertools.chain.from_iterable(parts)
             fields = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
         return _Batch(self.columns, fields, numbers).build(self)
 
     def count(self, kinds: Array, masks: Array, ended: Array, failed: Array) -> tuple[Array, Array, Array, Array]:
-        """Follow the episodes of a batch.
+        """Track the episodes through a batch.
 
         Args:
-            kinds: Of the calls.
-            masks: The lanes whose episodes each call is a part of, bool `(calls, lanes)`: several agents share one.
-            ended: Which lanes' episodes ended in it.
-            failed: Which lanes failed in it, each alone.
+            kinds: The kinds of the calls.
+            masks: The lanes whose episodes take part in each call, bool `(calls, lanes)`; several agents share one
+            episode.
+            ended: The lanes whose episodes ended in each call.
+            failed: The lanes that failed separately in each call.
 
         Returns:
-            Which cells were to begin an episode, also one that failed; those of lanes that are in none, since their
-            resets failed; the number of each cell's episode (0: it is not known), and its `t`.
+            The cells that were to begin an episode, even if that failed; the cells of lanes without an episode because
+                their resets failed; the number of each cell's episode (0: unknown), and its `t`.
         """
         begins = masks & (kinds == Kind.RESET)[:, None]
         steps = kinds == Kind.STEP
-        # In the mode NEXT_STEP the environment ignores the action of a lane that ended and resets it: its row is a
-        # reset. Each call depends on the one before, so this is a loop; the counts below are sums over columns.
+        # In the mode NEXT_STEP the environment resets a lane that ended, and ignores its action: its row is a reset.
+        # Each call depends on the previous one, so this is a loop; the counts below are sums over columns.
         idle = np.zeros_like(masks)
         if self.columns.lanes is not None and (failed.any() or self._over.any() or not self.columns.same_step):
             # A lane that ended begins anew in the next step, unless it was reset before. In the mode SAME_STEP a lane
-            # is over only where the reset within its last step failed, and the next one tries again.
+            # has no episode only if the reset in its last step failed, and the next step tries again.
             over = self._over
             for at, is_step in enumerate(steps.tolist()):
                 if not is_step:
@@ -424,8 +428,8 @@ class Encoder:
                 else:
                     begins[at], over = over, ended[at]
             self._over = over
-        # Steps of a lane since before the batch, less those up to its newest beginning, give `t` without a loop over
-        # the rows. In the mode NEXT_STEP the beginning is a step itself.
+        # `t` is a lane's steps since before the batch, minus those up to its newest beginning, without a loop over the
+        # rows. In the mode NEXT_STEP the beginning is itself a step.
         begun = begins & ~failed
         total = self._t + np.cumsum(masks & steps[:, None] & ~failed & ~idle, axis=0)
         t = total - np.maximum.accumulate(np.where(begun, total, 0), axis=0)
@@ -436,7 +440,7 @@ class Encoder:
 
 
 class _Batch:
-    """Rows as a grid of calls by lanes, or by agents."""
+    """The rows of a batch as a grid of calls by lanes, or by agents."""
 
     def __init__(self, columns: Columns, fields: dict[str, Sequence[Any]], numbers: Array) -> None:
         self.columns, self.fields, self.numbers = columns, fields, numbers
@@ -458,31 +462,30 @@ class _Batch:
             alive = self._spread("alive", np.bool_)
             agents = {"acted": acted, "seen": seen, "alive": alive}
             masks = acted | seen | alive | self._given("reward")
-            masks[~masks.any(axis=1), 0] = True  # a call that concerned nobody is a row all the same
-            # Agents may be terminated one by one: the episode of all goes on until nobody is alive.
+            masks[~masks.any(axis=1), 0] = True  # a call without any lane still gets a row
+            # Agents may be terminated one by one: their common episode continues until none is alive.
             ended = np.broadcast_to(~alive.any(axis=1, keepdims=True) & (kinds == Kind.STEP)[:, None], self.shape)
-            counted = np.ones(self.shape, np.bool_)  # also of those who enter later, or come back
+            counted = np.ones(self.shape, np.bool_)  # includes agents that enter later, or come back
         else:
             masks = counted = self._masks()
         failed = self._failed_lanes()
         begins, idle, episodes, t = encoder.count(kinds, counted, ended, failed)
         kind = np.where(begins, np.int8(Kind.RESET), kinds[:, None])
-        # A lane that failed ends its episode alone, as a single environment does; one whose reset failed is in none.
+        # A lane that failed ends only its own episode, like a single environment; after a failed reset it has none.
         kind[failed] = Kind.FAILED_STEP
         kind[(failed & begins) | idle] = Kind.FAILED_RESET
-        # A lane that began anew was given an action, too, which the environment ignored: nobody acted in its row.
+        # A lane that began anew also got an action, which the environment ignored: nobody acted in its row.
         stepped, acted = masks & (kind == Kind.STEP), acted & ~begins & ~idle & masks
         seen &= masks & ~failed & ~idle
         self.masks, (call, lane) = masks, np.nonzero(masks)
-        # In real time each lane of a world is a stream of its own, whose rows have the number that the world knows the
-        # lane by.
+        # In real time each lane of a world is a separate stream, whose rows have the lane's number in the world.
         own = int(columns.header.get("lane", 0)) if columns.kind == "env" else 0
         cells: dict[str, Any] = {
             "call": self.numbers[call], "lane": (lane + own).astype(np.int32), "kind": kind[masks],
             "episode": episodes[masks], "t": t[masks], "time": np.array(self.fields["time"])[call],
         }  # fmt: skip
         if columns.header.get("fps"):
-            # A client's recorder does not see the world's clock.
+            # A client's recorder does not know the world's clock.
             moments = np.array([moment or (np.nan, np.nan, 0) for moment in self.fields["moment"]])[call]
             cells["clock"], cells["acted_at"] = moments[:, 0], moments[:, 1]
             cells["frame_number"] = moments[:, 2].astype(np.int64)
@@ -506,7 +509,7 @@ class _Batch:
         )
 
     def _masks(self) -> Array:
-        """Return which lanes each call concerns, bool `(calls, lanes)`: all, or those that a reset names."""
+        """Return the lanes that take part in each call, bool `(calls, lanes)`: all, or those that a reset selects."""
         found = np.ones(self.shape, np.bool_)
         for at in np.flatnonzero(self._resets).tolist():
             mask = mask_of(self._row(at))
@@ -515,7 +518,7 @@ class _Batch:
         return found
 
     def _failed_lanes(self) -> Array:
-        """Return which lanes failed in each call, each alone, bool `(calls, lanes)`."""
+        """Return the lanes that failed separately in each call, bool `(calls, lanes)`."""
         found = np.zeros(self.shape, np.bool_)
         for at, error in enumerate(self.fields["error"]):
             if error and not isinstance(error, str):
@@ -523,7 +526,7 @@ class _Batch:
         return found
 
     def _given(self, name: str) -> Array:
-        """Return which lanes have an action, an observation or a reward in each call, bool `(calls, lanes)`."""
+        """Return the lanes that have an action, an observation or a reward in each call, bool `(calls, lanes)`."""
         found = np.zeros(self.shape, np.bool_)
         found[:] = np.array([value is not None for value in self.fields[name]])[:, None]
         for at, value in enumerate(self.fields[name] if self.columns.splits else ()):
@@ -532,18 +535,18 @@ class _Batch:
         return found
 
     def _spread(self, name: str, dtype: Any, shape: tuple[int, ...] = ()) -> Array:
-        """Return a field of the calls as a grid, `(calls, lanes, *shape)`: by lane, or one value for all lanes.
+        """Return a field of the calls as a grid, `(calls, lanes, *shape)`: per lane, or one value for all lanes.
 
-        A value that does not fit is NaN, or 0 where the dtype has no NaN; None is 0.
+        A value of another type or shape becomes NaN, or 0 if the dtype has no NaN; None becomes 0.
         """
         found: Array = np.zeros((*self.shape, *shape), dtype)
         if not self.columns.agents:
             with contextlib.suppress(
                 OverflowError, TypeError, ValueError
-            ):  # all are numbers, or all of the shape, as nearly always
+            ):  # the usual case: all are numbers, or all have the shape
                 found[:] = np.array(self.fields[name], dtype).reshape(found.shape)
                 return found
-        # One call at a time, so that a value that is no number costs its own cell and not the batch.
+        # One call at a time, so that an invalid value affects only its own cell.
         for at, value in enumerate(self.fields[name]):
             splits = type(value) is LaneSamples
             try:
@@ -556,15 +559,15 @@ class _Batch:
         return found
 
     def _column(self, each: Iterable[Any], present: Array, kind: pa.DataType) -> pa.Array:
-        """Return the cells that are present as a column.
+        """Return the present cells as a column.
 
         Args:
-            each: For each call a list with a cell for each lane, or the one that all of them have.
-            present: Which.
-            kind: The type of Arrow.
+            each: For each call, a list with one cell per lane, or the one cell for all of them.
+            present: The cells that are present.
+            kind: The Arrow type.
         """
         calls = list(each)
-        # A value that all lanes share is converted once for each call, and not once for each lane.
+        # A value that all lanes share is converted once per call, not once per lane.
         if list not in set(map(type, calls)):
             return pa.array(calls, kind).take(pa.array(np.nonzero(present)[0]))
         lists = (cells if type(cells) is list else [cells] * self.shape[1] for cells in calls)
@@ -579,13 +582,13 @@ class _Batch:
             for index, (column, leaf) in enumerate(zip(group.names(name), group.layouts[name].leaves, strict=True)):
                 if stacked is None:
                     cells = self._tensors(group, name, index, own)
-                else:  # pictures are copied as rarely as can be: that is most of what recording them costs
+                else:  # few copies of pictures: that is most of the cost of recording them
                     cells = stacked.reshape(own.size, *stacked.shape[2:]) if own.all() else stacked[own]
                 found[column] = _nullable(_array(cells, type_of(leaf.spec, leaf.kind)), own[self.masks])
         return found
 
     def _tensors(self, group: AgentColumns, name: str, index: int, own: Array) -> Any:
-        """Return one tensor of each of a group's own actions or observations."""
+        """Return one tensor for each of a group's own actions or observations."""
         layout, leaf = group.layouts[name], group.layouts[name].leaves[index]
         fixed, found = is_fixed(leaf.spec), list[Any]()
         for at in np.flatnonzero(own.any(axis=1)).tolist():
@@ -602,31 +605,31 @@ class _Batch:
         return np.stack(found) if found else np.empty((0, *leaf.spec.shape), leaf.spec.dtype)
 
     def _stacked(self, group: AgentColumns, name: str) -> Array | None:
-        """Return samples of one tensor as a grid, `(calls, lanes, *shape)`; None: they are not all of its dtype."""
+        """Return samples of one tensor as a grid, `(calls, lanes, *shape)`; None if not all have its dtype."""
         layout = group.layouts[name]
         if not layout.single or not is_fixed(spec := layout.leaves[0].spec) or self.columns.agents:
             return None
         shape = spec.shape if self.columns.lanes is None else (self.shape[1], *spec.shape)
-        # Calls without a sample, such as a failed step, hold a place in the grid that `present` leaves out.
+        # Calls without a sample, such as a failed step, fill a place in the grid that `present` leaves out.
         zero = np.zeros(shape, spec.dtype)
         try:
             column = np.array([zero if sample is None else sample for sample in self.fields[name]])
-        # Their shapes differ: `_tensors` says which sample is not of its space.
+        # Their shapes differ: `_tensors` reports which sample is not in its space.
         except ValueError:
             return None
-        # Samples of another dtype, or lists, have to be checked and rounded one by one.
+        # Samples of another dtype, and lists, must be checked and rounded one by one.
         fits = column.dtype == spec.dtype and column.shape == (self.shape[0], *shape)
         return column.reshape(*self.shape, *spec.shape) if fits else None
 
     def _hashes(self) -> list[Any]:
-        """Return the hash of each agent's observation, or of those of all lanes, which their rows share."""
+        """Return the hash of each agent's observation, or that of all lanes' observations, which their rows share."""
         if self.columns.agents:
             layouts = {lane: group.layouts["observation"] for group in self.columns.groups for lane in group.members}
             return [[None if one is None else hash_of(layouts[lane], one) for lane, one in enumerate(each)]
                     for each in self.fields["observation"]]  # fmt: skip
         layout = self.columns.groups[0].batches["observation"]
-        # A step that was split has no hash: the batch that the environment returned has the first observations of the
-        # lanes that began anew, and is hashed with their reset.
+        # A step that was split has no hash: the environment's batch contains the first observations of lanes that began
+        # anew, and is hashed with their reset.
         return [None if seen is None or type(seen) is LaneSamples else hash_of(layout, seen)
                 for seen in self.fields["observation"]]  # fmt: skip
 
@@ -635,12 +638,12 @@ class _Batch:
         return [values.encode_info(one, values.Notes()) if one else None for one in infos]
 
     def _events(self, failed: Array) -> pa.Array:
-        """Return the column `event`: the arguments of resets, and what was raised, in the first row of each call.
+        """Return the column `event`: the arguments of resets, and errors, in the first row of each call.
 
-        What a lane raised alone in a step is in its own row.
+        The error of a lane that failed separately is in its own row.
 
         Args:
-            failed: Which rows are of such a lane, bool `(calls, lanes)`.
+            failed: The rows of such lanes, bool `(calls, lanes)`.
         """
         raised = [bool(error) and isinstance(error, str) for error in self.fields["error"]]
         told = (self._resets | np.array(raised)) & self.masks.any(axis=1)
@@ -654,7 +657,7 @@ class _Batch:
 
 
 def _float(value: Any) -> float:
-    """Return a cell's number, such as an array of one or a large integer; NaN: it is none; 0.0: there is none."""
+    """Return a number from an array of one element or a large integer; NaN for other values; 0.0 for None."""
     try:
         return 0.0 if value is None else as_number(value)
     except RequestError:
@@ -665,10 +668,10 @@ _BY_AGENT = ("action", "observation", "reward", "terminated", "truncated")
 
 
 def _by_agent(row: Row, agents: Sequence[str]) -> Row:
-    """Return a call of several agents as one of lanes, with None for those that have no part in it."""
+    """Return a call of several agents in the form of lanes, with None for agents that take no part."""
 
     def each(part: Any) -> Any:
-        # An agent of PettingZoo may be any hashable object; the header knows it by its text.
+        # A PettingZoo agent may be any hashable object; the header contains it as text.
         named = {str(agent): value for agent, value in (part or {}).items()}
         return LaneSamples(named.get(agent) for agent in agents)
 
@@ -680,30 +683,30 @@ def _by_agent(row: Row, agents: Sequence[str]) -> Row:
 
 
 def _pictures(frames: Sequence[Any] | None) -> Any:
-    """Return frames as `_picture` does; of several agents there is one."""
+    """Return frames as `_picture` does; several agents share one."""
     found = [_picture(frame) for frame in frames or [None]]
     return found if len(found) > 1 else found[0]
 
 
 def _picture(frame: Any) -> bytes | None:
-    """Return a frame as NumPy's own format; None: it is no array."""
+    """Return a frame in NumPy's file format; None if it is not an array."""
     if not isinstance(frame, np.ndarray):
         return None
     file = io.BytesIO()
-    # A file that somebody else made must be readable without running what it names, so nothing is ever pickled.
+    # Nothing is ever pickled: reading an untrusted file must not execute code that it names.
     np.lib.format.write_array(file, frame, allow_pickle=False)
     return file.getvalue()
 
 
 def _cell(leaf: Leaf, array: Array) -> Any:
-    """Return the cell of a tensor that is not of numbers of one shape."""
+    """Return the cell for a tensor that is not of fixed-shape numbers."""
     if leaf.kind == "text":
         return str(array[()])
     return array.tobytes() if leaf.kind == "encoded" else values.encode(array)
 
 
 def of_cell(leaf: Leaf, cell: Any) -> Array:
-    """Return the tensor of a cell: the way back from `_cell`, and a copy of numbers."""
+    """Return the tensor in a cell: the inverse of `_cell`, and a copy of numbers."""
     if leaf.kind == "encoded":
         return np.frombuffer(cell, np.uint8)
     if leaf.kind == "text":
@@ -712,38 +715,38 @@ def of_cell(leaf: Leaf, cell: Any) -> Array:
 
 
 def _array(cells: Any, kind: pa.DataType) -> pa.Array:
-    """Return cells as a column: a list of them, or an array with an entry for each."""
+    """Return cells as a column: a list of them, or an array with one entry for each."""
     if isinstance(cells, list) or cells.ndim == 1:
         return pa.array(cells, kind)
     found = np.ascontiguousarray(cells, cells.dtype.newbyteorder("<"))
     is_list = pa.types.is_list(kind)
     size = math.prod(cells.shape[1:]) * (1 if is_list else cells.dtype.itemsize)
-    # Arrow's `list` and `binary` have offsets of 32 bits. The writer's batches are far below: 8 MiB, or one call.
-    offsets = pa.array(np.arange(len(cells) + 1, dtype=np.int64) * size, pa.int32())  # raises where they are above that
+    # Arrow's `list` and `binary` have 32-bit offsets. The writer's batches are far smaller: 8 MiB, or one call.
+    offsets = pa.array(np.arange(len(cells) + 1, dtype=np.int64) * size, pa.int32())  # raises if they are too large
     if is_list:
         return pa.ListArray.from_arrays(offsets, pa.array(found.reshape(-1)), type=kind)
-    # Cells of one size need no copy: Arrow takes the array's memory as it is.
+    # Cells of fixed size need no copy: Arrow uses the array's memory.
     return pa.Array.from_buffers(kind, len(cells), [None, offsets.buffers()[1], pa.py_buffer(found)])
 
 
 def _nullable(cells: pa.Array, there: Array) -> pa.Array:
-    """Return the cells as those of the rows that have one, and null for the others."""
+    """Spread cells over rows: the next cell for each row that has one, null for the others."""
     return cells if there.all() else cells.take(pa.array(np.cumsum(there) - 1, mask=~there))
 
 
 def mask_of(row: Row) -> Any:
-    """Return which lanes a reset is of; None: all."""
+    """Return the lanes that a reset selects; None: all."""
     return row.options.get("reset_mask") if isinstance(row.options, Mapping) else None
 
 
 def _event(row: Row) -> str | None:
-    """Return the event of a call as JSON: the arguments of a reset, or what was raised; None: it has none."""
+    """Return the event of a call as JSON: the arguments of a reset, or the error; None if it has none."""
     if row.kind in (Kind.FAILED_STEP, Kind.STEP):
         return json.dumps({"error": row.error, **(row.options or {})})
     if not isinstance(row.error, str) and "autoreset" in row.error:
         return None
     if row.branch is not None:
-        # Without its unknown parts, as most have no seed.
+        # Unknown parts are omitted: most resets have no seed, for example.
         told = [one and {k: v for k, v in dataclasses.asdict(one).items() if v not in ("", None)} for one in row.branch]
         return json.dumps({"branch": told})
     found: dict[str, Any] = {"error": row.error} if row.error and row.kind == Kind.FAILED_RESET else {}

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # it needs an extra, which the help of the commands does not
+if TYPE_CHECKING:  # it needs an extra, but the commands' help must not
     from bridge.recording.reader import RecordedEpisode
 
 __all__ = [
@@ -25,32 +25,32 @@ __all__ = [
 ]
 
 DEFAULT = "default"
-"""Who acts where nobody does."""
+"""The player of steps without one."""
 UNFINISHED = ("running", "closed", "lost", "failed")
-"""How an episode stops that did not come to its end."""
+"""The ways in which an episode stops without reaching its end."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """The conditions by which episodes are chosen."""
+    """The conditions that select episodes."""
 
     who: str | None = None
-    """Who acted in it, with wildcards: `person`, `agent`, `person:Ann` or `person Ann`, `agent:*`; None: anybody."""
+    """The player, with wildcards: `person`, `agent`, `person:Ann` or `person Ann`, `agent:*`; None: any."""
     env_id: str | None = None
     """The environment's id, with wildcards; None: any."""
     min_return: float = -math.inf
-    """The least sum of rewards."""
+    """The lowest sum of rewards."""
     max_return: float = math.inf
     """The largest sum of rewards."""
     intervention: bool | None = None
-    """True if more than one acted in it, as where a person took over from an agent; None: either."""
+    """True: more than one player acted, as when a person took over from an agent. False: only one. None: either."""
     complete: bool = True
-    """True if it must have ended without an error, and lack nothing."""
+    """True: only episodes that ended without an error, and are not missing any rows."""
     acted: bool = True
-    """True if somebody must have acted in it: a real-time world goes on, and is recorded, while nobody does."""
+    """True: only episodes in which somebody acted. A real-time world continues, and is recorded, without players."""
 
     def has(self, episode: RecordedEpisode) -> bool:
-        """True if an episode is chosen."""
+        """Return True if an episode is selected."""
         if self.complete and not is_complete(episode):
             return False
         if self.acted and is_idle(episode):
@@ -59,54 +59,54 @@ class Selection:
             return False
         total = episode.total
         limited = self.min_return > -math.inf or self.max_return < math.inf
-        if limited and not self.min_return <= total <= self.max_return:  # no limit: also a return that is no number
+        if limited and not self.min_return <= total <= self.max_return:  # without limits a NaN is selected, too
             return False
-        # In real time each frame without an action has the default one: nobody intervened by that.
+        # In real time, frames without an action use the default one, which is no intervention.
         players = acting(episode.players)
         if self.intervention is not None and (len(players) > 1) != self.intervention:
             return False
-        # `person` means every person, with a name or without.
+        # `person` matches every person, with or without a name.
         who = self.who
         spellings = [(name, called(name), name.partition(":")[0]) for name in players]
         return who is None or any(fnmatch.fnmatchcase(name, who) for names in spellings for name in names)
 
     def of(self, episodes: Sequence[RecordedEpisode]) -> list[RecordedEpisode]:
-        """Return the episodes that are chosen."""
+        """Return the selected episodes."""
         return [episode for episode in episodes if self.has(episode)]
 
 
 def acting(players: Sequence[str]) -> list[str]:
-    """Return who acted, of the names that steps have: the default action is nobody's."""
+    """Return the players that acted: the default action is nobody's."""
     return [name for name in players if name and name != DEFAULT]
 
 
 def called(player: str) -> str:
-    """Return what to call a player: `person Ann` of `person:Ann`, `person 5457` of `person:person 5457`.
+    """Return a player's name for people: `person Ann` for `person:Ann`, `person 5457` for `person:person 5457`.
 
-    `called` of the page's `words.js` does the same.
+    `called` in the page's `words.js` does the same.
     """
     kind, _, name = player.partition(":")
     return (name or kind) if name in ("", kind) or name.startswith(f"{kind} ") else f"{kind} {name}"
 
 
 def names_of(episode: RecordedEpisode) -> str:
-    """Return the names of those who acted in an episode, for people to read."""
+    """Return the names of an episode's players for people."""
     return ", ".join(map(called, acting(episode.players))) or ("nobody" if episode.length else "")
 
 
 def is_idle(episode: RecordedEpisode) -> bool:
-    """True if an episode has steps, and nobody acted in any of them."""
+    """Return True if an episode has steps, and nobody acted in any of them."""
     return bool(episode.length) and not acting(episode.players)
 
 
 def is_complete(episode: RecordedEpisode) -> bool:
-    """True if an episode has steps, came to its end without an error, and lacks nothing."""
-    # One that failed was cut off where a step raised or a server was lost, which says nothing of who acted.
+    """Return True if an episode has steps, ended without an error, and has all its rows."""
+    # A failed episode was cut off where a step raised or a server was lost, which says nothing about its player.
     return bool(episode.length) and not episode.incomplete and episode.end not in UNFINISHED
 
 
 def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) -> None:
-    """Add the options that choose episodes, each named as its field of `Selection`."""
+    """Add the options that select episodes, each named like its field of `Selection`."""
     parser.add_argument("--who", metavar="WHO", help="where this one acted: person, agent, person:Ann, 'agent:*'")
     parser.add_argument("--env-id", metavar="ID", help="recorded of this environment; wildcards as in 'ALE/*'")
     parser.add_argument("--min-return", type=_number, default=-math.inf, metavar="X", help="with this return or more")
@@ -126,7 +126,7 @@ def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) ->
 
 
 def _number(text: str) -> float:
-    """Read a bound of returns, which may be infinite, for `add_argument(type=…)`."""
+    """Parse a limit of returns, which may be infinite, for `add_argument(type=…)`."""
     try:
         value = float(text)
     except ValueError:
@@ -137,7 +137,7 @@ def _number(text: str) -> float:
 
 
 def given_conditions(arguments: argparse.Namespace) -> str:
-    """Return the conditions that were given, as an error names them: ` with --who person`; empty: none was."""
+    """Return the given conditions for an error message, such as ` with --who person`; empty if there are none."""
     given = [
         f"--{field.name.replace('_', '-')} {getattr(arguments, field.name)}"
         for field in dataclasses.fields(Selection)
@@ -149,5 +149,5 @@ def given_conditions(arguments: argparse.Namespace) -> str:
 
 
 def selection_of(arguments: argparse.Namespace) -> Selection:
-    """Read the options."""
+    """Return the selection for the options."""
     return Selection(**{field.name: getattr(arguments, field.name) for field in dataclasses.fields(Selection)})

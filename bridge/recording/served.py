@@ -1,4 +1,4 @@
-"""What a server does with `record=`: open the folder, and record the worlds of a source."""
+"""The keyword `record` of a server: open the folder, and record the worlds of a source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["open_journal", "recorded"]
 
 
 def open_journal(record: str | os.PathLike[str] | Recording) -> Any:
-    """Return the journal that writes a recording into a folder.
+    """Return the journal that writes a recording to a folder.
 
     Raises:
         SettingError: The folder cannot be written, or pyarrow is not installed.
@@ -27,7 +27,7 @@ def recorded(source: Any, journal: Any) -> Any:
     """Return a source whose worlds are recorded by a journal.
 
     Raises:
-        SettingError: Frames are to be recorded of an environment that is made without a render mode.
+        SettingError: Frames are to be recorded, but the environment is made without a render mode.
     """
     from bridge.recording.source import RecordedSource
 

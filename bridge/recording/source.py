@@ -1,4 +1,4 @@
-"""A server's source of worlds, each of which is recorded."""
+"""A source of worlds that are recorded."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def _no_frames(title: str) -> str:
 
 
 class RecordedSource:
-    """Makes the worlds of another source, and records them; ends the recording with the server.
+    """Makes the worlds of another source and records them; closing it finishes the recording.
 
     Args:
         source: An `EnvSource` or a `ParallelSource`.
-        journal: Where the recording goes.
+        journal: Writes the recording.
 
     Raises:
-        SettingError: Frames are to be recorded, and the environment is made without a render mode.
+        SettingError: Frames are to be recorded, but the environment is made without a render mode.
     """
 
     def __init__(self, source: Any, journal: Journal) -> None:
@@ -48,10 +48,10 @@ class RecordedSource:
         self._library = Library(journal.folder)
         self._replays = Replays(journal.folder, source)
         self.SETTINGS: Sequence[str] = (*source.SETTINGS, REPLAY)
-        """The CreateWorld settings that it takes."""
+        """The CreateWorld settings that it accepts."""
         text = f"the {MOST_EPISODES} recorded episodes of the server's folder that began last, as JSON"
         self.leaves = [Property("server.recordings", TEXT, text, lambda: json.dumps(self._library.list()))]
-        """Its additions to the properties below `server`."""
+        """Its properties below `server`."""
         if journal.options.frames and source.factory is None and len(source.env_ids) == 1:
             made_by, (env_id,) = source.made_by({}), source.env_ids
             kwargs = {**gymnasium.spec(env_id).kwargs, **made_by["kwargs"]}
@@ -59,32 +59,32 @@ class RecordedSource:
                 raise SettingError(_no_frames(env_id))
 
     def __getattr__(self, name: str) -> Any:
-        # Else a look-up of `_source` before `__init__` has set it, as by copy or pickle, would come here without end.
+        # Otherwise looking up `_source` before `__init__` has set it, as copy and pickle do, would recurse endlessly.
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._source, name)
 
     @property
     def traits(self) -> Mapping[str, Any]:
-        """The properties of all its worlds for the page: that they are recorded."""
+        """Properties of all its worlds for the page: that they are recorded."""
         return {**self._source.traits, "records": True}
 
     async def prepare(self, runtime: Runtime) -> object:
-        """Make the environment of the first world ahead."""
+        """Make the environment of the first world in advance."""
         env = await self._source.prepare(runtime)
         if env is not None:
             self._check_frames(env)
         return env
 
     def _check_frames(self, env: Environment) -> None:
-        """Raise RequestError where frames are to be recorded of an environment that has none."""
+        """Raise RequestError if frames are to be recorded of an environment that has none."""
         if self.journal.options.frames and not env.properties().get("world.render_mode"):
             raise RequestError(Code.FAILED_PRECONDITION, _no_frames(self._source.title))
 
     async def make_world(self, name: str, settings: Mapping[str, pb.Tensor], runtime: Runtime) -> World:
-        """Build the world that CreateWorld settings ask for, and record it; raises as the source's own.
+        """Make the world for CreateWorld settings and record it; raise like the source's own method.
 
-        The setting `replay` asks for a world that shows a recorded episode, which is not recorded.
+        With the setting `replay`, make a world that shows a recorded episode, which is not recorded.
         """
         if REPLAY in settings:
             return await self._replays.make_world(name, settings, runtime)
@@ -99,7 +99,7 @@ class RecordedSource:
         return world
 
     async def close(self) -> None:
-        """Close what was made ahead, and write what is queued."""
+        """Close the environment made in advance, and write queued rows."""
         self._library.close()
         try:
             await self._source.close()

@@ -1,7 +1,6 @@
-"""Hands the steps of an environment to the writer: the environment as a world sees it, with a recorder around.
+"""Pass the calls of an environment to the writer, with a recorder around the environment.
 
-The world's own code is the same with and without a recording: `attach` puts a `RecordedEnv` in the place of its
-environment.
+The world's own code is the same with and without a recording: `attach` replaces its environment by a `RecordedEnv`.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ __all__ = ["RecordedEnv", "Tape", "attach", "branch_points", "size_of"]
 
 _log = SafeLog(__name__)
 _OVERHEAD = 400
-"""Bytes of a row beside its observation and frame, about."""
+"""The approximate bytes of a row besides its observation and frame."""
 
 
 class Tape:
-    """Hands rows to the writer. It numbers the calls: of what is left out, or does not fit, a gap in the numbers tells.
+    """Passes rows to the writer and numbers the calls; a gap in the numbers shows that calls are missing.
 
     Args:
         journal: The writer.
-        encoder: Makes records of the rows.
+        encoder: Converts the rows.
     """
 
     def __init__(self, journal: Journal, encoder: Encoder) -> None:
@@ -54,20 +53,20 @@ class Tape:
         self._fits = True
         self._ended = False
         self.epoch = journal.epoch
-        """That of the recording: added to `time.monotonic()` it is the time of a row."""
+        """The recording's epoch: added to `time.monotonic()` it gives the time of a row."""
         self.options = journal.options
-        """The options of the recording: which of observations, infos and frames it has."""
+        """The options of the recording: whether it contains observations, infos and frames."""
         self.on = True
-        """True if resets and steps are recorded; calls are in any case, for what follows depends on them."""
+        """True if resets and steps are recorded. Method calls always are, because later outcomes depend on them."""
 
     @property
     def moment(self) -> str:
-        """A name for the newest reset or step, of which `branch_points` makes where an episode goes on from."""
+        """A name for the newest reset or step, from which `branch_points` makes the point that an episode continues."""
         return f"{self._name}.{self._next - 1}"
 
     def add(self, row: Sequence[Any], size: int = 0) -> None:
-        """Hand over a `Row`, or its fields in order, of about so many bytes."""
-        # A call of a method has the number of the reset or step that it was made before: a replay makes it there.
+        """Pass on a `Row`, or its fields in order, of approximately this size in bytes."""
+        # A method call has the number of the next reset or step: a replay makes it before that.
         number, is_note = self._next, row[0] >= Kind.CALL
         if not is_note:
             self._next += 1
@@ -76,21 +75,21 @@ class Tape:
         if self._offer(self._encoder, row, size + _OVERHEAD, number):
             self._fits = True
             return
-        self._next += is_note  # a gap tells of this one, too
+        self._next += is_note  # a gap shows that this one is missing, too
         if self._fits:
             self._fits = False
             _log.warning("a recording lacks rows, for they come faster than they are written")
 
     def skip(self) -> None:
-        """Leave a reset or a step out."""
+        """Leave out a reset or a step."""
         self._next += 1
 
     def note(self, what: str, request: Message) -> None:
-        """Hand over a call of a method (`call`), or an attribute that was set (`write`)."""
+        """Pass on a method call (`call`), or a change of an attribute (`write`)."""
         self.add(Row(Kind.CALL, time.monotonic() + self.epoch, action=(what, request.SerializeToString())))
 
     def end(self) -> None:
-        """The environment was closed. Again: nothing."""
+        """Record that the environment was closed. May be called twice."""
         if not self._ended:
             self._ended = True
             self.add(Row(Kind.END, time.monotonic() + self.epoch))
@@ -101,9 +100,9 @@ class _RecordedLane:
     """A lane, or an environment, whose resets and steps are recorded.
 
     Args:
-        world: What it is of; says who the action at hand is of.
+        world: Its world, which knows the player of the current action.
         tape: Takes the rows.
-        lane: Its number among those that are stepped one by one; None: the environment as a whole.
+        lane: The lane's number if lanes are stepped one by one; None: the whole environment.
     """
 
     def __init__(self, world: EnvWorld, tape: Tape, lane: int | None = None) -> None:
@@ -124,17 +123,17 @@ class _RecordedLane:
         self._moment = None if world.fps is None else partial(world.pacer.moment, lane or 0)
         self._renders = tape.options.frames
         self._several = bool(self.facts.agents)
-        # Elsewhere each episode is there because somebody asked for it.
+        # In other worlds, an episode exists only because a client requested it.
         self._may_skip = world.pacer.begins_by_itself and not tape.options.unattended
         self._nobodys = False
-        """True if nobody played since the episode began, which is not recorded then."""
-        # Lanes that begin anew in the step that ends them have their last observations in the infos.
+        """True if the current episode began without a player, so it is not recorded."""
+        # Lanes that begin anew in the step that ends their episodes have their last observations in the infos.
         self._keeps_infos = tape.options.infos or (self.facts.autoreset is AutoresetMode.SAME_STEP)
 
     def _skips(self, begins: bool) -> bool:
-        """Leave a call out, and return True, if its episode began while nobody played and nobody has come since."""
-        # Who comes in the middle of an episode is recorded from there on. Its beginning is missing, so those rows are
-        # of no episode until the next reset.
+        """Leave a call out, and return True, if its episode began without a player and still has none."""
+        # If a player joins in the middle of an episode, rows are recorded from there on. They belong to no episode,
+        # because its beginning is missing.
         self._nobodys = (begins or self._nobodys) and not (self._world.has_players or self._world.substitutes)
         if self._nobodys:
             self.tape.skip()
@@ -144,7 +143,7 @@ class _RecordedLane:
         """Reset the environment."""
         if self._may_skip and self._skips(begins=True):
             return await self._reset(seed=seed, options=options)
-        given = kept(seed), kept(options)  # Gymnasium's vector environments take `reset_mask` out of the dict
+        given = kept(seed), kept(options)  # Gymnasium's vector environments remove `reset_mask` from the dict
         try:
             result = await self._reset(seed=seed, options=options)
         except RequestError as error:
@@ -153,28 +152,28 @@ class _RecordedLane:
             self.tape.add(failed._replace(moment=self._numbered(self._now())))
             raise
         moment = self._numbered(self._now())
-        # Read before anything else calls the environment, as a picture of it does.
+        # Read before the next call of the environment, such as rendering.
         failed = self._failed()
         self._record(Kind.RESET, result, None, "", moment, await self._frames(), *given, failed=failed)
         return result
 
     def _now(self) -> tuple[float, float] | None:
-        """Return the moment of the world's clock; None: it has none."""
+        """Return the time on the world's clock; None if it has none."""
         return None if self._moment is None else self._moment()
 
     def _numbered(self, moment: tuple[float, float] | None) -> Any:
-        """Add the number of a row's last frame, which is known once the call has returned; None: it is of no clock."""
+        """Add the number of a row's last frame, which is known after the call; None if there is no clock."""
         return moment and (*moment, self._world.clock_frames)
 
     async def place(self, outcome: PartOutcome) -> None:
-        """Record that a message has put environments into another situation: episodes that are branches of others."""
+        """Record that a message has put environments into another situation: their episodes are branches of others."""
         points = branch_points(zip(outcome.lanes, outcome.origins, strict=True), self.facts.num_envs or 1)
         mask = None if None not in points else {"reset_mask": np.array([point is not None for point in points])}
         frames = await self._frames()
         self._record(Kind.RESET, outcome.placed, None, "", None, frames, options=mask, branch=points)
 
     def _failed(self) -> Any:
-        """Return why lanes failed in the last call, each alone; an empty text: none did."""
+        """Return why lanes failed separately in the last call; "" if none did."""
         failures = self._inner.failures
         return dict(failures) if failures and self._lane is None else ""
 
@@ -183,13 +182,13 @@ class _RecordedLane:
         if self._may_skip and self._skips(begins=False):
             return await self._step(action)
         by = self._applied_by()
-        # Set by the watch, which is around this environment: it has put the action in place by now.
+        # Set by the watch around this environment, which has replaced the action already.
         if self._world.substitutes:
             by = self._acting(by)
         given: Any = action
         if type(given) not in IMMUTABLE:
-            # The row is encoded by another thread, a tenth of a second later. Until then the environment, or its
-            # caller, may write into the same arrays.
+            # Another thread encodes the row about a tenth of a second later. Until then the environment, or its caller,
+            # may write into the same arrays.
             given = kept(dict(given) if self._several else given)
         moment = self._now()
         try:
@@ -204,13 +203,13 @@ class _RecordedLane:
         return result
 
     def _acting(self, by: Any) -> Any:
-        """Return who acts in a step of which people took over a part.
+        """Return the players of a step in which people may have taken over.
 
         Args:
-            by: Who acts otherwise. Of lanes that are stepped together, who acts for all of them.
+            by: The player otherwise; for lanes that are stepped together, the player of all of them.
 
         Returns:
-            As `applied_by` of the world; of lanes that are stepped together a list with an entry for each.
+            As for `applied_by` of the world; for lanes that are stepped together, a list with one entry per lane.
         """
         taken, self._world.substitutes = self._world.substitutes, {}
         people = {str(key): f"person:{name}" if name else "person" for key, name in taken.items()}
@@ -220,7 +219,7 @@ class _RecordedLane:
         return {**by, **people} if isinstance(by, Mapping) else next(iter(people.values()))
 
     async def _frames(self) -> Sequence[Any] | None:
-        """Return what `render` gives now, where that is recorded; once it gives no pictures, no more."""
+        """Return the present result of `render` if frames are recorded; stop recording them if it has no picture."""
         if not self._renders or not self.tape.on:
             return None
         try:
@@ -228,11 +227,11 @@ class _RecordedLane:
         except RequestError as error:
             why = error.message.partition("\n")[0]
         else:
-            # An array of objects cannot be written without pickling them.
+            # An array of objects cannot be written without pickling.
             if all(isinstance(frame, np.ndarray) and not frame.dtype.hasobject for frame in frames):
                 return frames
             why = "render() gives no arrays; make the environment with render_mode='rgb_array'"
-        # An environment that cannot draw would raise, and cost time, in each step from here on.
+        # An environment that cannot draw would fail, and take time, in each step from here on.
         self._renders = False
         _log.warning("no frames are recorded: %s", why)
         return None
@@ -241,7 +240,7 @@ class _RecordedLane:
         lanes = self._inner.facts.num_envs
         if self._lane is None or lanes is None:
             return await self._inner.render(range(lanes or 1))
-        # `render` of an environment in a process of its own draws all lanes; others may not have been reset yet.
+        # In a separate process, `render` draws all lanes, some of which may not have been reset yet.
         response = await self._inner.call(bridge_pb2.CallRequest(name="render", lanes=[self._lane]))
         return [values.from_value(result) for result in response.results]
 
@@ -259,20 +258,20 @@ class _RecordedLane:
         failed: Any = "",
         branch: Any = None,
     ) -> None:
-        """Hand over what came of a call; nothing of this concerns the world."""
+        """Pass on the outcome of a call; never raise for the world."""
         reward, terminated, truncated, alive = 0.0, False, False, ()
         try:
             if self._several:
-                # An environment of several agents also returns which of them go on.
+                # An environment of several agents also returns the agents that continue.
                 *result, alive = result
             if kind == Kind.STEP:
                 observation, reward, terminated, truncated, info = result
             else:
                 observation, info = result
-        except (TypeError, ValueError):  # it did not return what it must, which the world says
+        except (TypeError, ValueError):  # an invalid result, which the world reports
             self.tape.skip()
             return
-        # The calls that are not made here are most of what a recording costs a step, and so is that no `Row` is made.
+        # Function calls are most of the cost of recording a step, so none is made here, not even for a `Row`.
         if type(observation) is np.ndarray:
             seen, size = observation.copy(), observation.nbytes
         else:
@@ -286,7 +285,7 @@ class _RecordedLane:
             terminated, truncated = kept(terminated), kept(truncated)
         try:
             told = kept(info) if self._keeps_infos else None
-        except RecursionError:  # it contains itself: what travels of it
+        except RecursionError:  # it contains itself: use what is sent of it
             told = values.decode(values.encode_info(info, values.Notes()))
         now = time.monotonic() + self._epoch
         self.tape.add((kind, now, by, action, seen, reward, terminated, truncated, alive, seed, options, failed, moment,
@@ -294,12 +293,12 @@ class _RecordedLane:
 
 
 class RecordedEnv(EnvironmentProxy):
-    """An environment that is recorded, with the switch of its recording.
+    """An environment that is recorded, with a property that switches the recording.
 
     Args:
         env: The environment.
-        parts: It as a whole, recorded; or each of its lanes.
-        by_lane: Whether a world steps these lanes one by one.
+        parts: The whole environment, recorded; or each of its lanes.
+        by_lane: True if the world steps these lanes one by one.
     """
 
     def __init__(self, env: Environment, parts: Sequence[_RecordedLane], *, by_lane: bool) -> None:
@@ -307,19 +306,19 @@ class RecordedEnv(EnvironmentProxy):
         self._parts = parts
         self._tapes = [part.tape for part in parts]
         self._by_lane = by_lane
-        if len(parts) == 1:  # methods would be one call more in each step
+        if len(parts) == 1:  # methods would add a call to each step
             self.reset, self.step = parts[0].reset, parts[0].step  # type: ignore[method-assign]
 
     def reset(self, *, seed: object = None, options: object = None, lane: int | None = None) -> Call[Result]:
-        """Reset the environment, or one lane by itself."""
+        """Reset the environment, or one lane."""
         return self._parts[lane or 0].reset(seed=seed, options=options)
 
     def step(self, action: object, lane: int | None = None) -> Call[Result]:
-        """Step the environment, or one lane by itself."""
+        """Step the environment, or one lane."""
         return self._parts[lane or 0].step(action)
 
     def properties(self) -> PropertyTree:
-        """Return what the environment adds to the tree below `world`, and the switch of its recording."""
+        """Return the environment's properties below `world`, and the switch of the recording."""
         text = "whether its episodes are recorded: on or off"
         switch = Property("world.recording", TEXT, text, lambda: "on" if self._tapes[0].on else "off", self._switch)
         return self.inner.properties().merged(PropertyTree([switch]))
@@ -333,8 +332,8 @@ class RecordedEnv(EnvironmentProxy):
             tape.on = text == "on"
 
     async def call(self, request: bridge_pb2.CallRequest) -> bridge_pb2.CallResponse:
-        """Call a public method, or read a public attribute; calls are recorded, for they may change its state."""
-        # To read an attribute changes nothing that a replay depends on.
+        """Call a public method, or read a public attribute; calls are recorded, because they may change the state."""
+        # Reading an attribute does not affect a replay.
         if request.look:
             return await self.inner.call(request)
         part, tapes = bridge_pb2.CallRequest(), self._tapes
@@ -344,13 +343,13 @@ class RecordedEnv(EnvironmentProxy):
             del part.lanes[:]
         try:
             return await self.inner.call(request)
-        finally:  # one that raised may have changed the environment before
+        finally:  # a call that raised may have changed the environment before
             for tape in tapes:
                 tape.note("call", part)
 
     async def run_message(self, message: SessionMessage, request: bytes) -> PartOutcome:
-        """Have the part of a message beside the environment answer a request, and record where that puts it."""
-        # Worlds that step lanes one by one are in real time, and put none of them elsewhere.
+        """Let a message's part beside the environment answer a request, and record where that puts the environment."""
+        # Worlds that step lanes one by one are in real time, where no message puts lanes elsewhere.
         moment = "" if self._by_lane else self._tapes[0].moment
         outcome = await self.inner.run_message(dataclasses.replace(message, moment=moment), request)
         if outcome.placed is not None:
@@ -358,18 +357,18 @@ class RecordedEnv(EnvironmentProxy):
         return outcome
 
     async def answer_property(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Answer a request for a property; what is written is recorded, for each lane its own value."""
+        """Answer a request for a property; writes are recorded, for each lane with its own value."""
         if request.WhichOneof("payload") != "write_property":
             return await self.inner.answer_property(request)
         written, parts = request.write_property, [request]
         if self._by_lane:
-            # The message has a value for each lane, and a stream is replayed as an environment of one.
+            # The message has one value per lane, and a stream is replayed as an environment with one lane.
             write = partial(properties_pb2.WritePropertyRequest, key=written.key)
             each = checked_values(read_encoded(written.value), len(self._tapes))
             parts = [properties_pb2.PropertyRequest(write_property=write(value=encoded([value]))) for value in each]
         try:
             return await self.inner.answer_property(request)
-        finally:  # as of a call
+        finally:  # as for a call
             for tape, part in zip(self._tapes, parts, strict=True):
                 tape.note("write", part)
 
@@ -383,15 +382,15 @@ class RecordedEnv(EnvironmentProxy):
 
 
 def attach(journal: Journal, world: EnvWorld, made_by: Mapping[str, Any]) -> None:
-    """Record what goes through the environment of a world from now on.
+    """Record all calls of a world's environment from now on.
 
     Args:
-        journal: Where to.
-        world: One of `serve_gym`, `serve_parallel` or `serve_perlert`, of which nothing was asked yet.
-        made_by: What the environment was made of, for the record `world`.
+        journal: Writes the recording.
+        world: A world of `serve_gym`, `serve_parallel` or `serve_perlert` that has not been used yet.
+        made_by: What the environment was made of, for the header entry `world`.
     """
     env, facts = world.env, world.env.facts
-    # In real time each lane is stepped and reset by itself; in lock-step one call is of all lanes.
+    # In real time each lane is stepped and reset by itself; in lock-step one call is for all lanes.
     by_lane = world.pacer.by_lane
     kind = "agents" if facts.agents else "env" if by_lane or facts.num_envs is None else "lanes"
     lanes: Sequence[int | None] = range(facts.num_envs or 1) if by_lane else [None]
@@ -403,15 +402,15 @@ def attach(journal: Journal, world: EnvWorld, made_by: Mapping[str, Any]) -> Non
 
 
 def branch_points(placed: Iterable[tuple[int, Origin | None]], lanes: int) -> list[BranchPoint | None]:
-    """Return where each of some lanes goes on from, None for one that is where it was.
+    """Return the points that lanes continue, None for lanes that are not affected.
 
     Args:
-        placed: The lanes that go on elsewhere, and when an environment was there before.
-        lanes: How many there are.
+        placed: The lanes that continue elsewhere, and the point at which an environment was there before.
+        lanes: The number of lanes.
     """
     found: list[BranchPoint | None] = [None] * lanes
     for lane, origin in placed:
-        if origin is None or not origin.moment:  # it was in no recording at that time
+        if origin is None or not origin.moment:  # it was not recorded at that time
             found[lane] = BranchPoint(seed=None if origin is None else origin.seed)
         else:
             stream, _, call = origin.moment.rpartition(".")
@@ -420,7 +419,7 @@ def branch_points(placed: Iterable[tuple[int, Origin | None]], lanes: int) -> li
 
 
 def size_of(value: Any) -> int:
-    """Return about how many bytes of memory a value holds."""
+    """Return the approximate bytes of memory of a value."""
     if value is None:
         return 0
     if isinstance(value, np.ndarray):

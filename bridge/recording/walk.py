@@ -1,4 +1,4 @@
-"""One environment that goes through recorded calls, of whichever streams and lanes they are."""
+"""An environment that repeats recorded calls, from any streams and lanes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["LaneWalk", "made", "reseeded"]
 
 
 def made(make: Callable[[], Any]) -> Host[Any]:
-    """Return an environment of a recording; raises SettingError where it cannot be made."""
+    """Return an environment of a recording; raise SettingError if making it failed."""
     try:
         host: Host[Any] = in_environment("its construction", lambda: host_of(make(), make))
     except RequestError as error:
@@ -37,7 +37,7 @@ def made(make: Callable[[], Any]) -> Host[Any]:
 
 
 def reseeded(env: Any, seed: int) -> None:
-    """Seed the random generators of an environment anew, which goes on from where it is.
+    """Seed an environment's random generators again, without a reset.
 
     Raises:
         RecordingError: They cannot be seeded.
@@ -49,14 +49,14 @@ def reseeded(env: Any, seed: int) -> None:
 
 
 class LaneWalk:
-    """An environment that goes through what lanes of recordings went through.
+    """An environment that repeats the recorded calls of lanes.
 
     Args:
         make: Makes the environment, or the lanes of a world.
-        lane: Which of these it is.
+        lane: The index of the lane that this stands for.
 
     Raises:
-        SettingError: It cannot be made.
+        SettingError: Making it failed.
     """
 
     def __init__(self, make: Callable[[], Any], lane: int = 0) -> None:
@@ -70,15 +70,15 @@ class LaneWalk:
         return self.host.env
 
     def follow(self, way: Sequence[PathPart]) -> tuple[Any, Any]:
-        """Go through calls, and seed the generators where a branch did; return the last observation and info.
+        """Repeat calls, and seed the generators where a branch did; return the last observation and info.
 
         Raises:
-            RecordingError: The calls tell no observation, or the generators cannot be seeded.
+            RecordingError: The calls return no observation, or the generators cannot be seeded.
         """
         for number, part in enumerate(way):
             calls = sorted(call for call in part.stream.calls if part.first <= call <= part.last)
             if not number:
-                # What a method changed before may count still, such as an attribute that was set once.
+                # The effect of earlier method calls, such as setting an attribute, may last.
                 calls = sorted(call for call in part.stream.calls if call <= part.last)
             rows = part.stream.rows_of(part.lane, part.first, part.last)
             for row, action in zip(rows.tolist(), part.stream.samples("action", rows), strict=True):
@@ -102,12 +102,12 @@ class LaneWalk:
             if action is None:
                 return
             function, arguments = self.host.step, (action,)
-        elif reset is None:  # it began anew by itself
+        elif reset is None:  # autoreset
             function, arguments = self.host.reset, (None, None)
         else:
             seed = reset.seeds(part.stream.lanes)[part.lane]
             function, arguments = self.host.reset, (seed, kept(without_mask(reset.options)[0]))
-        # One that raised did so when it was recorded, and its lane went on.
+        # If this call raises, the recorded one did, too, and its lane continued.
         with contextlib.suppress(RequestError) if kind >= Kind.FAILED_STEP else contextlib.nullcontext():
             try:
                 result = in_environment("a replay", function, *arguments)
@@ -116,9 +116,9 @@ class LaneWalk:
             self._result = kept(result[0]), kept(result[-1])
 
     def _make_calls(self, part: PathPart, call: int) -> None:
-        """Make the calls of methods that were made before a call, where they were of this lane."""
+        """Make the method calls before a call that were calls of this lane."""
         for kind, data in part.stream.calls[call]:
-            with contextlib.suppress(RequestError, DecodeError):  # as when it was recorded, which no row tells
+            with contextlib.suppress(RequestError, DecodeError):  # the recorded call may have failed as well
                 if kind == "call":
                     request = bridge_pb2.CallRequest.FromString(data)
                     if part.lane in request.lanes or not request.lanes:
@@ -134,7 +134,7 @@ class LaneWalk:
 
 
 def _single(make: Callable[[], Any]) -> Callable[[], Any]:
-    """Return what makes one environment, where `make` is a recipe's method that makes lanes."""
+    """Return a function that makes one environment if `make` is a recipe's method that makes lanes."""
     recipe = getattr(make, "__self__", None)
     if dataclasses.is_dataclass(recipe) and not isinstance(recipe, type) and hasattr(recipe, "num_envs"):
         return getattr(dataclasses.replace(recipe, num_envs=1), make.__name__)  # type: ignore[no-any-return]
@@ -142,7 +142,7 @@ def _single(make: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def _one(given: Any, lane: int) -> Any:
-    """Return one environment of what was made."""
+    """Return a single environment from the result of a maker."""
     if not isinstance(given, VectorEnv):
         return given
     parts = local_parts(given)

@@ -1,7 +1,7 @@
-"""The thread that writes recordings: a bounded queue before it, files that rotate behind it.
+"""The thread that writes recordings: reads a bounded queue, and writes files that rotate.
 
-Whoever records calls `Journal.offer`, which never waits: what does not fit is counted. A disk that is full costs the
-recording rows, and nobody a step.
+Recorders call `Journal.offer`, which never blocks: rows that do not fit are counted. If the disk is full, rows are
+lost, but no step is delayed.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ __all__ = ["BATCH_BYTES", "Journal"]
 
 _log = SafeLog(__name__)
 _GATHER = 0.1
-"""Seconds that the writer lets rows come together."""
+"""Seconds for which the writer lets rows accumulate."""
 _PAUSE = 5.0
-"""Seconds without a try after files could not be written."""
+"""Seconds until the next attempt after writing failed."""
 _CLOSE = 10.0
-"""Seconds that `close` waits for what is queued to be written."""
+"""Seconds for which `close` waits until queued rows are written."""
 _BATCH = 4096
-"""The most calls that are encoded at once."""
+"""The most calls to encode at once."""
 BATCH_BYTES = 8 << 20
-"""The most bytes of it, about. To encode a batch costs as much as hundreds of small rows, whatever its size, so it has
-to hold many pictures. But memory for 16 MiB comes from the system each time, which clears it: that took more time than
-to compress them."""
+"""The approximate maximum size of such a batch in bytes. Encoding a batch costs as much as hundreds of small rows,
+whatever its size, so a batch should hold many pictures. But 16 MiB would be allocated from the system each time, which
+clears the memory: that took more time than compressing the pictures."""
 _SEGMENT_BYTES = 64 << 20
-"""Bytes of memory that a segment's rows take, after which it is sealed and another one is begun."""
+"""Bytes of memory of a segment's rows at which it is sealed and the next one begins."""
 _SEGMENT_ROWS = 1 << 18
-"""Rows after which another segment is begun: where a byte of a sealed one is damaged, it is lost."""
+"""Rows at which the next segment begins: a damaged byte in a sealed segment loses all of it."""
 
 
 class Journal:
-    """A recording that is being written: files of one folder, in a thread of its own.
+    """A recording that is being written: files of one folder, in a separate thread.
 
     Args:
-        record: Where to, and what is recorded.
-        queue_bytes: The most bytes that wait to be written.
+        record: The folder, and what to record.
+        queue_bytes: The most bytes that may wait to be written.
 
     Raises:
-        SettingError: The folder cannot be made or written.
+        SettingError: The folder cannot be created or written.
     """
 
     def __init__(self, record: str | os.PathLike[str] | Recording, *, queue_bytes: int = 256 << 20) -> None:
@@ -67,10 +67,10 @@ class Journal:
         self.folder = Path(self.options.folder).absolute()
         self._queue_bytes = queue_bytes
         self.epoch = time.time() - time.monotonic()
-        """The date at which `time.monotonic()` was 0, seconds since 1970. Their sum is the time of a row: where the
-        date is set during a recording, durations and the order of episodes stay as they were."""
+        """The date at which `time.monotonic()` was 0, in seconds since 1970. Their sum is the time of a row: if the
+        system's date is changed during a recording, durations and the order of episodes stay right."""
         self.run = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
-        """The name of this recording, with which its files begin."""
+        """The name of this recording, which is the prefix of its file names."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             writable = os.access(self.folder, os.W_OK | os.X_OK)
@@ -78,37 +78,37 @@ class Journal:
             raise SettingError(f"cannot record into {self.folder}: {error.strerror or error}") from error
         if not writable:
             raise SettingError(f"cannot record into {self.folder}: it is not writable; give another folder to record=")
-        # With its first array pyarrow imports pandas, where that is installed: half a second that no step should wait.
+        # With its first array pyarrow imports pandas if installed: half a second for which no step should wait.
         pa.array([0])
         self._files = _Files(self.folder, self.run, self.options.max_bytes)
-        # A flat list for each source. Both sides change it only by `extend` and `del`, which nothing interrupts.
+        # One flat list per source. Both threads change it only with `extend` and `del`, which are atomic.
         self._waiting: dict[Encoder, list[Any]] = {}
         self._ended: deque[Encoder] = deque()
         self._lacks_note: set[Encoder] = set()
-        """Sources of which the newest row was a call of a method, and is lost."""
-        self._offered = self._taken = 0  # bytes; each is changed by one side alone
+        """Sources whose newest row was a method call and was lost."""
+        self._offered = self._taken = 0  # in bytes; each is changed by one thread only
         self.number = itertools.count(1).__next__
-        """Returns the number of a new stream of this recording."""
+        """Returns the number for a new stream of this recording."""
         self._wake = threading.Event()
         self._closing = threading.Event()
-        # As the events are set; to ask these would be a call in each step.
+        # Copies of the events' states: asking the events would add a call to each step.
         self._woken = self._closed = False
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        # A program may end without close(), as where its training raises.
+        # A program may end without close(), for example when its training raises.
         atexit.register(self.close)
         forget_in_child(self)
 
     def offer(self, source: Encoder, row: Sequence[Any] | None, size: int, number: int = 0) -> bool:
-        """Have a row written; return whether it fits into the queue. Never waits.
+        """Queue a row; return True if the queue has room for it. Never blocks.
 
         Args:
-            source: What the row is of.
-            row: A `Row`, or a tuple of its fields; None: there will be no more, and its segment is sealed.
-            size: About how many bytes of memory it holds.
+            source: The encoder for the row.
+            row: A `Row`, or a tuple of its fields; None: the source has ended, and its segment is sealed.
+            size: Its approximate size in memory, in bytes.
             number: The number of the call.
         """
-        # Without a lock: `_taken` may be behind, so that the queue seems fuller for a moment, and never emptier.
+        # Without a lock: `_taken` may be outdated, so the queue may seem fuller for a moment, but never emptier.
         if self._offered - self._taken + size > self._queue_bytes or self._closed:
             return False
         self._offered += size
@@ -119,8 +119,8 @@ class Journal:
                 self._waiting[source] = []
             self._waiting[source].extend((size, number, *row))
         if not self._woken:
-            # Before the event is set. In the other order, the writer could wake and clear the flag before it is set
-            # here, and no row would wake it again.
+            # Set before the event. In the other order, the writer could wake and clear the flag before it is set here,
+            # and no row would wake it again.
             self._woken = True
             self._wake.set()
             if self._thread is None:
@@ -129,12 +129,12 @@ class Journal:
 
     @property
     def queued(self) -> int:
-        """The rows that the thread has not taken yet."""
+        """The number of rows that the thread has not taken yet."""
         return sum(map(len, list(self._waiting.values()))) // FLAT
 
     @property
     def queued_bytes(self) -> int:
-        """About how many bytes of memory the rows hold that are not written yet: at most `queue_bytes`."""
+        """The approximate bytes of rows that are not written yet: at most `queue_bytes`."""
         return self._offered - self._taken
 
     def _start(self) -> None:
@@ -143,20 +143,20 @@ class Journal:
                 thread = threading.Thread(target=self._run, name="bridge-journal", daemon=True)
                 try:
                     thread.start()
-                except RuntimeError:  # the system has no thread left now: the next row tries again
+                except RuntimeError:  # the system cannot start a thread now: the next row tries again
                     self._woken = False
                 else:
                     self._thread = thread
 
     def after_fork(self) -> None:
-        """In a forked process: record nothing; the files are the parent's."""
-        # Another thread may have held their locks at the moment of the fork, and does not exist here.
+        """Stop recording, after a fork: the files belong to the parent process."""
+        # Another thread may have held the locks during the fork, and does not exist here.
         self._wake, self._closing, self._starting = threading.Event(), threading.Event(), threading.Lock()
         self._closing.set()
         self._closed, self._thread = True, None
 
     def close(self) -> None:
-        """Write what is queued, and end the thread; waits 10 seconds at most. May be called twice."""
+        """Write queued rows, and end the thread; wait at most 10 seconds. May be called twice."""
         atexit.unregister(self.close)
         with self._starting:
             thread, was_closed, self._closed = self._thread, self._closed, True
@@ -173,15 +173,15 @@ class Journal:
         try:
             while True:
                 self._wake.wait()
-                # A server that is killed loses what was not written: at most these rows.
+                # A killed server loses the rows that were not written: at most those of this pause.
                 self._closing.wait(_GATHER)
                 self._wake.clear()
-                self._woken = False  # whose row came before this, it is written now; later ones wake the thread again
-                closing = self._closing.is_set()  # read after the clear: else close() may set both in between, unseen
-                # What comes while this is written waits for the next turn, or each turn would write a row or two: a
-                # batch costs as much as fifty rows, whatever its size.
+                self._woken = False  # rows queued before this are written now; later ones wake the thread again
+                closing = self._closing.is_set()  # after the clearing: otherwise close() could set both in between
+                # Rows that arrive during writing wait for the next turn. Otherwise each turn would write a row or two,
+                # and a batch costs as much as fifty rows, whatever its size.
                 self._write()
-                # Nothing more is taken from here on; what came during the last turn is still to be written.
+                # No row is accepted from here on; those that arrived during the last turn are still written.
                 while closing and (self.queued or self._ended):
                     self._write()
                 if closing:
@@ -190,8 +190,8 @@ class Journal:
             self._files.close()
 
     def _write(self) -> None:
-        """Write what waits now, and seal the segments of sources that ended before that."""
-        # Before the rows are looked at: a source says that it ended after its last row, so all of them are there by
+        """Write the queued rows, and seal the segments of sources that had ended before."""
+        # Read before the rows: a source reports its end after its last row, so all of its rows are queued by then.
         # then.
         ended = {self._ended.popleft() for _ in range(len(self._ended))}
         for source, waiting in list(self._waiting.items()):
@@ -199,7 +199,7 @@ class Journal:
             while left > 0:
                 rows = waiting[: min(left, _BATCH * FLAT)]
                 sizes = np.cumsum(rows[::FLAT])
-                # At least one call, however large: else a call above the limit would stay here for ever.
+                # At least one call, however large: a call above the limit would never be written otherwise.
                 count = min(len(sizes), int(np.searchsorted(sizes, BATCH_BYTES)) + 1)
                 del rows[count * FLAT :], waiting[: count * FLAT]
                 left -= count * FLAT
@@ -211,15 +211,16 @@ class Journal:
                 self._files.end(source)
 
     def _store(self, source: Encoder, rows: list[Any]) -> None:
-        """Encode and write a flat list of rows; of those that do not fit on the disk, the first.
+        """Encode and write a flat list of rows; if the disk is full, only the first ones.
 
-        A row that cannot be encoded is left out.
+        Rows that cannot be encoded are left out.
         """
         if self._files.is_paused:
             self._lose(source, rows)
             return
         if source in self._lacks_note:
-            # A call of a method takes no number. Without the reset or step after it, a gap tells that it is missing.
+            # A method call has no number. Leaving out the next reset or step creates a gap, which shows that it is
+            # missing.
             after = next((at for at, kind in enumerate(rows[2::FLAT], 1) if kind < Kind.CALL), None)
             if after is None:
                 return
@@ -230,10 +231,10 @@ class Journal:
         try:
             if not (batches := source.encode(rows)) or self._files.write(source, batches):
                 return
-        except Exception as error:  # whatever an environment returned
+        except Exception as error:  # an environment may return anything
             problem = error
         source.rewind()
-        # After rewind() the encoder expects these calls again: those that are never written show as a gap in the
+        # After rewind() the encoder expects these calls again; calls that are never written appear as a gap in the
         # numbers.
         if len(rows) == FLAT:
             self._lose(source, rows)
@@ -242,27 +243,28 @@ class Journal:
             else:
                 _log.error("a row of a recording cannot be encoded: %r", problem, exc_info=problem)
             return
-        # How many rows come at once depends on the processor's speed, and what is recorded of them must not.
+        # The number of rows per turn depends on the processor's speed, but the recorded values must not.
         half = len(rows) // FLAT // 2 * FLAT
         self._store(source, rows[:half])
         self._store(source, rows[half:])
 
     def _lose(self, source: Encoder, rows: list[Any]) -> None:
-        """Leave a flat list of rows out."""
+        """Count a flat list of rows as lost."""
         if rows[2 - FLAT] >= Kind.CALL:
             self._lacks_note.add(source)
 
 
 class _Files:
-    """The segments of a recording; used by the writer's thread alone."""
+    """The segments of a recording; used only by the writer's thread."""
 
     def __init__(self, folder: Path, run: str, most: int | None) -> None:
         self._folder, self._run, self._most = folder, run, most
-        # Whole files are deleted at the limit: as each has about a quarter of it at most, most of the recording stays.
+        # At the limit whole files are deleted: each has at most about a quarter of it, so most of the recording stays.
         self._segment_bytes = _SEGMENT_BYTES if most is None else max(1, min(_SEGMENT_BYTES, most // 4))
         self._open: dict[Encoder, Segment] = {}
         self._parts: dict[int, int] = {}
-        # With a limit there may be as many as there were worlds: no more than this is kept of each, and their sum.
+        # With a limit there may be as many streams as there were worlds: only the sum of their segments is kept of
+        # each.
         self._ended: deque[tuple[str, int]] = deque()
         self._ended_bytes = 0
         self._retry_at = 0.0
@@ -272,11 +274,11 @@ class _Files:
 
     @property
     def is_paused(self) -> bool:
-        """True if files could not be written a moment ago, and are not tried again yet."""
+        """True if writing failed recently, and is not tried again yet."""
         return time.monotonic() < self._retry_at
 
     def pause(self) -> None:
-        """Try no more for a while, because files cannot be written; say so once until they can."""
+        """Stop writing for a while because it failed; log this once until it works again."""
         now = time.monotonic()
         self._retry_at = now + _PAUSE
         if self._fails_since is None:
@@ -285,19 +287,19 @@ class _Files:
             _log.error(told, self._folder, self._problem, _PAUSE)
 
     def _resume(self) -> None:
-        """Say that files can be written again."""
+        """Log that writing works again."""
         if self._fails_since is not None:
             passed, self._fails_since = time.monotonic() - self._fails_since, None
             _log.warning("the recording in %s is written again, after %.0f s", self._folder, passed)
 
     def write(self, source: Encoder, batches: list[pa.RecordBatch]) -> bool:
-        """Append record batches of a source, all or nothing; return whether they are written."""
+        """Append record batches of a source, all or nothing; return True if they were written."""
         segment = self._open.get(source)
         if segment is not None:
             is_full = segment.unpacked > self._segment_bytes or segment.rows > _SEGMENT_ROWS
             if not is_full and self._append(segment, batches):
                 return True
-            # It is full, or alone may not grow: others may, and Parquet takes less of a disk that is full.
+            # It is full, or cannot grow; others may. Parquet needs less space on a full disk.
             self.end(source)
         part = self._parts.get(source.stream, 0) + 1
         segment = Segment(self._folder / f"{self._run}.{source.stream}.{part:06}.arrow", source.schema)
@@ -321,32 +323,32 @@ class _Files:
         return True
 
     def end(self, source: Encoder) -> None:
-        """Seal the segment of a source, where it has one."""
+        """Seal the segment of a source, if it has one."""
         segment = self._open.pop(source, None)
         if segment is None:
             return
-        if self._make_room(2 * segment.size):  # for a moment both files are there
+        if self._make_room(2 * segment.size):  # for a moment both files exist
             try:
                 segment.seal()
             except (OSError, pa.ArrowException) as error:
                 _log.error("a segment of the recording in %s cannot be sealed, and stays %s: %s", self._folder,
                            segment.path.name, error)  # fmt: skip
-        if self._most is not None:  # else none is ever deleted, and there may be one for each of very many streams
+        if self._most is not None:  # without a limit none is ever deleted, and there may be very many streams
             self._ended.append((segment.path.name, segment.size))
             self._ended_bytes += segment.size
-            self._make_room(0)  # the Parquet of a few rows is larger than their stream
+            self._make_room(0)  # the Parquet file of a few rows is larger than their stream
 
     def _make_room(self, size: int, written: Segment | None = None) -> bool:
-        """Delete the oldest segments until so many bytes fit within the limit; return whether they do.
+        """Delete the oldest segments until this many bytes fit into the limit; return True if they fit.
 
         Args:
             size: The bytes.
-            written: The segment that they are for, which is not deleted.
+            written: The segment that is being written, which is not deleted.
         """
         if self._most is None:
             return True
         if size > self._most:
-            return False  # whatever is deleted
+            return False  # even if all were deleted
         while size + self._ended_bytes + sum(segment.size for segment in self._open.values()) > self._most:
             others = [source for source, segment in self._open.items() if segment is not written]
             if self._ended:
@@ -357,7 +359,7 @@ class _Files:
             else:
                 return False
             delete_segment(self._folder / oldest)
-            # Once is enough: at the limit, each further segment deletes one.
+            # Logged once: at the limit, each further segment deletes one.
             level = _log.warning if not self._told else _log.debug
             self._told = True
             level("the recording reached its limit of %d bytes: its oldest file %s is deleted", self._most, oldest)
