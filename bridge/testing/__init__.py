@@ -1,4 +1,4 @@
-"""Tools for testing environments, servers and protocols. Nothing here is needed to serve or to train.
+"""Tools for testing environments, servers and protocols. They are not needed for serving or training.
 
 May be imported by the composition root.
 """

@@ -1,7 +1,7 @@
 """The base of the conformance checks: connections, worlds, and an agent that tracks its state.
 
 A check is a function that takes a `Bench`. It returns if the server conforms, raises `Failed` with what was expected
-and what came if it does not, and raises `Skip` if there is nothing to check.
+and what came if it does not, and raises `Skip` if it does not apply.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from bridge.testing.wire import NoAnswerError, ProcessStream, StreamEndedError, 
 __all__ = ["CHECKS", "Bench", "Check", "CheckedAgent", "Failed", "Options", "Skip", "check", "unused"]
 
 UNKNOWN_NAME = "conformance check: no such name"
-"""A name that no server has as a world, a setting or a property."""
+"""A name that no server uses for a world, a setting or a property."""
 QUIET = 0.25
-"""Seconds in which an answer that must not come yet would come."""
+"""Seconds to wait for a response that must not come yet."""
 
 
 class Failed(Exception):  # noqa: N818 - the outcome of a check
-    """The server does not do what the requirement asks."""
+    """The server violates the requirement."""
 
     def __init__(self, expected: str, got: str) -> None:
         super().__init__(expected, got)
@@ -40,7 +40,7 @@ class Failed(Exception):  # noqa: N818 - the outcome of a check
 
 
 class Skip(Exception):  # noqa: N818 - the outcome of a check
-    """There is nothing to check, and why."""
+    """The check does not apply; the message says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,21 +48,21 @@ class Options:
     """The options of a conformance run."""
 
     timeout: float = 10.0
-    """Seconds that one answer may take."""
+    """Seconds to wait for a response."""
     create_settings: Mapping[str, pb.Tensor] = dataclasses.field(default_factory=dict)
-    """CreateWorld settings that give a world to check."""
+    """CreateWorld settings for a world to check."""
     join_settings: Mapping[str, pb.Tensor] = dataclasses.field(default_factory=dict)
     """JoinWorld settings that the world needs."""
     world: str | None = None
-    """An existing world to join; None: create one, or else the default world."""
+    """An existing world to join; None: create one, or else use the default world."""
     actions: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """A lawful value for actions by name, where the spec says too little: texts, protos, variable lengths."""
+    """Valid values of actions by name, where the spec does not say enough: texts, protos, variable lengths."""
     required_actions: tuple[str, ...] = ()
-    """Names of the actions without which a Step in a running sequence is an error."""
+    """Names of actions that a Step in a running sequence must contain."""
     steps: int = 500
-    """Steps that are played at most to meet the end of a sequence."""
+    """The most steps to play until the end of a sequence."""
     seed: int = 0
-    """Where the random actions come from."""
+    """The seed of the random actions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ CHECKS: list[Check] = []
 
 
 def check(requirement: str, name: str) -> Callable[[Callable[[Bench], None]], Callable[[Bench], None]]:
-    """Register a function as a check of a requirement; `name` is a sentence that is true if it passes."""
+    """Register a function as a check of a requirement; `name` is a sentence that is true if the check passes."""
 
     def enter(function: Callable[[Bench], None]) -> Callable[[Bench], None]:
         CHECKS.append(Check(requirement, name, function))
@@ -103,20 +103,20 @@ class CheckedAgent:
         self.running = False
         self.world: str | None = None
 
-    # Requests as they are, and what must come of them.
+    # Requests as given, and checks of their responses.
 
     def ask(self, **payload: Any) -> pb.EnvironmentResponse:
-        """Send a request, given as its member (`step=StepRequest(…)`), and return the answer: its kind, or an error.
+        """Send a request, given as its member (`step=StepRequest(…)`), and return its response or an error.
 
         Raises:
-            Failed: The answer is of another kind, did not come, or the stream ended.
+            Failed: The response is of another kind or did not come, or the stream ended.
         """
         self.stream.send(pb.EnvironmentRequest(**payload))
         kind = next(iter(payload), "error")
         return self.take(kind)
 
     def take(self, kind: str, timeout: float | None = None) -> pb.EnvironmentResponse:
-        """Return the next answer, which must be of a kind, or an error; raises what `ask` raises."""
+        """Return the next response, which must be of a kind, or an error; raise like `ask`."""
         try:
             answer = self.stream.receive(timeout)
         except NoAnswerError as error:
@@ -129,7 +129,7 @@ class CheckedAgent:
         return answer
 
     def good(self, why: str, **payload: Any) -> Any:
-        """Send a request that must succeed, and return the answer of its kind."""
+        """Send a request that must succeed, and return the response of its kind."""
         kind = next(iter(payload))
         answer = self.ask(**payload)
         if answer.WhichOneof("payload") == "error":
@@ -143,7 +143,7 @@ class CheckedAgent:
             raise Failed(f"an error {why}", describe(answer))
         return answer.error
 
-    # The protocol's steps.
+    # Requests of the protocol.
 
     def join(self, world: str) -> None:
         """Join a world."""
@@ -157,7 +157,7 @@ class CheckedAgent:
         self.running = False
 
     def reset(self) -> pb.ActionObservationSpecs:
-        """Reset, and return the specs that came."""
+        """Reset, and return the received specs."""
         answer = self.good("to Reset", reset=pb.ResetRequest(settings={}))
         self.specs, self.running = answer.specs, False
         return self.specs
@@ -172,7 +172,7 @@ class CheckedAgent:
         return answer
 
     def start(self, observations: list[int] | None = None) -> pb.StepResponse:
-        """Send the first Step of a sequence, which must give RUNNING."""
+        """Send the first Step of a sequence, which must return RUNNING."""
         answer = self.step("to the first Step of a sequence", None, observations)
         if not self.running:
             got = describe(pb.EnvironmentResponse(step=answer))
@@ -195,13 +195,13 @@ class CheckedAgent:
         return answer.error
 
     def must_be_first(self, why: str) -> None:
-        """Check that the next Step is the first of a sequence: it ignores an unknown action and gives RUNNING (D-9)."""
+        """Check that the next Step is the first of a sequence: it ignores unknown actions and returns RUNNING (D-9)."""
         answer = self.step(f"and the action ignored {why}", self.nonsense())
         if not self.running:
             raise Failed(f"RUNNING {why}", describe(pb.EnvironmentResponse(step=answer)))
 
     def must_be_running(self, why: str) -> None:
-        """Check that a sequence is running: only then is a Step with an unknown action an error (D-9, D-11)."""
+        """Check that a sequence is running: only then a Step with an unknown action is an error (D-9, D-11)."""
         self.bad_step(f"to an unknown action {why}: a sequence must still be running", self.nonsense())
 
     # Actions.
@@ -211,10 +211,10 @@ class CheckedAgent:
         return {unused(self.specs.actions): samples.pack(pb.FLOAT, 0.0)}
 
     def lawful(self) -> dict[int, pb.Tensor]:
-        """Return a lawful value for every action.
+        """Return a valid value for every action.
 
         Raises:
-            Skip: None is known: the server refuses what its specs allow.
+            Skip: None is known: the server refuses values that its specs allow.
         """
         if self.bench.unlawful:
             raise Skip(self.bench.unlawful)
@@ -224,7 +224,7 @@ class CheckedAgent:
         """Return a random value for each action from its spec, or the one in the options.
 
         Raises:
-            SettingError: That one does not fit.
+            SettingError: The value in the options does not match the spec.
         """
         given = self.bench.options.actions
         out = {}
@@ -250,21 +250,21 @@ class CheckedAgent:
 
 
 class Bench:
-    """The server under check, and what is known of it so far."""
+    """The server under test, and the known facts about it."""
 
     def __init__(self, channel: Any, metadata: tuple[tuple[str, str], ...], options: Options) -> None:
         self.channel, self.metadata, self.options = channel, metadata, options
         self.generator = np.random.default_rng(options.seed)
         self.notes: list[str] = []
-        self.hung = False  # an answer did not come in time
+        self.hung = False  # a response did not come in time
         self.can_create = False
-        self.no_world = ""  # why no world can be joined
-        self.one_connection = ""  # why a second connection cannot be had
-        self.own_worlds = ""  # why a second connection cannot use a world that the first one made
-        self.unlawful = ""  # why no lawful action is known
+        self.no_world = ""  # why no world can be joined; empty: one can
+        self.one_connection = ""  # why a second connection cannot be opened
+        self.own_worlds = ""  # why a second connection cannot use a world that the first one created
+        self.unlawful = ""  # why no valid action is known
         self.text = ""
         self.cache: dict[str, Any] = {}
-        self.left_over: list[str] = []  # worlds to destroy in the end
+        self.left_over: list[str] = []  # worlds to destroy at the end
         self._killed = False
 
     def note(self, text: str) -> None:
@@ -272,7 +272,7 @@ class Bench:
         self.notes.append(text)
 
     def need_two(self) -> None:
-        """Skip if the server serves one connection only."""
+        """Skip if the server accepts only one connection."""
         if self.one_connection:
             raise Skip(self.one_connection.removeprefix("!"))
 
@@ -283,13 +283,13 @@ class Bench:
             raise Skip(self.own_worlds)
 
     def need_create(self) -> None:
-        """Skip where no worlds can be created."""
+        """Skip if no worlds can be created."""
         if not self.can_create:
             raise Skip("the server does not create worlds")
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[CheckedAgent]:
-        """Open a connection; close it in the end."""
+        """Open a connection, and close it at the end."""
         with self._open() as stream:
             yield CheckedAgent(stream, self)
 
@@ -299,7 +299,7 @@ class Bench:
             stream = ProcessStream(self.channel, self.metadata, self.options.timeout)
             if not self.one_connection:
                 return stream
-            # The one before may not be over yet for a server that takes one at a time.
+            # A server that accepts one connection at a time may not have noticed the end of the previous one.
             try:
                 stream.ask(pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()))
                 return stream
@@ -312,7 +312,7 @@ class Bench:
                 threading.Event().wait(0.02)
 
     def kill(self, agent: CheckedAgent) -> None:
-        """Break a connection, as when its client dies."""
+        """Break a connection, as if its client had died."""
         agent.stream.close()
         self._killed = True
 
@@ -324,10 +324,10 @@ class Bench:
 
     @contextlib.contextmanager
     def world(self, agent: CheckedAgent, *, new: bool = False) -> Iterator[str]:
-        """Return the name of a world to join: a new one if the server can create worlds, destroyed at the end.
+        """Yield the name of a world to join: a new one if the server can create worlds, destroyed at the end.
 
         Raises:
-            Skip: No world can be had, or none can be created and `new` asks for it.
+            Skip: There is no world, or `new` is True and none can be created.
         """
         if self.no_world:
             raise Skip(self.no_world)
@@ -345,7 +345,7 @@ class Bench:
             yield ""
 
     def destroy(self, agent: CheckedAgent, name: str) -> None:
-        """Leave and destroy a world, ignoring the answers; `tidy` retries what failed."""
+        """Leave and destroy a world, ignoring the responses; `tidy` tries again if this failed."""
         try:
             if self.hung:
                 raise Failed("an answer", "none")
@@ -355,7 +355,7 @@ class Bench:
             self.left_over.append(name)
 
     def tidy(self) -> None:
-        """Destroy, on a connection of its own, the worlds that could not be destroyed on theirs."""
+        """Destroy, on a new connection, the worlds that could not be destroyed on theirs."""
         names, self.left_over = self.left_over, []
         if names:
             with contextlib.suppress(Failed), self.connection() as agent:
@@ -364,13 +364,13 @@ class Bench:
 
     def _destroyed(self, agent: CheckedAgent, name: str) -> None:
         answer = agent.ask(destroy_world=pb.DestroyWorldRequest(world_name=name))
-        # Refused, perhaps because an agent that is gone is still there for the server: try again later.
+        # Refused, maybe because the server has not noticed the end of an agent: try again later.
         if answer.WhichOneof("payload") == "error" and answer.error.code != Code.NOT_FOUND:
             self.left_over.append(name)
 
     @contextlib.contextmanager
     def joined(self, *, new: bool = False) -> Iterator[CheckedAgent]:
-        """Open a connection that has joined a world; leave it and close in the end."""
+        """Open a connection that has joined a world; leave and close it at the end."""
         with self.connection() as agent, self.world(agent, new=new) as world:
             self._join_soon(agent, world)
             try:
@@ -381,7 +381,7 @@ class Bench:
                         agent.ask(leave_world=pb.LeaveWorldRequest())
 
     def _join_soon(self, agent: CheckedAgent, world: str) -> None:
-        # A server may need a moment to see that an earlier agent of its one world has died.
+        # A server may need a moment to notice that an earlier agent of its only world has died.
         deadline = time.monotonic() + (min(self.options.timeout, 2.0) if self._killed else 0.0)
         while True:
             try:

@@ -15,7 +15,7 @@ def _request(world: str | None) -> pb.EnvironmentRequest:
 
 
 def _done(caller: CheckedAgent, why: str, *, world: str | None = None) -> None:
-    """Check that the ResetWorld sent before now succeeds, or finds no `world` where one is named and has gone."""
+    """Check that the pending ResetWorld succeeds; if `world` is given, it may also fail because it has ended."""
     answer = caller.take("reset_world")
     if world and _says_gone(answer) and _says_gone(caller.ask(reset_world=pb.ResetWorldRequest(world_name=world))):
         return
@@ -28,7 +28,7 @@ def _says_gone(answer: pb.EnvironmentResponse) -> bool:
 
 
 def _wait(caller: CheckedAgent, why: str) -> None:
-    """Check that the ResetWorld sent before is not answered yet."""
+    """Check that the pending ResetWorld is not answered yet."""
     try:
         answer = caller.stream.receive(QUIET)
     except NoAnswerError:
@@ -84,7 +84,7 @@ def _not_blocked(bench: Bench, *, dies: bool) -> None:
         _wait(caller, "until the joined agent has stepped, left or died")
         if dies:
             bench.kill(agent)
-            # Servers whose worlds go with their last agent may see its end first.
+            # Servers whose worlds end with their last agent may notice its end first.
             _done(caller, "once the agent has died", world=agent.world)
         else:
             agent.leave()
@@ -105,7 +105,7 @@ def dead(bench: Bench) -> None:
 
 @check("D-22", "several agents in one world each have specs and a sequence of their own")
 def several_agents(bench: Bench) -> None:
-    """Join one world twice, step both at a time, let one leave."""
+    """Join one world twice, step both agents at the same time, let one leave."""
     bench.need_shared_world()
     with bench.joined() as first, bench.connection() as second:
         join = pb.JoinWorldRequest(world_name=first.world or "", settings=bench.options.join_settings)
@@ -123,7 +123,7 @@ def several_agents(bench: Bench) -> None:
 
 
 def _together(first: CheckedAgent, second: CheckedAgent, why: str, *, first_step: bool = False) -> None:
-    """Send a Step on both connections, then read both: a world may wait for all of its agents."""
+    """Send a Step on both connections, then read both responses: a world may wait for all of its agents."""
     starts = []
     for agent in (first, second):
         starts.append(first_step or not agent.running)
@@ -139,7 +139,7 @@ def _together(first: CheckedAgent, second: CheckedAgent, why: str, *, first_step
 
 
 def _goes_on(bench: Bench, first: CheckedAgent, second: CheckedAgent, join: pb.JoinWorldRequest) -> None:
-    """Check that the remaining agent gets answers, possibly only after another has joined."""
+    """Check that the remaining agent gets responses, possibly only after another one has joined."""
     actions = first.lawful() if first.running else {}
     first.stream.send(pb.EnvironmentRequest(step=pb.StepRequest(actions=actions)))
     try:

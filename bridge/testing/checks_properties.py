@@ -16,11 +16,11 @@ __all__: list[str] = []
 PREFIX = "type.googleapis.com/dm_env_rpc.v1.extensions.properties."
 _UNKNOWN = "type.googleapis.com/conformance.check.Unknown"
 MOST = 300
-"""Properties that are looked at."""
+"""The most properties to check."""
 
 
 def _ask(agent: CheckedAgent, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse | pb.Status:
-    """Send a property request; return its answer, or the error."""
+    """Send a property request; return the response, or the error."""
     extension = any_pb2.Any(type_url=f"{PREFIX}PropertyRequest", value=request.SerializeToString())
     answer = agent.ask(extension=extension)
     if answer.WhichOneof("payload") == "error":
@@ -62,11 +62,11 @@ def _bad(agent: CheckedAgent, what: str, request: properties_pb2.PropertyRequest
 
 
 def _tree(agent: CheckedAgent) -> list[properties_pb2.PropertySpec]:
-    """List everything from the root down, at most MOST of it.
+    """List everything below the root, at most MOST properties.
 
     Raises:
-        Skip: The server has no properties, or why it lists none has been told.
-        Failed: A key is there twice, or something listable cannot be listed.
+        Skip: The server has no properties, or another check has reported why it lists none.
+        Failed: A key occurs twice, or a listable property cannot be listed.
     """
     root = _root(agent)
     found: dict[str, properties_pb2.PropertySpec] = {}
@@ -85,7 +85,7 @@ def _tree(agent: CheckedAgent) -> list[properties_pb2.PropertySpec]:
 
 
 def _root(agent: CheckedAgent) -> properties_pb2.PropertyResponse:
-    """List the root; each check begins so, and the first tells what is wrong with that, in the name of all."""
+    """List the root. Each check begins with this; only the first one reports a failure."""
     cache = agent.bench.cache
     if "unlisted" in cache:
         raise Skip(cache["unlisted"])
@@ -96,7 +96,7 @@ def _root(agent: CheckedAgent) -> properties_pb2.PropertyResponse:
         if root.code == Code.UNIMPLEMENTED:
             cache["unlisted"] = "the server has no properties: UNIMPLEMENTED, which is lawful"
         elif _is_refused_as_unknown(agent, root):
-            # Small servers have one answer to all that they do not know.
+            # Minimal servers have a single response for everything unknown.
             cache["unlisted"] = f"the server has no properties: {refusal}, as to any extension that it does not know"
         else:
             raise Failed('the properties of the root, key ""', refusal)
@@ -106,7 +106,7 @@ def _root(agent: CheckedAgent) -> properties_pb2.PropertyResponse:
 
 
 def _is_refused_as_unknown(agent: CheckedAgent, refusal: pb.Status) -> bool:
-    """True if an extension that no server knows gets the same error, apart from the name of its type."""
+    """Return True if an unknown extension gets the same error, apart from the name of its type."""
     answer = agent.ask(extension=any_pb2.Any(type_url=_UNKNOWN, value=b"\x08\x01"))
     if answer.WhichOneof("payload") != "error" or answer.error.code != refusal.code:
         return False
@@ -115,14 +115,14 @@ def _is_refused_as_unknown(agent: CheckedAgent, refusal: pb.Status) -> bool:
 
 @check("D-18", 'properties are a tree with unique keys, listed from the root ""')
 def tree(bench: Bench) -> None:
-    """List all."""
+    """List all properties."""
     with bench.connection() as agent:
         _tree(agent)
 
 
 @check("D-18", "readable properties can be read, at the right time, and are what their specs say")
 def readable(bench: Bench) -> None:
-    """Read all."""
+    """Read all properties."""
     with bench.connection() as agent:
         _read_all(agent)
     if not bench.no_world:
@@ -138,7 +138,7 @@ def _read_all(agent: CheckedAgent) -> None:
         answer = _ask(agent, _read(key))
         if isinstance(answer, pb.Status):
             if answer.code == Code.FAILED_PRECONDITION:
-                continue  # not now: when a property can be observed is up to the world
+                continue  # the world decides when a property can be read
             got = describe(pb.EnvironmentResponse(error=answer))
             raise Failed(f"the value of the readable property {key!r}, or FAILED_PRECONDITION", got)
         value = answer.read_property.value
@@ -152,7 +152,7 @@ def _read_all(agent: CheckedAgent) -> None:
 
 @check("D-18", "a writable property takes its own value back, and no other type")
 def writable(bench: Bench) -> None:
-    """Write what was read, and what cannot be."""
+    """Write back the values that were read, and write to read-only properties."""
     with bench.connection() as agent:
         found = False
         for spec in _tree(agent):
@@ -160,7 +160,7 @@ def writable(bench: Bench) -> None:
             if not (spec.is_writable and spec.is_readable):
                 continue
             answer = _ask(agent, _read(key))
-            if isinstance(answer, pb.Status):  # not now, or wrongly so: another check tells
+            if isinstance(answer, pb.Status):  # unavailable at the moment, or wrongly so: another check reports that
                 continue
             found = True
             value = answer.read_property.value
@@ -174,7 +174,7 @@ def writable(bench: Bench) -> None:
 
 @check("D-18", "an unknown key is NOT_FOUND")
 def unknown_key(bench: Bench) -> None:
-    """Read, write and list what is not there."""
+    """Read, write and list a key that does not exist."""
     with bench.connection() as agent:
         _tree(agent)
         value = samples.pack(pb.INT32, 1)
@@ -188,7 +188,7 @@ def unknown_key(bench: Bench) -> None:
 
 @check("D-18", "what is not readable, writable or listable is PERMISSION_DENIED")
 def denied(bench: Bench) -> None:
-    """Read, write and list what does not allow it."""
+    """Read, write and list properties that do not allow it."""
     with bench.connection() as agent:
         found = False
         for spec in _tree(agent):
@@ -209,7 +209,7 @@ def denied(bench: Bench) -> None:
 
 @check("D-18", "joining a world adds properties and takes none away")
 def after_join(bench: Bench) -> None:
-    """List before and after."""
+    """List the properties before and after joining."""
     with bench.connection() as agent:
         before = {spec.spec.name for spec in _tree(agent)}
     with bench.joined() as agent:

@@ -19,34 +19,34 @@ __all__ = ["PlayedWorld", "rollout"]
 
 @dataclasses.dataclass
 class PlayedWorld:
-    """A record of a world that was played with lawful actions, all observations requested."""
+    """The record of playing a world with valid actions and all observations requested."""
 
     steps: int = 0
     ends: int = 0
     terminations: int = 0
-    error: str = ""  # what ended the play early
+    error: str = ""  # why the play ended early
     bad_state: tuple[str, str] | None = None
     after_end: str = ""  # what was wrong with a first Step after an end
-    missing: str = ""  # requested observations that did not come
+    missing: str = ""  # requested observations that were missing
     problems: dict[str, tuple[str, str]] = dataclasses.field(default_factory=dict)  # the first of each kind
 
     def need_end(self) -> None:
-        """Skip where no sequence came to its end."""
+        """Skip if no sequence reached its end."""
         if not self.ends:
             raise Skip(f"no sequence ended within {self.steps} steps{': ' + self.error if self.error else ''}")
 
     def fail_on(self, kind: str) -> None:
-        """Fail where a problem of a kind was seen."""
+        """Fail if a problem of a kind was recorded."""
         if kind in self.problems:
             raise Failed(*self.problems[kind])
 
 
 def rollout(bench: Bench) -> PlayedWorld:
-    """Play once for all checks that need a rollout: to the second end of a sequence, or for the maximum of steps."""
+    """Play once for all checks that need it: to the second end of a sequence, or for the maximum of steps."""
     if "rollout" not in bench.cache:
         bench.cache["rollout"] = fresh = PlayedWorld()
         with bench.joined() as agent:
-            agent.lawful()  # a Skip here means that there is nothing to look at
+            agent.lawful()  # raises Skip if there are no valid actions to play with
             try:
                 _play(bench, agent, fresh)
             except Failed as failure:
@@ -143,7 +143,7 @@ def _specs(bench: Bench) -> list[tuple[str, pb.TensorSpec]]:
 
 @check("D-7", "names are unique among the actions and among the observations")
 def unique_names(bench: Bench) -> None:
-    """Look at the specs."""
+    """Check the specs."""
     twice = [name for name, times in Counter(name for name, _ in _specs(bench)).items() if times > 1]
     if twice:
         raise Failed("unique names", f"twice: {', '.join(twice)}")
@@ -151,7 +151,7 @@ def unique_names(bench: Bench) -> None:
 
 @check("D-7", "a dot in a name only nests: no empty parts, and never both `a` and `a.b`")
 def nesting(bench: Bench) -> None:
-    """Look at the names."""
+    """Check the names."""
     with bench.joined() as agent:
         for group, members in (("action", agent.specs.actions), ("observation", agent.specs.observations)):
             names = {spec.name for spec in members.values()}
@@ -167,7 +167,7 @@ def nesting(bench: Bench) -> None:
 
 @check("D-7", "every spec has a dtype, and at most one variable dimension")
 def whole_specs(bench: Bench) -> None:
-    """Look at dtypes and shapes."""
+    """Check dtypes and shapes."""
     for name, spec in _specs(bench):
         if spec.dtype not in samples.PAYLOAD:
             raise Failed(f"a dtype of {name}", str(spec.dtype))
@@ -177,7 +177,7 @@ def whole_specs(bench: Bench) -> None:
 
 @check("D-7", "UIDs stay the same across sequences")
 def stable_uids(bench: Bench) -> None:
-    """Play on with the UIDs of JoinWorld."""
+    """Play further with the UIDs from JoinWorld."""
     with bench.joined() as agent:
         if not agent.specs.observations and not agent.specs.actions:
             raise Failed("specs of actions and observations", "none of either")
@@ -193,13 +193,13 @@ def stable_uids(bench: Bench) -> None:
 
 @check("D-19", "observations have their spec's dtype")
 def observation_dtypes(bench: Bench) -> None:
-    """Look at what came in a play."""
+    """Check the observations of the play."""
     _observed(bench, "dtype")
 
 
 @check("D-19", "observations have their spec's shape and as many elements; scalars have exactly one")
 def observation_shapes(bench: Bench) -> None:
-    """Look at what came in a play."""
+    """Check the observations of the play."""
     _observed(bench, "shape")
 
 
@@ -237,7 +237,7 @@ def ragged_action(bench: Bench) -> None:
 
 @check("D-20", "ranges are of the spec's type, scalar or of its shape, and min is not above max")
 def ranges(bench: Bench) -> None:
-    """Look at min and max."""
+    """Check min and max."""
     found = False
     for name, spec in _specs(bench):
         for which in ("min", "max"):
@@ -278,7 +278,7 @@ def _superfluous(bench: Bench, name: str, spec: pb.TensorSpec, which: str, edge:
 
 @check("D-20", "min and max are inclusive: actions exactly at them are accepted")
 def inclusive(bench: Bench) -> None:
-    """Send the bounds themselves."""
+    """Send exactly the bounds."""
     with bench.joined() as agent:
         found = False
         for uid, spec in agent.changeable().items():
@@ -296,13 +296,13 @@ def inclusive(bench: Bench) -> None:
 
 @check("D-20", "observations are within their ranges")
 def observations_in_range(bench: Bench) -> None:
-    """Look at what came in a play."""
+    """Check the observations of the play."""
     _observed(bench, "range")
 
 
 @check("D-21", "reward is a number, and discount is 0.0 only with TERMINATED")
 def reward_and_discount(bench: Bench) -> None:
-    """Look at what came in a play."""
+    """Check the observations of the play."""
     with bench.joined() as agent:
         specs = {spec.name: spec for spec in agent.specs.observations.values() if spec.name in ("reward", "discount")}
     if not specs:

@@ -56,7 +56,7 @@ def first_after_end(bench: Bench) -> None:
 
 @check("D-10", "an unknown observation UID is an error that names it, on the first Step too")
 def unknown_observation(bench: Bench) -> None:
-    """Ask for what is in no spec."""
+    """Request a UID that is in no spec."""
     with bench.joined() as agent:
         uid = unused(agent.specs.observations)
         for when in ("on the first Step", "in a running sequence"):
@@ -68,7 +68,7 @@ def unknown_observation(bench: Bench) -> None:
 
 @check("D-10", "what is requested comes, what is not does not, and duplicates are harmless")
 def requested(bench: Bench) -> None:
-    """Ask for nothing, each, all, and all twice."""
+    """Request no observations, each one, all, and all twice."""
     with bench.joined() as agent:
         uids = sorted(agent.specs.observations)
         for wanted in ([], *([uid] for uid in uids), uids, uids * 2):
@@ -107,7 +107,7 @@ def _actions(agent: CheckedAgent) -> dict[int, pb.TensorSpec]:
 
 @check("D-11", "actions that keep to their specs are accepted")
 def lawful_actions(bench: Bench) -> None:
-    """Send random actions out of the specs."""
+    """Send random actions within the specs."""
     with bench.joined() as agent:
         if bench.unlawful and not bench.cache.get("unclear"):
             raise Failed("actions out of their specs to be accepted", bench.unlawful)
@@ -118,7 +118,7 @@ def lawful_actions(bench: Bench) -> None:
 
 @check("D-11", "an unknown action UID is an error")
 def unknown_action(bench: Bench) -> None:
-    """Send what is in no spec, alone and with the lawful ones."""
+    """Send a UID that is in no spec, alone and with valid actions."""
     with bench.joined() as agent:
         agent.start()
         agent.must_be_running("in a running sequence")
@@ -127,7 +127,7 @@ def unknown_action(bench: Bench) -> None:
 
 @check("D-11", "an action of another dtype is an error")
 def other_dtype(bench: Bench) -> None:
-    """Send floats where integers are wanted, and the like."""
+    """Send floats for integers, and other wrong dtypes."""
     with bench.joined() as agent:
         for uid, spec in _actions(agent).items():
             wrong = [
@@ -145,7 +145,7 @@ def other_dtype(bench: Bench) -> None:
 
 @check("D-11", "an action of a wrong shape is an error, a scalar sent as [1] too")
 def wrong_shape(bench: Bench) -> None:
-    """Send one dimension more, and one element more."""
+    """Send one dimension too many, and one element too many."""
     with bench.joined() as agent:
         for uid, spec in _actions(agent).items():
             made = agent.lawful().get(uid)
@@ -166,7 +166,7 @@ def wrong_shape(bench: Bench) -> None:
 
 @check("D-11", "two negative dimensions are an error")
 def two_variable(bench: Bench) -> None:
-    """Leave two dimensions to be worked out."""
+    """Send -1 for two dimensions."""
     with bench.joined() as agent:
         found = False
         for uid, spec in _actions(agent).items():
@@ -181,7 +181,7 @@ def two_variable(bench: Bench) -> None:
 
 @check("D-11", "one negative dimension that works out to the spec's shape is accepted")
 def one_variable(bench: Bench) -> None:
-    """Leave one dimension to be worked out."""
+    """Send -1 for one dimension."""
     with bench.joined() as agent:
         found = False
         for uid, spec in _actions(agent).items():
@@ -198,7 +198,7 @@ def one_variable(bench: Bench) -> None:
 
 @check("D-11", "a single element fills the whole shape")
 def broadcast(bench: Bench) -> None:
-    """Send one element and the full shape."""
+    """Send a single element with the full shape."""
     with bench.joined() as agent:
         found = False
         for uid, spec in _actions(agent).items():
@@ -229,13 +229,13 @@ def _out_of_range(bench: Bench, which: str) -> None:
 
 @check("D-11", "an action below its min is an error")
 def below(bench: Bench) -> None:
-    """Go below the range in one element."""
+    """Send one element below the range."""
     _out_of_range(bench, "min")
 
 
 @check("D-11", "an action above its max is an error")
 def above(bench: Bench) -> None:
-    """Go above the range in one element."""
+    """Send one element above the range."""
     _out_of_range(bench, "max")
 
 

@@ -1,4 +1,4 @@
-"""Checks of the stream as such: one answer a request, errors as answers, requests sent ahead (D-1, D-2, D-25)."""
+"""Checks of the stream: one response per request, errors as responses, pipelined requests (D-1, D-2, D-25)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bridge.testing.wire import NoAnswerError, StreamEndedError, describe
 __all__: list[str] = []
 
 AHEAD = 100
-"""Steps that are sent ahead."""
+"""The number of Steps that are sent without reading."""
 
 
 def _sent_ahead(
     agent: CheckedAgent, requests: list[tuple[pb.EnvironmentRequest, set[str]]]
 ) -> list[pb.EnvironmentResponse]:
-    """Send everything, then read: as many answers, each of an expected kind, and nothing more."""
+    """Send all requests, then read: there must be as many responses, each of an expected kind, and no more."""
     for request, _ in requests:
         agent.stream.send(request)
     answers = []
@@ -44,7 +44,7 @@ def _sent_ahead(
 
 @check("D-1", "requests sent ahead get one answer each, of their kind or an error, in order")
 def one_answer_each(bench: Bench) -> None:
-    """Send a mixed bunch of requests without reading."""
+    """Send requests of several kinds without reading."""
     leave = pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest())
     step = pb.EnvironmentRequest(step=pb.StepRequest())
     reset = pb.EnvironmentRequest(reset=pb.ResetRequest(settings={}))
@@ -63,7 +63,7 @@ def one_answer_each(bench: Bench) -> None:
                 (step, {"step"}),
                 (reset, {"reset"}),
                 (step, {"step"}),
-                (join, {"error", "join_world"}),  # a check of D-6 tells which
+                (join, {"error", "join_world"}),  # a check of D-6 reports which
                 (leave, {"leave_world"}),
             ]
             _sent_ahead(agent, requests * 8)
@@ -71,7 +71,7 @@ def one_answer_each(bench: Bench) -> None:
 
 @check("D-1", "each kind of request gets an answer of its kind")
 def kinds(bench: Bench) -> None:
-    """Ask one by one."""
+    """Send requests one by one."""
     with bench.joined() as agent:
         agent.start()
         agent.reset()
@@ -80,7 +80,7 @@ def kinds(bench: Bench) -> None:
 
 @check("D-1", "a second connection is served, or refused at once")
 def second_connection(bench: Bench) -> None:
-    """Ask on a second connection while the first is open."""
+    """Send requests on a second connection while the first is open."""
     if bench.one_connection.startswith("!"):
         raise Failed("a second connection to be served, or refused with an error", bench.one_connection[1:])
     if bench.one_connection:
@@ -89,7 +89,7 @@ def second_connection(bench: Bench) -> None:
 
 @check("D-2", "after a failed request the stream stays open and the connection is as before, not joined")
 def failed_request_unjoined(bench: Bench) -> None:
-    """Fail while not joined."""
+    """Send a request that fails, without having joined."""
     with bench.connection() as agent:
         agent.bad("to JoinWorld of an unknown world", join_world=pb.JoinWorldRequest(world_name=UNKNOWN_NAME))
         agent.bad("to Step after a JoinWorld that failed", step=pb.StepRequest())
@@ -98,7 +98,7 @@ def failed_request_unjoined(bench: Bench) -> None:
 
 @check("D-2", "after a failed request a joined connection is as before, its sequence running")
 def failed_request_joined(bench: Bench) -> None:
-    """Fail in the middle of a sequence."""
+    """Send a request that fails in the middle of a sequence."""
     with bench.joined() as agent:
         agent.start()
         agent.must_be_running("after the first Step")
@@ -106,7 +106,7 @@ def failed_request_joined(bench: Bench) -> None:
         agent.bad_step("to an unknown observation", observations=[unused(agent.specs.observations)])
         agent.must_be_running("after a Step that asked for an unknown observation")
         again = pb.JoinWorldRequest(world_name=agent.world or "", settings=bench.options.join_settings)
-        # Where it does not fail, a check of D-6 tells.
+        # If it does not fail, a check of D-6 reports it.
         if agent.ask(join_world=again).WhichOneof("payload") == "error":
             agent.must_be_running("after a failed JoinWorld")
             agent.reset()
@@ -114,7 +114,7 @@ def failed_request_joined(bench: Bench) -> None:
 
 @check("D-2", "a request without a payload is answered with an error")
 def empty_request(bench: Bench) -> None:
-    """Send an EnvironmentRequest with nothing set."""
+    """Send an EnvironmentRequest without any field."""
     with bench.connection() as agent:
         answer = agent.ask()
         if answer.WhichOneof("payload") != "error":
@@ -124,7 +124,7 @@ def empty_request(bench: Bench) -> None:
 
 @check("D-2", "errors have a code and a message")
 def errors_say_why(bench: Bench) -> None:
-    """Look at the errors of several mistakes."""
+    """Check the error messages for several mistakes."""
     argument = {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.OUT_OF_RANGE, Code.UNIMPLEMENTED}
     state = {Code.FAILED_PRECONDITION}
     seen: list[tuple[str, pb.Status, set[Code]]] = []
@@ -147,7 +147,7 @@ def errors_say_why(bench: Bench) -> None:
             seen.append(("an unknown action", agent.bad_step("to it", agent.nonsense()), argument))
             again = pb.JoinWorldRequest(world_name=agent.world or "", settings=bench.options.join_settings)
             answer = agent.ask(join_world=again)
-            if answer.WhichOneof("payload") == "error":  # else a check of D-6 tells
+            if answer.WhichOneof("payload") == "error":  # otherwise a check of D-6 reports it
                 seen.append(("a second JoinWorld", answer.error, state | {Code.ALREADY_EXISTS}))
     for mistake, status, fitting in seen:
         if not 1 <= status.code <= 16:
@@ -170,7 +170,7 @@ def unknown_extension(bench: Bench) -> None:
 
 @check("D-25", f"{AHEAD} Steps can be sent ahead, across sequence ends, and their answers come in order")
 def steps_ahead(bench: Bench) -> None:
-    """Send Steps that each ask for other observations, so that an answer shows which Step it belongs to."""
+    """Send Steps that each request different observations, so that a response shows which Step it belongs to."""
     with bench.joined() as agent:
         uids = sorted(agent.specs.observations)
         wanted = [[uid] for uid in uids] + [[]]

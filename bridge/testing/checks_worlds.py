@@ -31,7 +31,7 @@ def _second_world(bench: Bench, agent: CheckedAgent) -> Iterator[str]:
 
 @check("D-3", "CreateWorld gives a world that can be joined")
 def create(bench: Bench) -> None:
-    """Create and join on one connection."""
+    """Create a world and join it on one connection."""
     if not bench.can_create and not bench.no_world:
         raise Skip(f"the server does not create worlds ({bench.cache['create']}); it has a world to join without")
     if not bench.can_create:
@@ -63,7 +63,7 @@ def unknown_create_setting(bench: Bench) -> None:
 
 @check("D-3", "a world created on one connection can be joined from another")
 def join_from_another(bench: Bench) -> None:
-    """Create here, join there."""
+    """Create a world on one connection, and join it on another."""
     bench.need_two()
     with bench.connection() as maker, bench.world(maker, new=True) as name, bench.connection() as agent:
         agent.join(name)
@@ -231,14 +231,14 @@ def destroyed_is_gone(bench: Bench) -> None:
     "destroying a world that others have joined is refused, waits for them to leave, or makes their Step an error",
 )
 def destroy_joined_by_others(bench: Bench) -> None:
-    """Destroy from outside; any of the three lawful ways."""
+    """Destroy a world from another connection; the protocol allows three outcomes."""
     bench.need_two()
     with bench.joined(new=True) as agent, bench.connection() as other:
         agent.start()
         other.stream.send(pb.EnvironmentRequest(destroy_world=pb.DestroyWorldRequest(world_name=agent.world or "")))
         try:
             answer = other.stream.receive(QUIET)
-        except NoAnswerError:  # put off until the agent leaves
+        except NoAnswerError:  # delayed until the agent leaves
             agent.leave()
             answer = other.take("destroy_world")
             if answer.WhichOneof("payload") == "error":

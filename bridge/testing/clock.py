@@ -1,4 +1,4 @@
-"""A clock that a test advances by hand."""
+"""A clock that tests advance by hand."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class VirtualClock:
     """A clock that stands still until it is advanced, so that tests of minutes are fast and deterministic.
 
     `sleep` advances it instead of waiting. Only one thread may advance it. Real-time worlds that use it
-    (`serve_gym(…, fps=30, realtime=RealTime(clock=clock))`) run their frames meanwhile: when `advance` returns, all
-    frames that were due are done.
+    (`serve_gym(…, fps=30, realtime=RealTime(clock=clock))`) run their frames during `advance`: when it returns, all due
+    frames are done.
 
     Examples:
         >>> clock = VirtualClock()
@@ -26,7 +26,7 @@ class VirtualClock:
         60.0
 
     Args:
-        start: The time it begins with, seconds.
+        start: The initial time in seconds.
     """
 
     def __init__(self, start: float = 0.0) -> None:
@@ -34,7 +34,7 @@ class VirtualClock:
         self._subscribers: list[Callable[[float], None]] = []
 
     def subscribe(self, callback: Callable[[float], None]) -> Callable[[], None]:
-        """Call `callback(time)` whenever the clock is advanced; return a function that ends this."""
+        """Call `callback(time)` whenever the clock is advanced; return a function that cancels this."""
         self._subscribers.append(callback)
 
         def unsubscribe() -> None:
@@ -49,7 +49,7 @@ class VirtualClock:
         return self._now
 
     def now(self) -> float:
-        """Return the time it was advanced to, seconds."""
+        """Return the current time of the clock in seconds."""
         return self._now
 
     def advance(self, seconds: float) -> float:
@@ -64,7 +64,7 @@ class VirtualClock:
         return self._tell()
 
     def advance_to(self, when: float) -> float:
-        """Advance the clock to a time, and return its time. A time in the past changes nothing.
+        """Advance the clock to a time, and return its time. A time in the past has no effect.
 
         Raises:
             SettingError: The time is infinite or NaN.
@@ -75,5 +75,5 @@ class VirtualClock:
         return self._tell()
 
     def sleep(self, seconds: float) -> None:
-        """Advance by so many seconds."""
+        """Advance the clock by a number of seconds."""
         self.advance(max(0.0, seconds))

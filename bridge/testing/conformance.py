@@ -1,6 +1,6 @@
 """Conformance checks for dm_env_rpc servers in any language: `check_server(url)`.
 
-They open their own connections, send valid and invalid requests, and check the answers.
+The checks open their own connections, send valid and invalid requests, and check the responses.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["REQUIREMENTS", "check_server"]
 
-_MODULES = (checks_agents, checks_properties, checks_specs, checks_steps, checks_stream, checks_worlds)  # enter CHECKS
+_MODULES = (checks_agents, checks_properties, checks_specs, checks_steps, checks_stream, checks_worlds)  # fill CHECKS
 
 REQUIREMENTS: dict[str, str] = {
     "D-1": "one answer a request, of its kind or an error, in order",
@@ -68,10 +68,10 @@ REQUIREMENTS: dict[str, str] = {
     "D-22": "several agents in one world",
     "D-25": "requests sent ahead",
 }
-"""The checks, by the ids of the requirements; docs/protocol.md says what of each can be seen from outside."""
+"""The requirements that are checked, by id; docs/protocol.md says what can be observed of each."""
 
 TEXTS = ("", "a", "0")
-"""The texts to try where an action is a text: specs do not say which are allowed."""
+"""The texts to try as an action: specs do not say which texts are allowed."""
 
 
 @grouped(ClientAccess, tls=TLS)
@@ -91,10 +91,10 @@ def check_server(
 ) -> Report:
     """Check a running dm_env_rpc server against the protocol.
 
-    It creates, plays, resets and destroys worlds, and writes properties (their own value back): use a server
-    that nobody else is using. At the end every created world is destroyed and every connection closed. A server that
-    does not answer within `timeout` fails the check. A token is sent as `authorization: Bearer …` in the metadata of
-    each connection.
+    It creates, plays, resets and destroys worlds, and writes properties (their own values back): the server should have
+    no other clients. At the end every created world is destroyed and every connection closed. A server that does not
+    answer within `timeout` fails the check. A token is sent as `authorization: Bearer …` in the metadata of each
+    connection.
 
     Checks of optional parts of the protocol that the server does not have are skipped, with the reason.
 
@@ -104,28 +104,28 @@ def check_server(
 
     Args:
         url: `grpc://HOST:PORT` or `grpcs://HOST:PORT`, or over WebSocket `ws://` or `wss://`; `listen://HOST:PORT`
-            checks the first server that dials in by WebSocket within the timeout. A path is sent as the
-            CreateWorld setting `env_id`, query parameters as further ones (numbers and booleans as such, all else as
-            text); `?world=NAME` joins a world that exists.
-        timeout: Seconds that one answer may take.
+            checks the first server that dials in over WebSocket within the timeout. A path is sent as the CreateWorld
+            setting `env_id`, query parameters as further settings (numbers and booleans as such, others as text);
+            `?world=NAME` joins an existing world.
+        timeout: Seconds to wait for a response.
         create_settings: CreateWorld settings, by name: numbers, strings, arrays, or Tensor messages.
-        join_settings: JoinWorld settings, likewise.
-        actions: Allowed values of actions by name, where the spec does not say: texts, protos, and actions of variable
-            length.
-        required_actions: Names of the actions without which a Step in a running sequence must be an error (D-12).
+        join_settings: JoinWorld settings, in the same form.
+        actions: Valid values of actions by name, where the spec does not say enough: texts, protos, and actions of
+            variable length.
+        required_actions: Names of actions that a Step in a running sequence must contain (D-12).
         steps: The most Steps to play until the end of a sequence.
-        seed: Seed of the random actions.
-        strict: Report notes as failures: what is allowed but could be better, such as an unspecific error code.
-        only: Ids of the requirements to check; empty: all.
-        keywords: Those of `ClientAccess`, which the signature lists.
+        seed: The seed of the random actions.
+        strict: Treat notes as failures: valid behaviour that could be better, such as an unspecific error code.
+        only: The ids of the requirements to check; empty: all.
+        keywords: The keywords of `ClientAccess`, which the signature lists.
 
     Returns:
-        The report: `report.ok` is True if nothing failed, `str(report)` is the text for people.
+        The report: `report.ok` is True if nothing failed, `str(report)` is a text for people.
 
     Raises:
         AddressError: The URL cannot be read.
-        SettingError: A setting has no tensor, the timeout or the number of steps is not positive, a requirement is not
-            known, or a token or certificate cannot be used there.
+        SettingError: A setting has no tensor form, the timeout or the number of steps is not positive, a requirement is
+            unknown, or a token or certificate cannot be used for this URL.
         ConnectError: No server answered within the timeout.
     """
     if url.strip().startswith("listen://"):
@@ -181,11 +181,11 @@ def check_server(
 
 
 def _read_address(url: str, given: ClientCredentials) -> Address:
-    """Read a URL, with the credentials that the keywords give.
+    """Read a URL, with the credentials from the keywords.
 
     Raises:
         AddressError: The URL cannot be read.
-        SettingError: The credentials are of no use there.
+        SettingError: The credentials cannot be used for this URL.
     """
     address = parse_address(url).with_credentials(given)
     address.check_tls()
@@ -193,14 +193,14 @@ def _read_address(url: str, given: ClientCredentials) -> Address:
 
 
 def _settings_in(address: Address) -> dict[str, Any]:
-    """Return the CreateWorld settings that a URL gives."""
+    """Return the CreateWorld settings in a URL."""
     found: dict[str, Any] = {} if address.env_id is None else {"env_id": address.env_id}
     found.update((name, _from_text(value)) for name, value in address.settings)
     return found
 
 
 def _open(address: Address, timeout: float) -> Any:
-    """Return a channel of gRPC, or what stands for one over WebSocket; SettingError where a package is missing."""
+    """Return a gRPC channel, or its equivalent over WebSocket; raise SettingError if a package is missing."""
     if address.websocket:
         with needed(f"{address.scheme}:// needs the package websockets", "web"):
             from bridge.testing.websocket_wire import WebSocketChannel
@@ -212,17 +212,17 @@ def _open(address: Address, timeout: float) -> Any:
 
 
 def _proxy(address: Address) -> HttpProxy | None:
-    """Return the proxy that grpcio goes through; of WebSocket none, which is spoken without grpcio."""
+    """Return the proxy for grpcio; None for WebSocket, which does not use grpcio."""
     return None if address.websocket else find_grpc_proxy(address.host, address.port)
 
 
 def _see_that_somebody_is_there(
     channel: Any, metadata: tuple[tuple[str, str], ...], address: Address, timeout: float
 ) -> None:
-    """Check that a server accepts connections; whether and how it answers is left to the checks.
+    """Check that a server accepts connections; its responses are left to the checks.
 
     Raises:
-        ConnectError: There is no connection.
+        ConnectError: The server accepts no connection.
     """
     proxy = _proxy(address)
     note = "" if proxy is None else proxy.note
@@ -249,7 +249,7 @@ def _see_that_somebody_is_there(
 
 
 def _from_text(text: str) -> Any:
-    """Return a query parameter as a number or boolean if it is one, else as text."""
+    """Return a query parameter as a number or a boolean if it is one, otherwise as text."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -261,7 +261,7 @@ def _tensors(settings: Mapping[str, Any]) -> dict[str, pb.Tensor]:
     """Return settings as tensors.
 
     Raises:
-        SettingError: A value has no tensor.
+        SettingError: A value has no tensor form.
     """
     kinds = {dtype: number for number, dtype in samples.NUMPY.items()}
     kinds[np.dtype(bool)] = pb.BOOL
@@ -279,13 +279,13 @@ def _tensors(settings: Mapping[str, Any]) -> dict[str, pb.Tensor]:
 
 
 class _CheckRun:
-    """The checks one after another, after a look at what kind of server it is."""
+    """Runs the checks one after another, after finding out what the server supports."""
 
     def __init__(self, bench: Bench, strict: bool) -> None:
         self.bench, self.strict = bench, strict
-        self.silent = ""  # why nothing more is asked
-        self.told = False  # whether a check failed by that
-        self.waits = False  # whether the first Step in a world got no answer
+        self.silent = ""  # why no more requests are sent
+        self.told = False  # True if a check has failed for that reason
+        self.waits = False  # True if the first Step in a world got no response
 
     def all(self, checks: Sequence[Check]) -> list[CheckResult]:
         try:
@@ -297,7 +297,7 @@ class _CheckRun:
     def _one(self, check: Check) -> CheckResult:
         bench = self.bench
         if self.silent:
-            # A failure if none has told of it yet: silence before the first check.
+            # A failure, unless a check has already reported it: the server was silent before the first check.
             status = Status.SKIPPED if self.told else Status.FAILED
             self.told = True
             return CheckResult(check.requirement, check.name, status, self.silent)
@@ -309,9 +309,9 @@ class _CheckRun:
             status, reason = Status.FAILED, str(failure)
         except Skip as skip:
             status, reason = Status.SKIPPED, str(skip)
-        except SettingError:  # of `actions`: it says nothing of the server
+        except SettingError:  # from `actions`: not a fault of the server
             raise
-        except Exception as error:  # what came is so odd that the check could not read it
+        except Exception as error:  # a response so malformed that the check could not read it
             where = traceback.extract_tb(error.__traceback__)[-1]
             raised = f"{type(error).__name__}: {error} ({where.name}, line {where.lineno})"
             status, reason = Status.FAILED, f"expected something that can be read, got what raised {raised}"
@@ -326,7 +326,7 @@ class _CheckRun:
         return CheckResult(check.requirement, check.name, status, reason, notes)
 
     def _still_there(self) -> None:
-        """After an answer that did not come: ask something simple, and give up where that is not answered either."""
+        """After a missing response, send a simple request, and give up if that is not answered either."""
         self.bench.hung = False
         try:
             with self.bench.connection() as agent:
@@ -335,7 +335,7 @@ class _CheckRun:
             self.silent = f"the server stopped answering: {failure}"
 
     def _explore(self) -> None:
-        """Find out what the server offers. What is wrong here comes up again as a check that fails."""
+        """Find out what the server supports. Problems found here are reported by a later check."""
         bench = self.bench
         self._try(self._second_connection)
         self._try(self._worlds)
@@ -344,7 +344,7 @@ class _CheckRun:
         if bench.hung:
             self._still_there()
         if self.waits and not self.silent:
-            # Each check would wait for its first Step in vain: minutes, for a report that says nothing of the server.
+            # Each check would wait for its first Step in vain, which takes minutes and says nothing about the server.
             self.silent = (
                 "nothing could be played: the first Step in a world got no answer, though the server answers. Does the "
                 "world wait for its other agents? Serve it so that it goes on without them (of this package: with "
@@ -356,7 +356,7 @@ class _CheckRun:
             explore()
         except SettingError:
             raise
-        except Exception:  # a check meets it again, and tells
+        except Exception:  # a check finds it again and reports it
             pass
 
     def _worlds(self) -> None:
@@ -377,7 +377,7 @@ class _CheckRun:
                 bench.can_create, bench.no_world = True, ""
                 self._try(lambda: self._shared(agent, answer.create_world.world_name))
                 bench.destroy(agent, answer.create_world.world_name)
-            elif options.create_settings:  # the default world is another one than what is to be checked
+            elif options.create_settings:  # the default world is not the world to be checked
                 bench.no_world = "no world can be made with the given settings"
         if options.world is not None:
             bench.no_world = ""
@@ -386,7 +386,7 @@ class _CheckRun:
             bench.no_world += f': JoinWorld of "" gave {joined}, CreateWorld gave {bench.cache["create"]}'
 
     def _shared(self, maker: CheckedAgent, name: str) -> None:
-        """Find out whether a world is there for other connections than the one that made it."""
+        """Find out whether other connections can use a world of this connection."""
         bench = self.bench
         if bench.one_connection:
             return
@@ -407,7 +407,7 @@ class _CheckRun:
                 try:
                     first.ask(step=pb.StepRequest())
                 except Failed as failure:
-                    # The connection that was opened before, to see whether a server is there, may still count.
+                    # The connection that was opened to see whether the server accepts any may still count.
                     if "RESOURCE_EXHAUSTED" in failure.got and time.monotonic() < deadline:
                         threading.Event().wait(0.02)
                         continue
@@ -416,7 +416,7 @@ class _CheckRun:
                     try:
                         second.ask(step=pb.StepRequest())
                     except Failed as failure:
-                        # A refusal is lawful, silence is not: the check of D-1 tells them apart by the mark.
+                        # A refusal is allowed, silence is not: the check of D-1 tells them apart by this mark.
                         mark = "!" if bench.hung else ""
                         bench.one_connection = f"{mark}the server takes one connection at a time: {failure.got}"
             return
@@ -427,7 +427,7 @@ class _CheckRun:
             with bench.joined() as agent:
                 specs = agent.changeable().values()
                 has_text = any(spec.dtype == pb.STRING for spec in specs)
-                # A spec does not say which texts and protos are allowed, nor what is encoded in a variable length.
+                # A spec does not say which texts and protos are allowed, nor what a variable length encodes.
                 bench.cache["unclear"] = has_text or any(
                     spec.dtype == pb.PROTO or any(size < 0 for size in spec.shape) for spec in specs
                 )

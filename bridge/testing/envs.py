@@ -1,7 +1,7 @@
 """Tiny Gymnasium environments for tests: every space, failures, slow resets, countable steps.
 
-All of them are deterministic: after `reset(seed=…)` the same actions give the same observations, rewards, flags
-and infos bit for bit, in any process, so that a copy behind a network can be held against a local one.
+All are deterministic: after `reset(seed=…)` the same actions give the same observations, rewards, flags and infos bit
+for bit, in any process, so that a remote environment can be compared with a local one.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ __all__ = [
 
 
 class TestFailure(Exception):  # noqa: N818 - it is a failure on purpose, not an error class of the library
-    """The error of `FailingEnv`."""
+    """The error that `FailingEnv` raises."""
 
-    __test__ = False  # not a test case, whatever its name starts with
+    __test__ = False  # not a test case, despite its name
 
 
 def digest(value: Any) -> int:
-    """Return 32 bits that depend on a value and on nothing else: the same in every process.
+    """Return 32 bits that depend only on a value, and are the same in every process.
 
-    Arrays count with dtype, shape and elements, so an action that arrives as another dtype gives another digest. Python
-    and NumPy scalars count by value and kind (bool, int, float), so `1` and `numpy.int64(1)` are equal.
-    A dict counts with its keys' order left out.
+    Arrays are hashed with dtype, shape and elements, so an action that arrives with another dtype has another digest.
+    Python and NumPy scalars are hashed by value and kind (bool, int, float), so `1` and `numpy.int64(1)` have the same
+    digest. The order of a dict's keys does not matter.
 
     Raises:
-        TypeError: The value holds something that no Gymnasium space gives.
+        TypeError: The value contains something that no Gymnasium space contains.
     """
     return zlib.crc32(_canonical(value))
 
@@ -74,7 +74,7 @@ def _canonical(value: Any) -> bytes:
 
 
 def _declared(space: spaces.Space[Any], value: Any) -> Any:
-    """Return an element of a space with arrays wherever a Box is: samples of an integer Box of shape () are scalars."""
+    """Return a space's element with arrays for all Boxes: samples of an integer Box of shape () are scalars."""
     if isinstance(space, spaces.Box):
         return np.asarray(value) if isinstance(value, np.generic) else value
     if isinstance(space, spaces.Dict):
@@ -89,15 +89,15 @@ def _declared(space: spaces.Space[Any], value: Any) -> Any:
 
 
 def make_info(generator: np.random.Generator, steps: int) -> dict[str, Any]:
-    """Return an info with every kind of value that infos are made of, fresh objects each time.
+    """Return an info with every kind of value that infos may contain, as fresh objects each time.
 
-    Numbers, strings, bytes, None, NumPy scalars and arrays of several dtypes, tuples, lists, nested dicts. NaN,
-    infinities and arrays of text too, but not in the first step of an episode: Gymnasium's `check_env` compares those
-    infos with `numpy.allclose`, to which a NaN is unequal to itself and a text is an error.
+    These are numbers, strings, bytes, None, NumPy scalars and arrays of several dtypes, tuples, lists, and nested
+    dicts; also NaN, infinities and arrays of text, but not in the first step of an episode: Gymnasium's `check_env`
+    compares those infos with `numpy.allclose`, for which NaN differs from itself and text is an error.
 
     Args:
-        generator: Where the random parts come from.
-        steps: Steps of the episode so far; 0 for the info of a reset.
+        generator: The source of random values.
+        steps: The number of steps in the episode so far; 0 for the info of a reset.
     """
     compared = steps == 1
     return {
@@ -129,19 +129,19 @@ def make_info(generator: np.random.Generator, steps: int) -> dict[str, Any]:
 
 
 class SpaceEnv(gymnasium.Env[Any, Any]):
-    """An environment for any two spaces: observations are samples of the observation space.
+    """An environment with any two spaces, whose observations are samples of the observation space.
 
-    The reward of a step is `digest(action) / 2**32 + step count`, so an action that arrives changed in value, dtype or
-    shape shows in the reward. Episodes last `min_steps` to `max_steps` steps, drawn from the seed, and end by
-    termination or by truncation with equal odds. `info["action_digest"]` holds the digest of the last action, and the
-    rest of the info is `make_info`'s.
+    The reward of a step is `digest(action) / 2**32 + step count`, so it shows whether an action arrived with another
+    value, dtype or shape. Episodes last `min_steps` to `max_steps` steps, drawn from the seed, and end by termination
+    or truncation with equal probability. `info["action_digest"]` is the digest of the last action, and the other
+    entries come from `make_info`.
 
     Args:
-        observation_space: Any space. A copy is sampled, so that sampling this one changes nothing.
+        observation_space: Any space. A copy is sampled, so that this one's random state does not change.
         action_space: Any space.
         min_steps: The shortest episode, at least 1; 2 or more for Gymnasium's `check_env`.
         max_steps: The longest episode.
-        infos: False leaves the infos empty.
+        infos: If False, infos are empty.
 
     Raises:
         SettingError: The episode lengths are not 1 <= min_steps <= max_steps.
@@ -170,7 +170,7 @@ class SpaceEnv(gymnasium.Env[Any, Any]):
         self._by_termination = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode. `options` is echoed in `info["options"]` where it is given."""
+        """Begin an episode. If `options` are given, `info["options"]` contains them."""
         super().reset(seed=seed)
         if seed is not None or not self._seeded:
             self._source.seed(int(self.np_random.integers(2**31)))
@@ -195,7 +195,7 @@ class SpaceEnv(gymnasium.Env[Any, Any]):
         try:
             action = _declared(self.action_space, action)
             fits = self.action_space.contains(action)
-        except (KeyError, IndexError, TypeError, ValueError):  # another structure
+        except (KeyError, IndexError, TypeError, ValueError):  # a value of another structure
             fits = False
         if not fits:
             raise gymnasium.error.InvalidAction(f"expected an element of {self.action_space}, got {action!r}")
@@ -213,14 +213,14 @@ class SpaceEnv(gymnasium.Env[Any, Any]):
 
 
 class CountingEnv(gymnasium.Env[NDArray[np.int64], Any]):
-    """Observation `[episode, step]`, int64 of shape (2,): shows which steps and resets arrived, and how often.
+    """An environment with the observation `[episode, step]`, int64 of shape (2,), which shows lost or repeated calls.
 
     `episode` counts resets from 1, `step` the steps since. The reward is the step's number.
 
     Args:
-        length: Steps an episode.
-        truncates: True: episodes end by truncation. False: by termination.
-        action_space: Any space; the action is not looked at.
+        length: The number of steps per episode.
+        truncates: True if episodes end by truncation, False by termination.
+        action_space: Any space; actions are ignored.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012
@@ -256,7 +256,7 @@ class CountingEnv(gymnasium.Env[NDArray[np.int64], Any]):
         return observation, float(self.steps), ended and not self.truncates, ended and self.truncates, {}
 
     def close(self) -> None:
-        """Note in `closed` that it was closed."""
+        """Set `closed` to True."""
         self.closed = True
 
 
@@ -266,7 +266,7 @@ class FailingEnv(CountingEnv):
     Args:
         fail_in_reset: The reset that fails, counted from 1 over the environment's life; None: no reset does.
         fail_in_step: The step that fails, counted from 1 over the environment's life; None: no step does.
-        length: Steps an episode.
+        length: The number of steps per episode.
     """
 
     def __init__(self, *, fail_in_reset: int | None = None, fail_in_step: int | None = None, length: int = 5) -> None:
@@ -292,15 +292,15 @@ class FailingEnv(CountingEnv):
 
 
 class SlowResetEnv(CountingEnv):
-    """A `CountingEnv` whose reset ends when the test says so: no sleeping, no guessed durations.
+    """A `CountingEnv` whose reset returns when the test says so, without sleeping.
 
-    A reset first sets `in_reset`, then waits for `release`. A reset that waits in vain raises `TestFailure`.
+    A reset first sets `in_reset`, then waits for `release`. If that is not set in time, it raises `TestFailure`.
 
     Args:
-        release: The event that a reset waits for. Share it with the test.
-        deadline: Seconds that a reset waits at most.
-        free_resets: So many resets do not wait at all.
-        length: Steps an episode.
+        release: The event that a reset waits for, shared with the test.
+        deadline: The most seconds that a reset waits.
+        free_resets: The number of first resets that do not wait.
+        length: The number of steps per episode.
     """
 
     def __init__(
@@ -329,7 +329,7 @@ class SlowResetEnv(CountingEnv):
 
 def _box_limits(dtype: type[np.integer[Any]]) -> Callable[[], spaces.Space[Any]]:
     limits = np.iinfo(dtype)
-    # Gymnasium cannot sample up to 2**63 - 1 or above: its own documented limit.
+    # Gymnasium cannot sample values of 2**63 - 1 or above, as its documentation says.
     high = min(int(limits.max), 2**63 - 2)
     return lambda: spaces.Box(int(limits.min), high, shape=(2, 3), dtype=dtype)
 
@@ -477,9 +477,9 @@ EVERY_SPACE: dict[str, Callable[[], spaces.Space[Any]]] = {
     ),
     "mixed": _mixed,
 }
-"""A factory for each of the spaces that tests go through, by a name that can be a test's id.
+"""A factory for each space that tests use, by a name that can be a test's id.
 
-With an older Gymnasium, the spaces that it cannot make are left out.
+With an older Gymnasium, spaces that it cannot make are left out.
 """
 _NEWER = {
     "discrete_int32": (1, 2, 2),

@@ -1,7 +1,7 @@
-"""A network that a test holds in its hand: loses, delays, reorders and duplicates what is sent through it.
+"""A simulated network for tests: it loses, delays, reorders and duplicates packets.
 
-It does no I/O and has no clock: every call says what time it is (`now`, seconds, never going back), and a seeded NumPy
-Generator decides each packet's fate. So a test with minutes of bad network runs in no time, and always alike.
+It does no I/O and has no clock: every call gets the time (`now`, in seconds, never decreasing), and a seeded NumPy
+Generator decides what happens to each packet. So a test with minutes of bad network runs at once, and is reproducible.
 
 Examples:
     >>> import numpy as np
@@ -42,19 +42,19 @@ class Conditions:
     """
 
     delay: float = 0.0
-    """Seconds that every packet takes."""
+    """Seconds until a packet arrives."""
     jitter: float = 0.0
-    """Seconds more, each packet's own, uniformly from 0 to this. Packets overtake each other by it."""
+    """The most additional seconds, drawn uniformly for each packet. Packets may overtake each other."""
     loss: float = 0.0
-    """Probability that a packet is lost."""
+    """The probability that a packet is lost."""
     duplicate: float = 0.0
-    """Probability that a packet arrives twice; the copy has a jitter of its own."""
+    """The probability that a packet arrives twice; the copy has its own jitter."""
     reorder: float = 0.0
-    """Probability that a packet is held back by `hold` seconds, so that later ones overtake it."""
+    """The probability that a packet is held back for `hold` seconds, so that later ones overtake it."""
     hold: float = 0.0
-    """Seconds that a held back packet takes in addition."""
+    """Additional seconds for a packet that is held back."""
     in_order: bool = False
-    """True: nothing overtakes, as in a TCP stream: a late packet holds up those behind it."""
+    """True if no packet overtakes another, as in a TCP stream: a late packet delays those behind it."""
 
     def __post_init__(self) -> None:
         for name in ("delay", "jitter", "hold"):
@@ -72,48 +72,48 @@ class LinkStats:
     """The counters of a link, in packets."""
 
     sent: int = 0
-    """Given to `send`."""
+    """Packets passed to `send`."""
     lost: int = 0
-    """Sent and never to arrive."""
+    """Packets that will never arrive."""
     duplicated: int = 0
     """Copies made."""
     held: int = 0
-    """Held back to be overtaken."""
+    """Packets held back."""
     delivered: int = 0
-    """Given back by `receive`, copies too."""
+    """Packets returned by `receive`, including copies."""
 
 
 class Link(Generic[T]):
     """One direction of a network.
 
-    Each packet takes the same five random numbers whatever the conditions are, so with the same seed a worse link loses
-    what a better one loses and more, and everything else keeps its delay.
+    Each packet uses the same number of random values under all conditions. So with the same seed a worse link loses all
+    packets that a better one loses, and more, and the other packets keep their delays.
 
     Args:
-        conditions: What happens to packets. The attribute `conditions` can be set at any time; packets under way
-            keep theirs. `Conditions(loss=1.0)` is a cut cable.
-        generator: Where chance comes from, e.g. `numpy.random.default_rng(7)`.
+        conditions: The faults. The attribute `conditions` can be changed at any time; packets in flight keep theirs.
+            `Conditions(loss=1.0)` is a cut cable.
+        generator: The source of random values, such as `numpy.random.default_rng(7)`.
     """
 
     def __init__(self, conditions: Conditions, generator: np.random.Generator) -> None:
         self.conditions = conditions
         self.stats = LinkStats()
         self._generator = generator
-        self._under_way: list[tuple[float, int, T]] = []  # a heap by (arrival, order of sending)
+        self._under_way: list[tuple[float, int, T]] = []  # a heap of (arrival, sending order)
         self._count = 0
         self._now = -math.inf
         self._last_arrival = -math.inf
 
     @property
     def in_flight(self) -> int:
-        """Packets, copies too, that have not been received yet."""
+        """The number of packets, including copies, that have not been received yet."""
         return len(self._under_way)
 
     def send(self, now: float, packet: T) -> None:
         """Put a packet on the link.
 
         Raises:
-            SettingError: `now` is earlier than in the call before.
+            SettingError: `now` is earlier than in a previous call.
         """
         self._pass_to(now)
         lost, held, twice, wait, copy_wait = self._generator.random(5).tolist()
@@ -133,10 +133,10 @@ class Link(Generic[T]):
             self._put(base + copy_wait * conditions.jitter, packet)
 
     def receive(self, now: float) -> list[T]:
-        """Return the packets that have arrived by now and were not returned before, in the order of their arrival.
+        """Return the packets that have arrived since the last call, in the order of arrival.
 
         Raises:
-            SettingError: `now` is earlier than in the call before.
+            SettingError: `now` is earlier than in a previous call.
         """
         self._pass_to(now)
         arrived = []
@@ -146,7 +146,7 @@ class Link(Generic[T]):
         return arrived
 
     def next_arrival(self) -> float | None:
-        """Return when the next packet arrives, seconds; None: nothing is under way."""
+        """Return when the next packet arrives, in seconds; None if none is in flight."""
         return self._under_way[0][0] if self._under_way else None
 
     def _put(self, arrival: float, packet: T) -> None:
@@ -173,26 +173,26 @@ class End(Generic[T]):
         self.outgoing.send(now, packet)
 
     def receive(self, now: float) -> list[T]:
-        """Return what has arrived at this end by now, in the order of its arrival."""
+        """Return the packets that have arrived at this end since the last call, in the order of arrival."""
         return self.incoming.receive(now)
 
     def next_arrival(self) -> float | None:
-        """Return when something arrives at this end next, seconds; None: nothing is under way to it."""
+        """Return when the next packet arrives at this end, in seconds; None if none is in flight."""
         return self.incoming.next_arrival()
 
 
 class Duplex(Generic[T]):
-    """Two ends, `a` and `b`, and a link each way.
+    """Two ends, `a` and `b`, with a link in each direction.
 
-    Each direction has a random sequence of its own, so traffic one way does not change what happens the other way.
+    Each direction has its own random sequence, so traffic in one does not affect the other.
 
     Args:
-        conditions: What happens to packets from `a` to `b`.
-        generator: Where chance comes from; the directions get children of it.
-        back: What happens to packets from `b` to `a`; None: the same.
+        conditions: The faults from `a` to `b`.
+        generator: The source of random values; each direction gets a child of it.
+        back: The faults from `b` to `a`; None: the same.
 
     Examples:
-        A hundred packets that are sent again until they are acknowledged:
+        Send a hundred packets, each repeated until it is acknowledged:
 
         >>> from bridge.testing import VirtualClock
         >>> clock = VirtualClock()
@@ -222,6 +222,6 @@ class Duplex(Generic[T]):
         self.b: End[T] = End(self._back, self._there)
 
     def next_arrival(self) -> float | None:
-        """Return when something arrives at either end next, seconds; None: nothing is under way."""
+        """Return when the next packet arrives at either end, in seconds; None if none is in flight."""
         times = [time for time in (self._there.next_arrival(), self._back.next_arrival()) if time is not None]
         return min(times, default=None)

@@ -1,6 +1,6 @@
-"""A bad network of real sockets: a TCP proxy on loopback that delays, throttles, stalls, half-closes and cuts.
+"""A bad network for real sockets: a TCP proxy on loopback that delays, throttles, stalls, half-closes and cuts.
 
-`Link` is for protocols that do no I/O; this is for whole clients and servers in their own threads or processes.
+`Link` is for protocols without I/O; this is for complete clients and servers in their own threads or processes.
 
 Examples:
     >>> from bridge import make_remote, serve_gym
@@ -29,17 +29,17 @@ from bridge.errors import SettingError
 __all__ = ["Proxy"]
 
 _CHUNK = 16384
-_SLICE = 0.02  # seconds of a throttled link that are sent at once
+_SLICE = 0.02  # seconds of data that a throttled connection sends at once
 
 
 class Proxy:
-    """Listens on a free port of loopback and passes each connection on to another port, until `close`.
+    """A proxy that listens on a free port of loopback and forwards each connection to another port, until `close`.
 
-    What it does to the bytes can be changed at any time, from any thread, and holds for both directions of all
-    connections. Works as a context manager, which closes it.
+    The faults can be changed at any time, from any thread, and apply to both directions of all connections. Used as a
+    context manager, it is closed at the end.
 
     Args:
-        port: Where connections are passed on to.
+        port: The port to which connections are forwarded.
         host: The host of that port.
     """
 
@@ -54,21 +54,21 @@ class Proxy:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
-        """The port that it listens on."""
+        """The port on which it listens."""
         self.passed = 0
-        """Bytes that it has passed on, both ways together."""
+        """The number of bytes forwarded, in both directions together."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="bridge-proxy", daemon=True)
         self._thread.start()
 
     @property
     def connections(self) -> int:
-        """Connections that pass through it now."""
+        """The number of open connections."""
         return len(self._pairs)
 
     @property
     def delay(self) -> float:
-        """Seconds that every byte takes, each way."""
+        """Seconds of delay in each direction."""
         return self._delay
 
     @delay.setter
@@ -79,7 +79,7 @@ class Proxy:
 
     @property
     def rate(self) -> float | None:
-        """Bytes per second, each way of each connection; None: as many as there are."""
+        """Bytes per second, for each direction of each connection; None: no limit."""
         return self._rate
 
     @rate.setter
@@ -89,15 +89,15 @@ class Proxy:
         self._rate = rate
 
     def stall(self) -> None:
-        """Pass nothing on, and say nothing: to both ends their connections are half open. `resume` ends it."""
+        """Stop forwarding without closing: both ends see half-open connections. `resume` ends this."""
         self._do(self._set_flowing(False))
 
     def resume(self) -> None:
-        """Pass on again what came during a stall, and what comes."""
+        """Forward what arrived during a stall, and continue."""
         self._do(self._set_flowing(True))
 
     def half_close(self, end: str) -> None:
-        """Tell one end of every connection that nothing more comes from the other; what it sends still passes.
+        """Signal the end of the stream to one end of every connection; data from that end is still forwarded.
 
         Args:
             end: `client` or `server`.
@@ -107,11 +107,11 @@ class Proxy:
         self._do(self._half_close(end == "server"))
 
     def cut(self) -> None:
-        """End every connection; new ones can be made."""
+        """Close every connection; new ones can be opened."""
         self._do(self._cut())
 
     def close(self) -> None:
-        """End every connection, and listen no more. May be called twice."""
+        """Close every connection, and stop listening. May be called twice."""
         if not self._thread.is_alive():
             return
         self._do(self._end())
@@ -148,7 +148,7 @@ class Proxy:
             client, _ = await self._loop.sock_accept(self._listener)
             pair = (client, socket.socket())
             self._pairs[pair] = task = self._start(self._connect(pair))
-            task.add_done_callback(functools.partial(self._over, pair))  # also of one that never began
+            task.add_done_callback(functools.partial(self._over, pair))  # also called if the task never began
 
     def _over(self, pair: tuple[socket.socket, socket.socket], task: asyncio.Task[None]) -> None:
         del self._pairs[pair]
@@ -164,16 +164,16 @@ class Proxy:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.sock_connect(server, self._target)
             ways = [self._start(self._pass(*way)) for way in ((client, server), (server, client))]
-            await asyncio.gather(*ways)  # one way may end long before the other
+            await asyncio.gather(*ways)  # one direction may end long before the other
         except OSError:
-            pass  # nobody listens there, or an end went: to the other end the connection ends
+            pass  # the target refuses connections, or an end disconnected: the other end is disconnected, too
         finally:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
 
     async def _pass(self, source: socket.socket, sink: socket.socket) -> None:
-        """Pass on what one end sends, with its end."""
+        """Forward the data of one end, and its end of stream."""
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(maxsize=16)
         deliverer = self._start(self._deliver(under_way, sink))
         try:
@@ -205,7 +205,7 @@ class Proxy:
                     await self._flowing.wait()
                     sink.shutdown(socket.SHUT_WR)
             except OSError:
-                data = b""  # that end went or was told that nothing comes: the rest is dropped
+                data = b""  # the receiver has disconnected, or was told that the stream has ended: drop the rest
 
     async def _set_flowing(self, flowing: bool) -> None:
         if flowing:

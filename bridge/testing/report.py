@@ -10,7 +10,7 @@ __all__ = ["CheckResult", "Report", "Status"]
 
 
 class Status(str, enum.Enum):
-    """How a check, or all checks of one requirement, came out."""
+    """The outcome of a check, or of all checks of one requirement."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -19,23 +19,23 @@ class Status(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:
-    """One check of one requirement."""
+    """The result of one check of one requirement."""
 
     requirement: str
     """The requirement's id, e.g. `D-9`."""
     name: str
     """The requirement, in words."""
     status: Status
-    """How it came out."""
+    """The outcome."""
     reason: str = ""
-    """Why it failed (what was expected and what came) or was skipped; empty where it passed."""
+    """Why it failed (what was expected and what came) or was skipped; empty if it passed."""
     notes: tuple[str, ...] = ()
-    """Remarks on what is lawful but could be better; with `strict` these are failures."""
+    """Notes on valid behaviour that could be better; with `strict` these are failures."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Everything that a conformance run found. `str(report)` is for people to read, `as_dict()` for programs.
+    """The results of a conformance run. `str(report)` is a text for people, `as_dict()` is for programs.
 
     Examples:
         >>> results = (CheckResult("D-8", "Step is refused", Status.FAILED, "expected an error, got a step answer"),)
@@ -47,11 +47,11 @@ class Report:
     """
 
     url: str
-    """The server that was checked."""
+    """The checked server."""
     titles: dict[str, str]
-    """Every requirement that was looked at, by its id, with its title in a few words."""
+    """The checked requirements: a short title for each id."""
     results: tuple[CheckResult, ...]
-    """The checks, in the order in which they ran."""
+    """The results of the checks, in the order in which they ran."""
 
     @property
     def ok(self) -> bool:
@@ -65,15 +65,15 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0: nothing failed; 1: something did."""
+        """The exit code of the command: 0 if nothing failed, otherwise 1."""
         return 0 if self.ok else 1
 
     def of(self, requirement: str) -> tuple[CheckResult, ...]:
-        """Return the checks of one requirement."""
+        """Return the results of one requirement's checks."""
         return tuple(result for result in self.results if result.requirement == requirement)
 
     def status(self, requirement: str) -> Status:
-        """Return how a requirement came out: failed if a check failed, passed if one passed, else skipped."""
+        """Return the outcome of a requirement: failed if a check failed, passed if one passed, else skipped."""
         found = {result.status for result in self.of(requirement)}
         return next((status for status in (Status.FAILED, Status.PASSED) if status in found), Status.SKIPPED)
 
@@ -103,7 +103,7 @@ class Report:
         return "\n".join([*lines, f"{total} requirement{'' if total == 1 else 's'}: {summary}"])
 
     def _below(self, requirement: str) -> list[str]:
-        """Return the lines below a requirement's: failures, notes, skips; checks skipped for one reason in one line."""
+        """Return the lines below a requirement: failures, notes, and skips, with one line per reason for skipping."""
         lines = []
         skipped: dict[str, list[str]] = {}
         for result in self.of(requirement):

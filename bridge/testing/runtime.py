@@ -1,4 +1,4 @@
-"""Worlds and sessions without a server: everything happens in the calling thread."""
+"""Run worlds and sessions without a server, in the calling thread."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ T = TypeVar("T")
 
 
 class _LocalScheduler(Scheduler):
-    """Runs callbacks of other threads at once: there is no loop that would."""
+    """Runs callbacks from other threads at once, because there is no event loop."""
 
     def call_soon_threadsafe(self, callback: Callable[[], Any]) -> None:
-        """Call a function and what becomes ready by it."""
+        """Call a function, and run what becomes ready."""
         self.call_soon(callback)
         while self.ready:
             self.run()
 
 
 class _LocalExecutor:
-    """Calls a function at once."""
+    """An executor that calls functions at once."""
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function; return what it returns."""
+        """Call a function and return its result."""
         return function(*args)
 
     def close(self) -> None:
@@ -36,11 +36,11 @@ class _LocalExecutor:
 
 
 class LocalRuntime:
-    """Runs the worlds and sessions of a test in its own thread; `run` runs a coroutine to its end.
+    """Runs worlds and sessions in a test's own thread; `run` runs a coroutine to its end.
 
     Args:
-        clock: Gives the time in seconds.
-        deadline: Seconds after which `run` gives up a coroutine that still waits.
+        clock: Returns the time in seconds.
+        deadline: Seconds after which `run` raises for a coroutine that still waits.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, deadline: float = 60.0) -> None:
@@ -52,34 +52,34 @@ class LocalRuntime:
         self._selector = selectors.DefaultSelector()
 
     def start_thread(self, name: str) -> _LocalExecutor:
-        """Return what calls functions in the calling thread."""
+        """Return an executor that calls functions in the calling thread."""
         del name
         return self.executor
 
     def add_reader(self, file: Any, callback: Callable[[], None]) -> None:
-        """Call a function whenever a file or socket can be read while `run` waits."""
+        """Call a function whenever a file or socket is readable while `run` waits."""
         self._selector.register(file, selectors.EVENT_READ, [callback, None])
 
     def add_writer(self, file: Any, callback: Callable[[], None]) -> None:
-        """Call a function also whenever it can be written."""
+        """Call a function also whenever the socket is writable."""
         data = self._selector.get_key(file).data
         data[1] = callback
         self._selector.modify(file, selectors.EVENT_READ | selectors.EVENT_WRITE, data)
 
     def remove_writer(self, file: Any) -> None:
-        """Watch a socket only for reading again."""
+        """Watch a socket only for reading."""
         self._selector.modify(file, selectors.EVENT_READ, [self._selector.get_key(file).data[0], None])
 
     def remove_reader(self, file: Any) -> None:
-        """Watch a file or socket no longer; again: nothing."""
+        """Stop watching a file or socket. May be called twice."""
         if file in self._selector.get_map():
             self._selector.unregister(file)
 
     def run(self, coroutine: Coroutine[PendingResult[Any], None, T]) -> T:
-        """Run a coroutine to its end, waiting for timers where it does; return its result.
+        """Run a coroutine to its end, waiting for timers if needed; return its result.
 
         Raises:
-            TimeoutError: It still waited after `deadline` seconds.
+            TimeoutError: It still waits after `deadline` seconds.
         """
         result: PendingResult[T] = PendingResult()
         self.scheduler.start(coroutine, result.finish)
@@ -87,10 +87,10 @@ class LocalRuntime:
         return _result_of(result)
 
     def run_until(self, condition: Callable[[], bool]) -> None:
-        """Run what is due or arrives, until a condition holds.
+        """Run due timers and events until a condition holds.
 
         Raises:
-            TimeoutError: It did not hold after `deadline` seconds.
+            TimeoutError: It does not hold after `deadline` seconds.
         """
         end = time.monotonic() + self._deadline
         while not condition():

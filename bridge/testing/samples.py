@@ -1,4 +1,4 @@
-"""Valid and invalid tensors for specs. It does not use the library's codec, so that both test each other."""
+"""Valid and invalid tensors for specs. The library's codec is not used here, so that both test each other."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ PAYLOAD: dict[int, str] = {
 
 
 def count(tensor: pb.Tensor | pb.TensorSpec.Value) -> int:
-    """Return how many elements a tensor or a range holds; 0 where its payload is not set."""
+    """Return the number of elements in a tensor or a bound; 0 if its payload is not set."""
     kind = tensor.WhichOneof("payload")
     return 0 if kind is None else len(getattr(tensor, kind).array)
 
 
 def elements(tensor: pb.Tensor | pb.TensorSpec.Value) -> Array | None:
-    """Return the elements as a flat array of the payload's own dtype; None: not numeric, or not set."""
+    """Return the elements as a flat array with the payload's dtype; None if they are not numeric, or not set."""
     kind = tensor.WhichOneof("payload")
     for dtype, name in PAYLOAD.items():
         if name == kind and dtype in NUMPY:
@@ -73,7 +73,7 @@ def elements(tensor: pb.Tensor | pb.TensorSpec.Value) -> Array | None:
 
 
 def pack(dtype: int, values: Any, shape: Sequence[int] | None = None) -> pb.Tensor:
-    """Return a tensor of a type; `shape` says something else than the values' own shape where it is given."""
+    """Return a tensor with a dtype; `shape`, if given, replaces the shape of the values."""
     tensor = pb.Tensor()
     array = np.asarray(values, dtype=NUMPY.get(dtype, np.dtype(bool) if dtype == pb.BOOL else np.dtype(object)))
     payload = getattr(tensor, PAYLOAD[dtype])
@@ -92,9 +92,9 @@ def concrete(spec: pb.TensorSpec) -> tuple[int, ...]:
 
 
 def shape_fits(spec: pb.TensorSpec, tensor: pb.Tensor) -> str | None:
-    """Say what is wrong with a tensor's shape or number of elements; None: nothing.
+    """Return what is wrong with a tensor's shape or number of elements; None if they are valid.
 
-    A single element fills any shape, and one negative dimension is worked out from the number of elements.
+    A single element fills any shape, and one negative dimension is computed from the number of elements.
     """
     shape, size = list(tensor.shape), count(tensor)
     if len(shape) != len(spec.shape):
@@ -117,7 +117,7 @@ def shape_fits(spec: pb.TensorSpec, tensor: pb.Tensor) -> str | None:
 
 
 def bound(spec: pb.TensorSpec, which: str) -> Array | None:
-    """Return a spec's `min` or `max` in the spec's dtype, of shape () or the spec's shape; None: there is none."""
+    """Return a spec's `min` or `max` in the spec's dtype, of shape () or the spec's shape; None if it has none."""
     if spec.dtype not in NUMPY:
         return None
     values = elements(getattr(spec, which))
@@ -131,7 +131,7 @@ def bound(spec: pb.TensorSpec, which: str) -> Array | None:
 
 
 def _limits(spec: pb.TensorSpec) -> tuple[Array, Array]:
-    """Return the least and the greatest value of each element, both finite, of the spec's shape."""
+    """Return the lowest and the highest value of each element, both finite, with the spec's shape."""
     dtype, shape = NUMPY[spec.dtype], concrete(spec)
     info: Any = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
     low, high = bound(spec, "min"), bound(spec, "max")
@@ -141,12 +141,12 @@ def _limits(spec: pb.TensorSpec) -> tuple[Array, Array]:
 
 
 def lawful(spec: pb.TensorSpec, generator: np.random.Generator, text: str = "") -> pb.Tensor | None:
-    """Return a random tensor that a spec allows; None: a spec says too little (protos).
+    """Return a random tensor that a spec allows; None if the spec does not say enough (protos).
 
     Args:
-        spec: What to make.
-        generator: Where chance comes from.
-        text: What to send where text is wanted: specs do not say which texts are allowed.
+        spec: The spec.
+        generator: The source of random values.
+        text: The value for texts: specs do not say which texts are allowed.
     """
     shape = concrete(spec)
     if spec.dtype == pb.STRING:
@@ -157,7 +157,7 @@ def lawful(spec: pb.TensorSpec, generator: np.random.Generator, text: str = "") 
         return None
     dtype = NUMPY[spec.dtype]
     least, greatest = _limits(spec)
-    # Within 1 of zero, or of the bound that is nearest to zero, wherever the range allows.
+    # Within 1 of zero, or of the bound nearest to zero, if the range allows.
     nearest = np.clip(np.zeros(shape, dtype), least, greatest)
     if dtype.kind == "f":
         reach = generator.uniform(-1, 1, shape).astype(dtype)
@@ -168,12 +168,12 @@ def lawful(spec: pb.TensorSpec, generator: np.random.Generator, text: str = "") 
         start, stop = max(int(low), int(middle) - 1000), min(int(high), int(middle) + 1000)
         drawn.append(
             start + int(generator.integers(stop - start, endpoint=True))
-        )  # NumPy draws no integers from 2**63 on
+        )  # NumPy cannot draw integers from 2**63
     return pack(spec.dtype, np.array(drawn, dtype).reshape(shape))
 
 
 def common(spec: pb.TensorSpec, text: str = "") -> Any:
-    """Return one value that every element of a spec may have; None: there is none."""
+    """Return one value that every element of a spec may have; None if there is none."""
     if spec.dtype == pb.STRING:
         return text
     if spec.dtype == pb.BOOL:
@@ -187,7 +187,7 @@ def common(spec: pb.TensorSpec, text: str = "") -> Any:
 
 
 def at_bound(spec: pb.TensorSpec, which: str) -> pb.Tensor | None:
-    """Return a tensor whose every element is exactly at `min` or `max`; None: there is no finite one."""
+    """Return a tensor whose elements are all exactly at `min` or `max`; None if there is no finite bound."""
     edge = bound(spec, which)
     if edge is None or not np.all(np.isfinite(edge.astype(np.float64))):
         return None
@@ -195,7 +195,7 @@ def at_bound(spec: pb.TensorSpec, which: str) -> pb.Tensor | None:
 
 
 def beyond(spec: pb.TensorSpec, which: str, generator: np.random.Generator) -> list[pb.Tensor]:
-    """Return tensors that are lawful but for one element below `min` or above `max`: the first and the last element."""
+    """Return tensors that are valid except that their first or last element is below `min` or above `max`."""
     edge = bound(spec, which)
     made = lawful(spec, generator)
     if edge is None or made is None:

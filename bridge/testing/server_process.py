@@ -1,4 +1,4 @@
-"""Servers in processes of their own, for programs that need some for a while: the demo, the benchmarks, tests."""
+"""Run servers in separate processes: for the demo, the benchmarks, and tests."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from bridge.errors import ConnectError
 
 __all__ = ["ServerProcess"]
 
-_SERVED_AT = " served at "  # between the ids and the URLs in what `gymnasium-bridge serve` prints
+_SERVED_AT = " served at "  # between the ids and the URLs in the output of `gymnasium-bridge serve`
 
 
 class ServerProcess:
-    """A `gymnasium-bridge serve` in a process of its own, on a port of this machine.
+    """A `gymnasium-bridge serve` in a separate process, on a port of this machine.
 
-    Several start at once; `urls` waits. The process ends with `stop`, with the `with` block, and also where this
-    process is killed: its standard input is a pipe from here.
+    Several can start at the same time; `urls` waits. The process ends with `stop`, at the end of the `with` block, and
+    also if this process is killed: its standard input is a pipe from here.
 
     Args:
-        arguments: What follows `gymnasium-bridge serve` on the command line.
+        arguments: The arguments of `gymnasium-bridge serve`.
         timeout: Seconds to wait for its URL.
         port: The port; 0: any free one.
     """
 
     def __init__(self, *arguments: str, timeout: float = 60.0, port: int = 0) -> None:
         self._timeout = timeout
-        # A pipe that nobody reads would fill and block the process.
+        # A pipe that is not read would fill up and block the process.
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - `stop` closes it
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._urls: list[str] | None = None
@@ -42,7 +42,7 @@ class ServerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            encoding="locale",  # as the process has it: what is printed into a pipe is not UTF-8 on Windows
+            encoding="locale",  # that of the process: on Windows, output to a pipe is not UTF-8
             errors="replace",
             # Ctrl-C in the terminal goes to this process, which then stops its servers in order.
             start_new_session=os.name == "posix",
@@ -52,15 +52,15 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process number."""
         return self._process.pid
 
     @property
     def urls(self) -> Sequence[str]:
-        """The URLs of the server; waits for it to be up.
+        """The URLs of the server; waits until it has started.
 
         Raises:
-            ConnectError: It ended, or said nothing in time.
+            ConnectError: The process ended, or printed no URL in time.
         """
         deadline = time.monotonic() + self._timeout
         while self._urls is None:
@@ -69,7 +69,7 @@ class ServerProcess:
             except queue.Empty:
                 raise ConnectError(self._title, f"it printed no URL within {self._timeout:g} s") from None
             if line is None:
-                self._lines.put(None)  # for whoever asks again
+                self._lines.put(None)  # for later calls
                 self._errors.seek(0)
                 said = self._errors.read().decode(errors="replace").strip() or "nothing"
                 raise ConnectError(self._title, f"it ended before it printed a URL; it said: {said}")
@@ -79,7 +79,7 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """The first of its URLs."""
+        """The first URL."""
         return self.urls[0]
 
     @property
@@ -93,20 +93,20 @@ class ServerProcess:
         self._lines.put(None)
 
     def release(self) -> None:
-        """Close the standard input of the process, as the end of this one does: it ends by itself."""
+        """Close the standard input of the process, as when this process ends: the server then ends by itself."""
         if self._process.stdin is not None:
             self._process.stdin.close()
 
     def wait(self, timeout: float) -> int:
-        """Wait for the process to end by itself; return its exit code.
+        """Wait until the process ends by itself; return its exit code.
 
         Raises:
-            subprocess.TimeoutExpired: It has not ended within `timeout` seconds.
+            subprocess.TimeoutExpired: It has not ended after `timeout` seconds.
         """
         return self._process.wait(timeout)
 
     def stop(self, timeout: float = 5.0) -> int:
-        """End the process, by force where it does not end within `timeout` seconds; return its exit code."""
+        """End the process, by force after `timeout` seconds; return its exit code."""
         self.release()
         if self._process.poll() is None:
             self._process.terminate()

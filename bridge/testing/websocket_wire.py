@@ -1,6 +1,6 @@
-"""dm_env_rpc over WebSocket for the conformance checks: what `Stream` takes for a channel of gRPC.
+"""dm_env_rpc over WebSocket for the conformance checks, in the form of a gRPC channel.
 
-It is the client of the package `websockets`, and not this library's.
+It uses the client of the package `websockets`, not this library's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CODES = {status.value[0]: status for status in grpc.StatusCode}
 
 
 class _Ended(grpc.RpcError):
-    """How a stream ended, as grpcio says it."""
+    """The end of a stream, in the form of grpcio's exception."""
 
     def __init__(self, code: Code, details: str) -> None:
         super().__init__(details)
@@ -45,19 +45,19 @@ class _Ended(grpc.RpcError):
         return _CODES[int(self._code)]
 
     def details(self) -> str:
-        """Return what was said."""
+        """Return the message."""
         return self._details
 
 
 class _Call:
-    """One WebSocket: iterating connects, and gives the answers.
+    """A call over one WebSocket: iterating connects, and yields the responses.
 
     Args:
         open_socket: Connects.
-        requests: What is sent, until it ends.
+        requests: The requests; sending ends with the iterator.
         pack: Serializes a request.
-        unpack: Reads an answer.
-        lazy: Whether to connect only when there is a request.
+        unpack: Parses a response.
+        lazy: True to connect only at the first request.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class _Call:
             connection.close()
 
     def cancel(self) -> None:
-        """End the stream at once, as a client that dies does."""
+        """End the stream at once, as if the client had died."""
         with self._lock:
             self._cancelled, connection = True, self._connection
         if connection is not None:
@@ -131,11 +131,11 @@ class _Call:
 
 
 class WebSocketChannel:
-    """A server that is spoken to over WebSocket.
+    """A channel to a server over WebSocket.
 
     Args:
         address: The server.
-        timeout: Seconds that it has to accept a connection.
+        timeout: Seconds to wait for the connection.
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
@@ -155,12 +155,13 @@ class WebSocketChannel:
             self._options["server_hostname"] = address.server_name
 
     def stream_stream(self, method: str, request_serializer: Any, response_deserializer: Any) -> Any:
-        """Return what begins a call with an iterator of requests."""
-        del method  # the path has it
+        """Return a function that begins a call with an iterator of requests."""
+        del method  # the path implies it
 
         def call(requests: Iterator[Any], metadata: Sequence[tuple[str, str]] = ()) -> _Call:
-            del metadata  # the token is a subprotocol
-            # A server that dials sees by the first request alone that a socket is used, and opens the next one.
+            del metadata  # the token is sent as a subprotocol
+            # A server that dials in notices only at the first request that a socket is used, and opens the next one
+            # then.
             lazy = self._address.dialed
             return _Call(self._open_socket, requests, request_serializer, response_deserializer, lazy=lazy)
 
@@ -170,7 +171,7 @@ class WebSocketChannel:
         if not self._address.dialed:
             connection: Connection = connect(self._url, **self._options)
             return connection
-        # It opens the next socket when it sees that one is used.
+        # It opens the next socket when it notices that one is used.
         deadline = time.monotonic() + self._timeout
         while (found := take(self._address)) is None:
             if time.monotonic() > deadline:
@@ -187,4 +188,4 @@ class WebSocketChannel:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Each call has a connection of its own: there is nothing to close."""
+        """Do nothing: each call has its own connection."""

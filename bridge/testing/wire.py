@@ -1,6 +1,6 @@
 """A plain dm_env_rpc connection for the conformance checks.
 
-It is not this library's client: it can send what no client should, and returns answers unchanged.
+It is not this library's client: it can send invalid requests, and returns responses unchanged.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ METHOD = "/dm_env_rpc.v1.Environment/Process"
 
 
 class NoAnswerError(Exception):
-    """Nothing came within the deadline."""
+    """No response came within the deadline."""
 
 
 class StreamEndedError(Exception):
-    """The server ended the stream, or it broke; `code` is gRPC's status code, None where it ended without one."""
+    """The server ended the stream, or it broke; `code` is the gRPC status code, or None."""
 
     def __init__(self, reason: str, code: grpc.StatusCode | None) -> None:
         super().__init__(reason, code)
@@ -38,7 +38,7 @@ class StreamEndedError(Exception):
 
 
 def describe(response: pb.EnvironmentResponse) -> str:
-    """Say in a few words what an answer is."""
+    """Return a short description of a response."""
     kind = response.WhichOneof("payload")
     if kind is None:
         return "an answer with no payload set"
@@ -59,13 +59,13 @@ def open_channel(
     server_name: str | None = None,
     proxy: HttpProxy | None = None,
 ) -> grpc.Channel:
-    """Return a channel without limits to the size of messages.
+    """Return a channel without limits on the size of messages.
 
     Args:
-        target: The server, as gRPC writes it.
+        target: The server, in gRPC's syntax.
         credentials: None: without TLS.
-        server_name: The name that the server's certificate must hold; None: that of the target.
-        proxy: The proxy that leads there; None: it is reached without one.
+        server_name: The name to verify in the server's certificate; None: that of the target.
+        proxy: The proxy to use; None: none.
     """
     options: list[tuple[str, int | str]] = [
         ("grpc.max_receive_message_length", -1),
@@ -80,12 +80,12 @@ def open_channel(
 
 
 class ProcessStream:
-    """One call of `Process`: one connection, in the protocol's words. Close it, or use it in a `with` block.
+    """A call of `Process`, and so a connection of the protocol. Close it, or use it in a `with` block.
 
     Args:
-        channel: Where to: a channel of grpcio, or what has its method `stream_stream`.
-        metadata: gRPC metadata to send along.
-        timeout: Seconds that an answer may take.
+        channel: A channel of grpcio, or an object with its method `stream_stream`.
+        metadata: The gRPC metadata to send.
+        timeout: Seconds to wait for a response.
     """
 
     def __init__(self, channel: Any, metadata: Sequence[tuple[str, str]], timeout: float) -> None:
@@ -111,22 +111,22 @@ class ProcessStream:
             self._answers.put(StreamEndedError("the server ended the stream", None))
         except grpc.RpcError as error:
             code, details = error.code(), error.details()
-            # Quoted: a server's words must not command the terminal, nor look like lines of the report.
+            # Escaped: a server's text must neither control the terminal nor look like lines of the report.
             self._answers.put(StreamEndedError(f"the stream ended with {code.name}: {details!r:.300}", code))
 
     def send(self, request: pb.EnvironmentRequest) -> None:
-        """Send a request; do not wait."""
+        """Send a request without waiting."""
         self._requests.put(request)
 
     def receive(self, timeout: float | None = None) -> pb.EnvironmentResponse:
-        """Return the next answer.
+        """Return the next response.
 
         Args:
             timeout: Seconds to wait; None: the stream's own.
 
         Raises:
-            NoAnswerError: Nothing came in time.
-            StreamEndedError: The stream is over.
+            NoAnswerError: No response came in time.
+            StreamEndedError: The stream has ended.
         """
         if self._ended is not None:
             raise self._ended
@@ -141,12 +141,12 @@ class ProcessStream:
         return answer
 
     def ask(self, request: pb.EnvironmentRequest) -> pb.EnvironmentResponse:
-        """Send a request and return the next answer; raises what `receive` raises."""
+        """Send a request and return the next response; raise like `receive`."""
         self.send(request)
         return self.receive()
 
     def drain(self, timeout: float) -> list[pb.EnvironmentResponse]:
-        """Half-close the stream; return the answers that still come until it ends or the time is over."""
+        """Half-close the stream; return the responses that arrive until it ends or the time is over."""
         self._requests.put(None)
         deadline = time.monotonic() + timeout
         left = []
@@ -157,7 +157,7 @@ class ProcessStream:
             return left
 
     def close(self) -> None:
-        """End the stream at once, as a client that dies does, and wait for its threads."""
+        """End the stream at once, as if the client had died, and wait for its threads."""
         self._call.cancel()
         self._requests.put(None)
         self._reader.join(self.timeout)
