@@ -135,8 +135,8 @@ HELLO = "gymnasium-bridge"  # the key of metadata by which its client knows that
 def make_messages(schema):
     """Return the message classes of a schema, by name.
 
-    They are in a pool of their own, so they cannot collide with the messages of the package dm_env_rpc in the same
-    process. Generated code would need the version of Protobuf that it was generated for.
+    They are in a separate descriptor pool, so they cannot collide with the messages of the package dm_env_rpc in the
+    same process. Generated code would need the Protobuf version for which it was generated.
     """
     file = descriptor_pb2.FileDescriptorProto(name="serve_env.proto", package="serve_env", syntax="proto3")
     for line in re.sub(r"\n +", " ", schema).split("\n")[1:-1]:
@@ -166,7 +166,7 @@ FAILED_PRECONDITION, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 9, 12, 13, 14
 
 
 class Refusal(Exception):  # noqa: N818 - it becomes an answer
-    """Why a request is refused: a text and a status code, which become its answer."""
+    """A request is refused: the text and the status code for the error response."""
 
     def __init__(self, text, code=INVALID_ARGUMENT):
         # An environment's error may hold lone surrogates, as paths do, which no text of Protobuf may.
@@ -189,7 +189,7 @@ MAX_BYTES, MAX_FILLED, MAX_DIMENSIONS = 512 * 1024 * 1024, 4096, 32
 
 
 def wire_dtype(dtype):
-    """Return the dtype in which a dtype travels."""
+    """Return the dtype in which values of a dtype are sent."""
     code = np.dtype(dtype).newbyteorder("<").str
     code = WIDER.get(code, code)
     if code not in PAYLOADS:
@@ -198,7 +198,7 @@ def wire_dtype(dtype):
 
 
 def cast(value, dtype, rounding=False):
-    """Return a value as an array of a dtype; refuse to change it, but for the digits of floats with `rounding`."""
+    """Convert a value to an array of a dtype; refuse if this changes values, except by `rounding` of floats."""
     array, wanted = np.asarray(value), np.dtype(dtype)
     if array.dtype == wanted:
         return array
@@ -230,7 +230,7 @@ def fill(message, array):
 
 
 def pack(value, tensor=None):
-    """Return the tensor of a number, a text, or an array of them."""
+    """Return the tensor for a number, a text, or an array of them."""
     array, tensor = np.asarray(value), pb.Tensor() if tensor is None else tensor
     array = array.astype(object if array.dtype.kind in "UO" else wire_dtype(array.dtype), copy=False)
     fill(tensor, array)
@@ -239,9 +239,9 @@ def pack(value, tensor=None):
 
 
 def unpack(tensor, name, shape=None):
-    """Return the array of a tensor, writable; its shape has to become `shape`, where that is given.
+    """Return a tensor's values as a writable array; if `shape` is given, the array must have this shape.
 
-    One negative dimension is inferred from the number of elements, and a single element fills `shape`.
+    One negative dimension is computed from the number of elements, and a single element fills `shape`.
     """
     payload, found = tensor.WhichOneof("payload"), list(tensor.shape)
     if payload not in DTYPES:
@@ -263,9 +263,9 @@ def unpack(tensor, name, shape=None):
 
 
 class Field:
-    """The name, shape, dtype and inclusive bounds that a tensor must have; bounds are of its shape or single numbers.
+    """The required name, shape, dtype and inclusive bounds of a tensor; bounds have its shape, or are single numbers.
 
-    With `lanes` it is the spec of as many such tensors, stacked.
+    With `lanes` it is the spec of that many such tensors, stacked.
     """
 
     def __init__(self, name, shape, dtype, low=None, high=None, lanes=None):
@@ -274,7 +274,7 @@ class Field:
         self.low, self.high = self._bound(low, 0, batch), self._bound(high, 1, batch)
 
     def _bound(self, bound, side, batch):
-        """Return a bound as a single number where it is uniform, and None where it excludes nothing."""
+        """Return a bound as a single number if it is uniform, and None if it excludes nothing."""
         if bound is None or self.dtype.kind in "bO" or not np.size(bound):
             return None
         bound, is_float = cast(bound, self.dtype), self.dtype.kind == "f"
@@ -285,7 +285,7 @@ class Field:
         return np.array(bound.flat[0] if uniform else np.broadcast_to(bound, batch + bound.shape))
 
     def message(self):
-        """Return the spec as it travels."""
+        """Return the spec as a message."""
         found = pb.TensorSpec(name=self.name, shape=self.shape, dtype=DATA_TYPES[PAYLOADS[self.dtype.str]])
         for side, bound in ((found.min, self.low), (found.max, self.high)):
             if bound is not None:
@@ -293,7 +293,7 @@ class Field:
         return found
 
     def read(self, tensor):
-        """Return the array of a tensor of this spec; refuse any other one."""
+        """Return the array of a tensor that matches this spec; refuse others."""
         payload, got = PAYLOADS[self.dtype.str], tensor.WhichOneof("payload")
         if got != payload:
             raise Refusal(f"{self.name!r}: expected {payload} of the shape {list(self.shape)}, got {got}")
@@ -314,13 +314,13 @@ PLAIN_DTYPE = re.compile(r"[<>|]?[biufcUSMm]\d{1,9}(\[\d*[a-z]+\])?$", re.IGNORE
 
 
 def note(notes, place, text):
-    """Note what the client is to be told of a place, once, and of at most 100 places; items of a list are one place."""
+    """Add a note for the client about a place, once per place and for at most 100; items of a list are one place."""
     if len(notes) < 100:
         notes.setdefault(re.sub(r"\[\d+\]", "[]", place), text)
 
 
 def encode(value, where="value", notes=None, message=None, depth=0):
-    """Return the message of a value. With `notes`, a dict, what does not travel is left out, or None, and noted."""
+    """Return the message for a value. With `notes`, a dict, unsupported values are omitted or None, and noted."""
     message = pb.Value() if message is None else message
     # The order matters: an IntEnum is an int, a float64 of NumPy is a float, and a bool is an int.
     if isinstance(value, enum.Enum):
@@ -359,7 +359,7 @@ def encode(value, where="value", notes=None, message=None, depth=0):
 
 
 def encode_part(value, where, notes, depth, instead):
-    """Return the message of a part of a value; with `notes`, None where it does not travel."""
+    """Return the message for a part of a value; with `notes`, None if it cannot be sent."""
     try:
         return encode(value, where, notes, None, depth + 1)
     except (Refusal, UnicodeError) as error:
@@ -370,7 +370,7 @@ def encode_part(value, where, notes, depth, instead):
 
 
 def encode_items(items, where, notes, message, depth):
-    """Encode items one after the other; None stands for one that does not travel."""
+    """Encode items one after the other; those that cannot be sent become None."""
     message.SetInParent()
     for index, item in enumerate(items):
         found = encode_part(item, f"{where}[{index}]", notes, depth, "None stands for what")
@@ -378,7 +378,7 @@ def encode_items(items, where, notes, message, depth):
 
 
 def encode_dict(value, where, notes, message, depth):
-    """Encode a dict in its order, without what does not travel."""
+    """Encode a dict in its order, without items that cannot be sent."""
     message.SetInParent()
     texts = all(isinstance(key, str) for key in value)
     for key, item in value.items():
@@ -391,7 +391,7 @@ def encode_dict(value, where, notes, message, depth):
 
 
 def encode_array(value, where, notes, message, depth):
-    """Encode an array or a scalar of NumPy; those of objects item by item."""
+    """Encode a NumPy array or scalar; arrays of objects are encoded item by item."""
     array = np.asarray(value)
     message.is_scalar = isinstance(value, np.generic)
     message.shape.extend(array.shape)
@@ -406,7 +406,7 @@ def encode_array(value, where, notes, message, depth):
 
 
 def decode(message, depth=0):
-    """Return the value of a message."""
+    """Return the value in a message."""
     kind = message.WhichOneof("payload")
     if kind is None or depth > MAX_DEPTH:
         raise Refusal(f"expected a value of at most {MAX_DEPTH} levels, got {kind or 'an empty message'}")
@@ -425,7 +425,7 @@ def decode(message, depth=0):
 
 
 def decode_array(message, depth):
-    """Return an array, or a scalar of NumPy."""
+    """Return an array, or a NumPy scalar."""
     if message.dtype == "object":
         array = np.empty(len(message.items), object)
         for index, item in enumerate(message.items):
@@ -440,14 +440,14 @@ def decode_array(message, depth):
 
 
 def parse_integer(text):
-    """Return an integer that travels in decimal, as those beyond 64 bits do."""
+    """Parse a decimal integer, which is the form of integers beyond 64 bits."""
     if not isinstance(text, str) or not re.match(rf"-?[0-9]{{1,{MAX_DIGITS}}}$", text):
         raise Refusal(f"expected an integer in decimal, got {text!r:.40}")
     return int(text)
 
 
 def read_dict(tensor, name):
-    """Return the dict, or the None, that a tensor of bytes holds as a value."""
+    """Return the dict, or None, that a tensor of bytes contains as a value."""
     if tensor.WhichOneof("payload") != "uint8s":
         raise Refusal(f"{name}: expected uint8 bytes that hold a value")
     try:
@@ -467,7 +467,7 @@ SERVED = ("Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text", "Dict", "Tu
 
 
 def kind_of(space, where="the space"):
-    """Return which of the spaces a space is; any other one is refused by name."""
+    """Return the kind of a space; refuse unsupported ones by name."""
     names = [kind.__name__ for kind in type(space).__mro__]
     kind = next((name for name in names if name in SERVED), None)
     # A class of one's own whose samples are strings, such as MiniGrid's MissionSpace; but not a Sequence of strings.
@@ -480,7 +480,7 @@ def kind_of(space, where="the space"):
 
 
 def space_json(space, where="the space"):
-    """Return a space as the data of its JSON, from which the client makes an exact equal."""
+    """Return a space as data for JSON, from which the client makes an equal space."""
     kind = kind_of(space, where)
     if kind == "Dict":
         items = [[key_json(key), space_json(item, f"{where}[{key!r}]")] for key, item in space.spaces.items()]
@@ -506,26 +506,26 @@ def space_json(space, where="the space"):
 
 
 def start_of(space):
-    """Return the least element of a Discrete or MultiDiscrete, which older versions do not have."""
+    """Return the lowest element of a Discrete or MultiDiscrete; older versions lack `start`."""
     start = getattr(space, "start", None)
     return np.zeros_like(getattr(space, "nvec", 0)) if start is None else np.asarray(start)
 
 
 def numbers(array):
-    """Return one number where all are the same, else the flat list; infinities as text, for JSON has none."""
+    """Return one number if all are equal, otherwise the flat list; infinities are texts, because JSON has none."""
     found = [str(item) if item in (np.inf, -np.inf) else item for item in np.ravel(array).tolist()]
     return found[0] if found and found.count(found[0]) == len(found) else found
 
 
 def key_json(key):
-    """Return a key of a Dict as JSON can hold it."""
+    """Return a key of a Dict in a form for JSON."""
     if not isinstance(key, (str, int, np.integer)):
         raise Refusal(f"expected texts or integers as keys of a Dict, got {key!r}", FAILED_PRECONDITION)
     return str(key) if isinstance(key, str) else {"int": int(key)}
 
 
 class SpaceLeaf:
-    """One tensor of a sample: the part of the space that it holds, and the keys that lead to it."""
+    """One tensor of a sample: its part of the space, and the keys that lead to it."""
 
     def __init__(self, name, space, path, lanes):
         self.name, self.space, self.path, self.kind = name, space, path, kind_of(space, name)
@@ -541,7 +541,7 @@ class SpaceLeaf:
         self.spec = Field(name, self.shape, self.dtype, low, high, lanes)
 
     def pack(self, sample, notes):
-        """Return the array of this part of an observation; a type other than the space's is noted for the client."""
+        """Return this part of an observation as an array; add a note for the client if its type is not the space's."""
         try:
             for key in self.path:
                 sample = sample[key]
@@ -560,7 +560,7 @@ class SpaceLeaf:
         return array.astype(self.spec.dtype, copy=False)
 
     def unpack(self, array):
-        """Return the part of an action that an array holds."""
+        """Return the part of an action that an array contains."""
         part = np.array(cast(array, self.dtype, rounding=True))
         if self.kind == "Text" and not self.space.contains(part[()]):
             raise Refusal(f"{self.name!r}: expected an element of {self.space}, got {part[()]!r:.80}")
@@ -568,7 +568,7 @@ class SpaceLeaf:
 
 
 def leaves_of(space, name, lanes, path=()):
-    """Return the leaves of a space; each level of a Dict or Tuple adds a dot and its key to the name."""
+    """Return the leaves of a space; each level of a Dict or Tuple appends a dot and its key to the name."""
     kind, found = kind_of(space, name), []
     if kind not in ("Dict", "Tuple"):
         return [SpaceLeaf(name, space, path, lanes)]
@@ -580,7 +580,7 @@ def leaves_of(space, name, lanes, path=()):
 
 
 def assemble(space, parts):
-    """Return the sample of a space whose parts an iterator gives in order."""
+    """Return a sample of a space from an iterator of its parts in order."""
     kind = kind_of(space)
     if kind == "Dict":
         return {key: assemble(item, parts) for key, item in space.spaces.items()}
@@ -588,10 +588,10 @@ def assemble(space, parts):
 
 
 def form_of(space, sample):
-    """Return what a space does not say of a sample: the order of a Dict's keys, and which Discrete is a plain int.
+    """Return what the space does not say about a sample: the order of a Dict's keys, and which Discrete is a plain int.
 
-    None where nothing differs from what the space says. Without it, a client could not tell whether the environment
-    returned 3 or np.int64(3), and "remote equals local" would fail in `type(observation)`.
+    None if nothing differs from the space. Without it, a client could not tell whether the environment returned 3 or
+    np.int64(3), and its `type(observation)` would differ from a local environment's.
     """
     kind = kind_of(space)
     if kind == "Discrete":
@@ -613,7 +613,7 @@ def form_of(space, sample):
 
 
 def calling(where, function, *args, **kwargs):
-    """Call the environment; what it raises becomes a refusal with its traceback."""
+    """Call the environment; turn an exception into a refusal with its traceback."""
     try:
         return function(*args, **kwargs)
     except Refusal:
@@ -626,9 +626,10 @@ def calling(where, function, *args, **kwargs):
 
 
 def remedy_of(error, where):
-    """Return what to do about an error that an environment raised.
+    """Return what to do about an error that an environment raised, or "".
 
-    Gym and Gymnasium raise errors of their own for a package that an environment or its pictures need, such as pygame.
+    Gym and Gymnasium have their own errors for missing packages, such as pygame, that an environment or its pictures
+    need.
     """
     while error is not None and not (isinstance(error, ImportError) and error.name):
         error = error.__cause__ or error.__context__
@@ -639,7 +640,7 @@ def remedy_of(error, where):
 
 
 def takes(function, keyword, any_keyword=True):
-    """Return whether a function is known to take a keyword; with `any_keyword`, one of `**kwargs` counts."""
+    """Return True if a function is known to accept a keyword; with `any_keyword`, `**kwargs` counts."""
     try:
         found = inspect.signature(function).parameters
     except (TypeError, ValueError):  # functions of binary modules may have no signature, and None is no function
@@ -648,11 +649,11 @@ def takes(function, keyword, any_keyword=True):
 
 
 class Simulator:
-    """One environment of any version, used as today's Gymnasium has them.
+    """One environment of any version, with the interface of today's Gymnasium.
 
     Args:
         env: The environment, owned by this object from here on.
-        render_mode: The mode to draw in; None: that of the environment.
+        render_mode: The render mode; None: that of the environment.
     """
 
     def __init__(self, env, render_mode=None):
@@ -706,16 +707,16 @@ class Simulator:
         return observation, reward, terminated and not is_cut, is_cut, info
 
     def render(self):
-        """Return the frame of now; None: there is no mode to draw in."""
+        """Return the current frame; None if there is no render mode."""
         if self.render_mode is None:
             return None
         return calling("render", self.env.render, **({"mode": self.render_mode} if self._render_takes_mode else {}))
 
 
 def find_maker(target):
-    """Return a function that makes the environment that a command line names, and the environment's id or "".
+    """Return a function that makes the environment named on a command line, and the environment's id or "".
 
-    An id is one that `gymnasium` or `gym` knows; MODULE:ID imports a module first; MODULE:NAME is a function or class.
+    An id must be known to `gymnasium` or `gym`; MODULE:ID imports a module first; MODULE:NAME is a function or class.
     """
     module_name, _, name = target.rpartition(":")
     sys.path.append(os.getcwd())  # Python itself puts only the folder of this file there
@@ -739,7 +740,7 @@ def find_maker(target):
 
 
 def maker_of(function, takes_mode, *args):
-    """Return a function that makes a Simulator of what another function returns, which may take a render mode."""
+    """Return a function that makes a Simulator from the result of another function, which may accept a render mode."""
 
     def make(render_mode=None, **kwargs):
         if render_mode is not None and takes_mode:
@@ -758,8 +759,8 @@ NOTHING = (None, None, None)  # seeds, options and mask of a reset that gives no
 class StandaloneWorld:
     """One environment, or lanes that one message steps one after the other. One connection at a time plays.
 
-    Of a single environment, the end of the episode is the end of the protocol's sequence. Lanes end at different times,
-    so their sequence goes on: the flags say which lane's episode ended, and that lane begins its next one in the next
+    For a single environment, the end of the episode ends the protocol's sequence. Lanes end at different times, so
+    their sequence continues: the flags say which lane's episode ended, and that lane begins its next one in the next
     Step, whatever its action (Gymnasium's NEXT_STEP).
 
     Args:
@@ -796,11 +797,11 @@ class StandaloneWorld:
         self.enter(None)
 
     def enter(self, player, gymnasium=True):
-        """Let a session play, or nobody: what the last one asked for, and was told, is over.
+        """Make a session the player (or None); settings and messages for the previous player are dropped.
 
-        Without `gymnasium` the info and the flags are hidden: a client written for dm_env would take them for
-        observations of the environment, and has the state of each Step. Lanes keep their flags, the only sign of an end
-        in a world that stays RUNNING.
+        Without `gymnasium`, the info and the flags are hidden: a client written for dm_env would treat them as
+        observations of the environment, and gets the state with each Step. Lanes keep their flags, the only sign of an
+        end in a world that stays RUNNING.
         """
         hidden = () if gymnasium else ("info",) if self.lanes else ("info", "discount", "terminated", "truncated")
         self.observations = {uid: spec for uid, spec in self.published.items() if spec.name not in hidden}
@@ -810,14 +811,14 @@ class StandaloneWorld:
             self.pending = self.tried = NOTHING
 
     def specs(self):
-        """Return the specs as they travel."""
+        """Return the specs as a message."""
         found = pb.Specs()
         for entries, specs in ((found.actions, self.actions), (found.observations, self.observations)):
             entries.extend([pb.SpecEntry(key=uid, value=spec.message()) for uid, spec in specs.items()])
         return found
 
     def read_settings(self, settings):
-        """Return the seeds, the options and the mask that the settings of a reset give."""
+        """Return the seeds, the options and the mask in the settings of a reset."""
         known = ("seed", "options") if self.lanes is None else ("seed", "options", "reset_mask")
         refuse_unknown(settings, known, "Reset")
         seeds = self._read_seeds(unpack(settings["seed"], "seed")) if "seed" in settings else None
@@ -828,7 +829,7 @@ class StandaloneWorld:
         return seeds, options, mask
 
     def _read_seeds(self, array):
-        """Return a seed for each lane: the one given plus the lane's number, or each lane's own; None for -1."""
+        """Return one seed per lane: the given one plus the lane's number, or each lane's own; None for -1."""
         items = [parse_integer(item) if array.dtype == object else item for item in array.ravel().tolist()]
         if array.shape == () and type(items[0]) is int and items[0] >= 0:
             return [items[0] + lane for lane in range(len(self.envs))]
@@ -837,7 +838,7 @@ class StandaloneWorld:
         return [None if item == -1 else item for item in items]
 
     def begin(self):
-        """Reset the environment, or the lanes that the mask names, with the settings that wait."""
+        """Reset the environment, or the lanes that the mask selects, with the pending settings."""
         seeds, options, mask = self.tried = self.pending
         self.infos = [{}] * len(self.envs)
         for lane in range(len(self.envs)):
@@ -850,7 +851,7 @@ class StandaloneWorld:
         self.rewards[lane], self.ends[lane], self.cuts[lane] = 0.0, False, False
 
     def step(self, arrays):
-        """Step with the arrays of the actions by UID; return the state that follows."""
+        """Step with the arrays of the actions by UID; return the new state."""
         for uid, spec in self.actions.items():
             if uid not in arrays:
                 raise Refusal(f"the Step lacks the action {spec.name!r} (UID {uid})")
@@ -869,7 +870,7 @@ class StandaloneWorld:
         return TERMINATED if self.ends[0] else INTERRUPTED if self.cuts[0] else RUNNING
 
     def interrupt(self):
-        """End the sequence by truncation, with the last observations once more: no action was applied."""
+        """End the sequence by truncation, and repeat the last observations: no action was applied."""
         self.rewards[:], self.cuts[:], self.infos = 0.0, True, [{}] * len(self.envs)
         return INTERRUPTED
 
@@ -885,7 +886,7 @@ class StandaloneWorld:
         return found[0] if self.lanes is None else np.stack(found)
 
     def _info(self):
-        """Return the bytes of the info, or of a list of the lanes' infos, with what the client is told beside it."""
+        """Return the bytes of the info, or of a list of the lanes' infos, with the notes for the client."""
         single = self.lanes is None
         message = encode(self.infos[0] if single else self.infos if any(self.infos) else {}, "info", self.notes)
         form = form_of(self.space, self.samples[0]) if single else None
@@ -897,14 +898,14 @@ class StandaloneWorld:
         return message.SerializeToString()
 
     def answer_waiting(self, was_reset=True):
-        """Let the ResetWorld requests be answered that have waited for the player."""
+        """Answer the ResetWorld requests that waited for the player."""
         waiting, self.waiting = self.waiting, []
         for order in waiting:
             self.pending = order.pending
             order.set_result(was_reset)
 
     def close(self):
-        """Close the environments; one that fails keeps no other open."""
+        """Close all environments, even if closing one fails."""
         self.destroyed, envs, self.envs = True, self.envs, []
         self.answer_waiting(False)
         for simulator in envs:
@@ -913,7 +914,7 @@ class StandaloneWorld:
 
 
 def refuse_unknown(settings, known, request):
-    """Refuse settings that are none of `known`."""
+    """Refuse settings that are not in `known`."""
     unknown = ", ".join(sorted(name for name in settings if name not in known))
     if unknown:
         raise Refusal(f"unknown {request} settings {unknown}; the settings here are: {', '.join(known) or 'none'}")
@@ -924,7 +925,7 @@ def refuse_unknown(settings, known, request):
 
 
 def properties_of(server, session):
-    """Return what a session can read, by key: texts, numbers, and values; of what takes time, a function."""
+    """Return the readable properties by key: texts, numbers, values, and functions for those that take time."""
     found = {
         "server.name": "serve_env.py",
         "server.version": VERSION,
@@ -996,12 +997,11 @@ def answer_property(server, session, request):
 
 
 class StandaloneSession:
-    """The requests of one connection. Its whole state: the world that it is in, and whether a sequence is running;
-    or it has ended.
+    """The requests of one connection. Its state is only its world, and whether a sequence runs or it has ended.
 
     Args:
         server: The StandaloneServer.
-        is_bridge: The client is Gymnasium Bridge's: it wants the info and the flags.
+        is_bridge: True if the client is Gymnasium Bridge's, which uses the info and the flags.
     """
 
     def __init__(self, server, is_bridge):
@@ -1009,7 +1009,7 @@ class StandaloneSession:
         server.connections += 1  # until `close`
 
     def answer(self, data):
-        """Return the answer to a request's bytes; or a Future to wait for, and then to give to `answer_late`."""
+        """Return the response to a request's bytes; or a Future to wait for, and then to pass to `answer_late`."""
         try:
             request, response = pb.EnvironmentRequest.FromString(data), pb.EnvironmentResponse()
             kind = request.WhichOneof("payload")
@@ -1025,19 +1025,19 @@ class StandaloneSession:
             return refusal(Refusal(f"the server failed: {error!r}\n{traceback.format_exc()}", INTERNAL))
 
     def require_world(self):
-        """Return the world that this connection is in."""
+        """Return the world of this connection; refuse if there is none."""
         if self.world is None or self.world.destroyed:
             why = "this connection is in no world" if self.world is None else "the world was destroyed; send LeaveWorld"
             raise Refusal(f"{why}; send JoinWorld first", FAILED_PRECONDITION)
         return self.world
 
     def on_create_world(self, request, response):
-        """Make a world, for anyone to join."""
+        """Create a world, for any client to join."""
         world = self.server.create_world(settings_of(request))
         world.creator, world.ends_with_creator, response.world_name = self, self.is_bridge, world.name
 
     def on_join_world(self, request, response):
-        """Enter a world that nobody is in."""
+        """Join a world that has no player."""
         if self.world is not None:
             raise Refusal("this connection is in a world already; send LeaveWorld first", FAILED_PRECONDITION)
         world, settings = self.server.find(request.world_name), settings_of(request)
@@ -1054,7 +1054,7 @@ class StandaloneSession:
         response.specs.CopyFrom(world.specs())
 
     def on_step(self, request, response):
-        """Begin a sequence, whatever the actions; in a sequence, step."""
+        """Begin a sequence and ignore the actions; in a running sequence, step."""
         world = self.require_world()
         wanted = list(dict.fromkeys(request.requested_observations))
         refuse_unknown_uids(wanted, world.observations, "observation")
@@ -1085,7 +1085,7 @@ class StandaloneSession:
         response.specs.CopyFrom(world.specs())
 
     def on_reset_world(self, request, response):
-        """End the sequence of whoever plays in a world; another connection waits until the player was told."""
+        """End the sequence of a world's player; from another connection, wait until the player was told."""
         world = self.server.find(request.world_name)
         pending = world.read_settings(settings_of(request))
         if world.player not in (None, self) and world.player.running:
@@ -1099,7 +1099,7 @@ class StandaloneSession:
         world.pending = pending
 
     def answer_late(self, order):
-        """Return the answer to a ResetWorld that has waited."""
+        """Return the response to a ResetWorld that has waited."""
         world = order.world
         if not order.done():
             world.waiting.remove(order)
@@ -1110,13 +1110,13 @@ class StandaloneSession:
         return pb.EnvironmentResponse(reset_world=pb.Empty()).SerializeToString()
 
     def on_leave_world(self, request=None, response=None):
-        """Leave the world to the next player; outside of any there is nothing to do."""
+        """Leave the world; do nothing if no world is joined."""
         world, self.world, self.running = self.world, None, False
         if world is not None:
             world.enter(None)
 
     def on_destroy_world(self, request, response):
-        """End a world; whoever is in it is refused from then on."""
+        """End a world; its player's requests are refused from then on."""
         world = self.server.find(request.world_name, make=False)
         if world is self.world:
             raise Refusal(f"this connection is in the world {world.name!r}; send LeaveWorld first", FAILED_PRECONDITION)
@@ -1130,10 +1130,11 @@ class StandaloneSession:
         response.type_url = PROPERTY_URL + "Response"
 
     def close(self):
-        """Leave the world when the connection has ended, and destroy the worlds that it made for itself.
+        """Leave the world after the end of the connection, and destroy the worlds that belong to it.
 
-        A world is for its creator where Gymnasium Bridge made it, which makes one for each remote environment, or where
-        the creator has joined it. Other clients may make worlds on one connection and play them on others.
+        A world belongs to the connection that created it if the client is Gymnasium Bridge, which creates one for each
+        environment, or if its creator joined it. Other clients may create worlds on one connection and use them on
+        others.
         """
         self.closed = True  # its thread may still hold a request to join a world, which nobody would leave
         self.on_leave_world()
@@ -1144,7 +1145,7 @@ class StandaloneSession:
 
 
 def refuse_unknown_uids(uids, specs, what):
-    """Refuse UIDs that are none of `specs`."""
+    """Refuse UIDs that are not in `specs`."""
     for uid in uids:
         if uid not in specs:
             known = ", ".join(f"{number} ({spec.name})" for number, spec in specs.items())
@@ -1157,7 +1158,7 @@ def settings_of(request):
 
 
 def refusal(error):
-    """Return the bytes of an answer that refuses."""
+    """Return the bytes of an error response."""
     code = getattr(error, "code", INVALID_ARGUMENT)
     return pb.EnvironmentResponse(error=pb.Status(code=code, message=str(error))).SerializeToString()
 
@@ -1173,7 +1174,7 @@ class MainThread:
         self._jobs, self._ended, self._calling, self._interrupted = queue.Queue(), False, False, False
 
     def post(self, function, *args):
-        """Have a function called; return the Future of its result."""
+        """Queue a function; return a Future of its result."""
         result = futures.Future()
         self._jobs.put((result, function, args))
         if self._ended:
@@ -1181,14 +1182,14 @@ class MainThread:
         return result
 
     def run(self, context, function, *args):
-        """Have a function called, and return what it returns; end the connection where it was not called to its end."""
+        """Run a function in the main thread and return its result; end the connection if it was not completed."""
         try:
             return self.post(function, *args).result()
         except (Refusal, KeyboardInterrupt) as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error) or "the environment was interrupted")
 
     def work(self, idle):
-        """Call what is asked for until a signal, and `idle` now and then."""
+        """Run queued functions until a signal, and call `idle` regularly."""
         while not self._interrupted:
             try:
                 result, function, args = self._jobs.get(timeout=0.5)  # Windows interrupts no wait that is not short
@@ -1211,13 +1212,13 @@ class MainThread:
             self._calling = False
 
     def interrupt(self, *_):
-        """Handle a signal; outside of `call` an exception could lose a result: the first one only ends `work`."""
+        """Handle a signal. Outside `call`, an exception could lose a result, so the first signal only ends `work`."""
         again, self._interrupted = self._interrupted, True
         if self._calling or again:
             raise KeyboardInterrupt
 
     def end(self):
-        """Refuse what is asked for, from here on."""
+        """Refuse further functions."""
         self._ended = True
         with contextlib.suppress(queue.Empty):
             while True:
@@ -1226,10 +1227,10 @@ class MainThread:
 
 @dataclasses.dataclass
 class StandaloneLimits:
-    """How much a server holds: connections and worlds at a time, and seconds.
+    """The limits of a server: connections and worlds at a time, and seconds.
 
-    `max_worlds` counts the worlds that clients use, the default one included; 0: there is the default one alone.
-    A world that nobody is in ends after `idle_timeout`; ResetWorld waits `reset_world_timeout` for the world's player.
+    `max_worlds` counts the worlds in use by clients, including the default world; 0: only the default world exists. A
+    world without a player ends after `idle_timeout`; ResetWorld waits `reset_world_timeout` for the world's player.
     """
 
     max_connections: int = 64
@@ -1242,12 +1243,12 @@ class StandaloneServer:
     """The worlds of a server, and its connections.
 
     Args:
-        make: Makes a Simulator of keyword arguments.
-        env_id: The environment's id; empty where it has none.
-        lanes: In each world; 1: a single environment, without lanes.
-        kwargs: Arguments of the environment; a client's own go on top.
-        token: What clients must show; None: anyone is let in.
-        limits: How many connections and worlds, and for how long.
+        make: Makes a Simulator from keyword arguments.
+        env_id: The environment's id; empty if it has none.
+        lanes: The number of lanes in each world; 1: a single environment, without lanes.
+        kwargs: Arguments of the environment; a client's arguments override them.
+        token: The token that clients must send; None: none.
+        limits: The limits.
     """
 
     SETTINGS = ("env_id", "num_envs", "render_mode", "kwargs")
@@ -1263,7 +1264,7 @@ class StandaloneServer:
         return self._make_world("world-" + secrets.token_hex(8), settings)
 
     def require_room(self, name):
-        """Refuse the use of a world, by its name, that would be one too many."""
+        """Refuse the use of a world, by its name, if it exceeds the limit."""
         # A world that a client made is in use while it is there, and the default one while somebody plays in it.
         used = {key for key, world in self.worlds.items() if key or world.player is not None} | {name}
         if len(used) > max(self.limits.max_worlds, name == ""):
@@ -1271,7 +1272,7 @@ class StandaloneServer:
             raise Refusal(f"{text}, wait until another client leaves, or use another server", RESOURCE_EXHAUSTED)
 
     def find(self, name, make=True):
-        """Return a world; the default one, whose name is empty, is made when it is first asked for."""
+        """Return a world; the default one, whose name is empty, is made at its first use."""
         if name == "" and make and name not in self.worlds:
             return self._make_world(name, {})
         if name not in self.worlds:
@@ -1283,7 +1284,7 @@ class StandaloneServer:
         self.worlds.pop(world.name).close()
 
     def destroy_idle(self):
-        """End the worlds that nobody has been in for long."""
+        """End worlds that have had no player for `idle_timeout`."""
         late = time.monotonic() - self.limits.idle_timeout
         for world in [world for world in self.worlds.values() if world.player is None and world.idle_since < late]:
             self.destroy(world)
@@ -1309,7 +1310,7 @@ class StandaloneServer:
         return self.worlds.setdefault(name, world)
 
     def process(self, requests, context):
-        """Serve a connection, in a thread of its own: an answer for each request, in order."""
+        """Serve a connection, in a separate thread: one response per request, in order."""
         metadata = dict(context.invocation_metadata())
         shown = re.sub("(?i)^bearer ", "bearer ", str(metadata.get("authorization", "")))
         # Compared in constant time, so that the time of a refusal tells nothing of the token.
@@ -1344,7 +1345,7 @@ class StandaloneServer:
             host: The address to listen on.
             port: The port; 0: any that is free.
             credentials: Of `grpc.ssl_server_credentials`; None: no TLS.
-            started: Called with HOST:PORT, once clients can connect.
+            started: Called with HOST:PORT when clients can connect.
         """
         options = {
             "grpc.max_receive_message_length": MAX_BYTES,  # the usual 4 MiB are too small for some observations
@@ -1383,13 +1384,13 @@ class StandaloneServer:
 
 
 def serve(make, host="127.0.0.1", port=50051, lanes=1, **options):
-    """Serve what a function makes until Ctrl-C or SIGTERM: the way to serve an engine of your own.
+    """Serve the environment that a function makes, until Ctrl-C or SIGTERM. Use this for an engine of your own.
 
     Args:
-        make: Returns an environment, of the keyword arguments that a client gives.
+        make: Returns an environment; called with the keyword arguments that a client gives.
         host: The address to listen on.
         port: The port; 0: any that is free.
-        lanes: How many environments each message steps.
+        lanes: The number of environments that each message steps.
         options: `kwargs`, `token` and `limits` of `StandaloneServer`.
     """
     StandaloneServer(maker_of(make, False), "", lanes, **options).run(host, port)
@@ -1400,7 +1401,7 @@ def serve(make, host="127.0.0.1", port=50051, lanes=1, **options):
 
 
 def read_arguments(arguments):
-    """Return what the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description="Serve a Gym or Gymnasium environment over dm_env_rpc until Ctrl-C or SIGTERM.",
         epilog="examples:\n" + __doc__.split("\n\n")[1],
@@ -1428,7 +1429,7 @@ def read_arguments(arguments):
 
 
 def read_pair(pair):
-    """Return the name and the value of an argument of the environment; what Python does not read is text."""
+    """Return the name and the value of an environment's argument; a value that is not a Python literal is a text."""
     key, equals, value = pair.partition("=")
     if not key.isidentifier() or not equals:
         raise argparse.ArgumentTypeError(f"expected KEY=VALUE, e.g. gravity=9.8, got {pair!r}")
@@ -1446,7 +1447,7 @@ def read_file(path):
 
 
 def main(arguments=None):
-    """Serve as the command line says."""
+    """Run the command."""
     options = read_arguments(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
     local = options.host in ("localhost", "::1") or options.host.startswith("127.")
