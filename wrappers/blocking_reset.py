@@ -253,8 +253,8 @@ class BlockingReset(OwnAttributes, BatchWrapper):
     def wait_for_all(self, pending: Literal["reset", "step"], timeout: float | None = None) -> Results:
         """Wait for the results of `reset_async` or `step_async`, and record whose episodes ended.
 
-        pending: The pending call.
-            pending: The asynchronous call.
+        Args:
+            pending: The pending call.
             timeout: Seconds to wait; None: as long as `reset` and `step` do.
 
         Raises:

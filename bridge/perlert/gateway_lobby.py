@@ -73,8 +73,8 @@ def resolved(url: str) -> tuple[str, PerlertAddress]:
 class LobbyClient:
     """A client of the lobby, in an event loop.
 
-    address: The lobby's IP address and instance.
-        address: The lobby, by its IP address.
+    Args:
+        address: The lobby's IP address and instance.
         key: The pre-shared key; None: none.
         runtime: Watches the socket.
         tag: The client's name.

@@ -192,7 +192,6 @@ class Journal:
     def _write(self) -> None:
         """Write the queued rows, and seal the segments of sources that had ended before."""
         # Read before the rows: a source reports its end after its last row, so all of its rows are queued by then.
-        # then.
         ended = {self._ended.popleft() for _ in range(len(self._ended))}
         for source, waiting in list(self._waiting.items()):
             left = len(waiting)
