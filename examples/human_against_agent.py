@@ -1,10 +1,10 @@
-"""A person flees in the browser from three agents, in real time.
+"""In the browser, a person flees from three agents, in real time.
 
     python examples/human_against_agent.py
 
-Open the printed page, choose the seat `agent_0`, and move by the keys that the page shows. The agents, `adversary_0` to
-`adversary_2`, run straight at you; put trained policies in the place of `chase`. Prints how often you were caught.
-`--bot` has a program flee in your place. Needs the extras `web` and `pettingzoo`, and `pip install mpe2` for the
+Open the printed page, choose the seat `agent_0`, and move with the keys that the page shows. The agents, `adversary_0`
+to `adversary_2`, run straight at you; replace `chase` by trained policies. Prints how often you were caught. With
+`--bot`, a program flees instead of you. Needs the extras `web` and `pettingzoo`, and `pip install mpe2` for the
 environment.
 """
 
@@ -24,18 +24,18 @@ LEFT, RIGHT, DOWN, UP = 1, 2, 3, 4
 
 
 def towards(offsets: np.ndarray) -> np.ndarray:
-    """Return the actions that move along the longer side of offsets, (n, 2), to somebody."""
+    """Return the actions that move along the longer side of the offsets, shape (n, 2), to a target."""
     x, y = offsets.T
     return np.where(np.abs(x) > np.abs(y), np.where(x > 0, RIGHT, LEFT), np.where(y > 0, UP, DOWN))
 
 
 def chase(observations: np.ndarray) -> np.ndarray:
-    """The agents' policy: where the runner is, seen from each of them, is in elements 12 and 13."""
+    """Return the agents' actions: elements 12 and 13 of each observation are the runner's relative position."""
     return towards(observations[:, 12:14])
 
 
 def flee(url: str, stop: threading.Event) -> None:
-    """A program in the place of the person: runs away from the first agent."""
+    """Play the person's part with a program: run away from the first agent."""
     env = make_remote(url, agent="agent_0", wait="next_frame", player="agent:runner")
     observation, _ = env.reset()
     while not stop.is_set():
@@ -64,7 +64,7 @@ def main() -> None:
         caught, frames = 0, int(arguments.seconds * arguments.fps)
         for _ in range(frames):
             observations, rewards, _, _, _ = envs.step(chase(observations))
-            caught += int(rewards[0] > 0)  # 10 for each touch, to all of them
+            caught += int(rewards[0] > 0)  # each touch gives 10 to all agents
         stop.set()
         if arguments.bot:
             runner.join()

@@ -1,16 +1,16 @@
-"""Train an agent that a person helps: whoever takes over shows what to do, and the agent learns from that.
+"""Train an agent with the help of a person, who takes over and shows what to do.
 
     python examples/learn_from_takeover.py                       # a script teaches; five seeds, with and without it
     python examples/learn_from_takeover.py --person --budget 3000    # you teach, at the page that is printed
 
 An agent learns to drive the car of MountainCar up the hill, by Q-learning with tile coding. By itself it reaches the
-flag late, and before that there is nothing to learn from. The teacher takes over when an episode lasts too long.
-While somebody else acts, `info` has the action that was executed, `intervene_action`: the agent learns from that one,
-not from its own, which never happened. It also keeps the states in which it was helped, which are those that its own
-policy led to, with the teacher's actions, and learns to choose these there: the idea of DAgger, with the margin of
-DQfD. Both kinds of training have the same budget of steps, the teacher's among them. Prints the mean return of the
-greedy policy after each twelfth of the budget, with and without a teacher, and who acted in how many steps by the
-recording. Needs the extra `record`, and `--person` also `web` and `play`.
+flag late, and before that it has nothing to learn from. The teacher takes over when an episode lasts too long. In the
+meantime, `info` contains the executed action as `intervene_action`: the agent learns from that one, not from its own,
+which was never executed. It also keeps the states in which it was helped, to which its own policy had led, with the
+teacher's actions, and learns to choose these actions there: the idea of DAgger, with the margin of DQfD. Both kinds of
+training have the same budget of steps, including the teacher's. Prints the mean return of the greedy policy after each
+twelfth of the budget, with and without a teacher, and from the recording the number of steps of each player. Needs the
+extra `record`, and `--person` also `web` and `play`.
 """
 
 from __future__ import annotations
@@ -33,49 +33,49 @@ from bridge.testing import Inspector
 
 ENV = "MountainCar-v0"
 PARTS = 12
-"""In how many parts a budget is evaluated."""
+"""The number of parts of a budget; the policy is evaluated after each."""
 PATIENCE = 130
-"""Steps of an episode, of at most 200, after which the teacher takes over."""
+"""Steps of an episode (at most 200) after which the teacher takes over."""
 TILINGS, TILES, ACTIONS = 8, 8, 3
 LOW, HIGH = np.array([-1.2, -0.07]), np.array([0.6, 0.07])
 OFFSETS = np.arange(TILINGS)[:, None] * np.array([1, 3]) / TILINGS % 1
 RATE = 0.3 / TILINGS
 MARGIN = 5.0
-"""How far a teacher's action is to be liked above the others."""
+"""The margin by which a teacher's action must be preferred to the others."""
 REHEARSALS = 2
-"""Shown states that are looked at again after each step."""
+"""The number of shown states that are rehearsed after each step."""
 
 
 class Learner:
-    """Q-learning, and a teacher's preferences: sums over the tiles that a state is in, one of each tiling."""
+    """Q-learning with a teacher's preferences: sums over the tiles of a state, one in each tiling."""
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
         self.weights = np.zeros((TILINGS * (TILES + 1) ** 2, ACTIONS))
         self.preferences = np.zeros_like(self.weights)
-        """The teacher's addition to the values of actions; 0 where it was not seen."""
+        """The teacher's addition to the values of actions; 0 where no teacher acted."""
         self.shown: list[tuple[np.ndarray, int]] = []
-        """The states in which a teacher acted, as tiles, and the actions."""
+        """The states in which a teacher acted, as tiles, with the actions."""
 
     def tiles(self, observation: np.ndarray) -> np.ndarray:
-        """Return the tiles that a state is in, shape (TILINGS,)."""
+        """Return the tiles of a state, shape (TILINGS,)."""
         cells = ((observation - LOW) / (HIGH - LOW) * TILES + OFFSETS).astype(int)
         return (np.arange(TILINGS) * (TILES + 1) + cells[:, 0]) * (TILES + 1) + cells[:, 1]
 
     def act(self, observation: np.ndarray, exploration: float = 0.0) -> int:
-        """Return the best action, or any with the probability `exploration`."""
+        """Return the best action or, with the probability `exploration`, a random one."""
         if self.random.random() < exploration:
             return int(self.random.integers(ACTIONS))
         return int(self.liked(self.tiles(observation)).argmax())
 
     def liked(self, tiles: np.ndarray) -> np.ndarray:
-        """Return how much each action is liked in a state, shape (ACTIONS,)."""
+        """Return the preference for each action in a state, shape (ACTIONS,)."""
         return (self.weights[tiles] + self.preferences[tiles]).sum(axis=0)
 
     def learn(
         self, before: np.ndarray, executed: int, reward: float, after: np.ndarray, terminated: bool, taught: bool
     ) -> None:
-        """Learn from a step; `taught`: a teacher chose the action."""
+        """Learn from a step; `taught` is True if a teacher chose the action."""
         tiles = self.tiles(before)
         ahead = 0.0 if terminated else self.weights[self.tiles(after)].sum(axis=0).max()
         self.weights[tiles, executed] += RATE * (reward + ahead - self.weights[tiles, executed].sum())
@@ -85,7 +85,7 @@ class Learner:
             self.rehearse(*self.shown[self.random.integers(len(self.shown))])
 
     def rehearse(self, tiles: np.ndarray, chosen: int) -> None:
-        """Have no other action come near the teacher's in a state in which there was one."""
+        """Move the teacher's action and its strongest rival apart if the rival is within the margin."""
         liked = self.liked(tiles)
         rival = (liked + MARGIN * (np.arange(ACTIONS) != chosen)).argmax()
         if rival != chosen:
@@ -95,9 +95,9 @@ class Learner:
 
 
 class Script:
-    """A teacher in place of a person: it takes over after `PATIENCE` steps, and pushes where the car is going.
+    """A scripted teacher: it takes over after `PATIENCE` steps, and pushes in the car's direction.
 
-    It has a seat as a page in a browser has it, and the trainer's environment executes what it holds.
+    It has a seat like a page in a browser, and the trainer's environment executes the key that it holds.
     """
 
     def __init__(self, url: str) -> None:
@@ -123,7 +123,7 @@ class Script:
 
 
 def evaluate(learner: Learner, episodes: int = 10) -> float:
-    """Return the mean return of the greedy policy; these steps count for no budget."""
+    """Return the mean return of the greedy policy; these steps do not count towards the budget."""
     env, total = gymnasium.make(ENV), 0.0
     for episode in range(episodes):
         observation, _ = env.reset(seed=1000 + episode)
@@ -138,13 +138,13 @@ def evaluate(learner: Learner, episodes: int = 10) -> float:
 def train(
     url: str, budget: int, seed: int, look: Callable[[np.ndarray, int], None] | None = None
 ) -> tuple[list[float], int]:
-    """Train in the world of a server; return the returns of the greedy policy after each part, and the taught steps.
+    """Train in a server's world; return the greedy policy's return after each part, and the number of taught steps.
 
     Args:
-        url: The server's.
-        budget: Steps, whoever acts in them.
-        seed: Of the agent, and of its first episode.
-        look: Called before each step with the observation and its number in the episode; None: nobody is there.
+        url: The URL of the server.
+        budget: The number of steps, including the teacher's.
+        seed: The seed of the agent, and of its first episode.
+        look: Called before each step with the observation and the step's number in the episode; None: no teacher.
     """
     learner, curve, taught = Learner(seed), list[float](), 0
     env = make_remote(f"{url}?world=", player="agent:learner")
@@ -175,7 +175,7 @@ def show(name: str, curves: list[list[float]]) -> None:
 
 
 def who_acted(folder: Path) -> Counter[str]:
-    """Return how many steps of a recording everybody acted in."""
+    """Return the number of steps of each player in a recording."""
     return Counter(who for episode in read_folder(folder).episodes() for who in load_episode(episode).by)
 
 

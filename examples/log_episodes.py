@@ -1,9 +1,9 @@
-"""An observer of your own: the server writes a line to a CSV file for each episode that ends.
+"""A user-defined observer: the server writes a line to a CSV file for each finished episode.
 
     python examples/log_episodes.py --file episodes.csv
 
-Prints where the file is and how many episodes it holds. An observer is told what environments return, wherever their
-actions come from: a trainer, a person, or a clock.
+Prints the path of the file and the number of episodes in it. An observer gets what environments return, whether the
+actions come from a trainer, a person, or a clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bridge.wrappers import BlockingReset
 
 
 class EpisodeLog(Observer):
-    """Writes the return and the length of each episode."""
+    """An observer that writes the return and the length of each episode."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", newline="")

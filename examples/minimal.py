@@ -1,9 +1,9 @@
-"""Serve an environment, and play it over the network: all in one file.
+"""Serve an environment, and play it over the network, in one file.
 
     python examples/minimal.py
 
-Prints the server's URL, and the return of each of three episodes of CartPole under a random policy: the steps that the
-pole stayed up.
+Prints the server's URL, and the returns of three episodes of CartPole with a random policy: the number of steps for
+which the pole stayed up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ arguments = parser.parse_args()
 
 with serve_gym("CartPole-v1") as server:
     print(f"serving CartPole-v1 at {server.url}")
-    env = make_remote(server.url)  # from here on as with any gymnasium.Env
+    env = make_remote(server.url)  # from here on like any gymnasium.Env
     env.action_space.seed(0)
     for episode in range(arguments.episodes):
         observation, info = env.reset(seed=episode)

@@ -1,9 +1,9 @@
-"""An environment of several agents (PettingZoo), played by one client, and then by a client for each agent.
+"""An environment of several agents (PettingZoo), played by one client, and then by one client per agent.
 
     python examples/multi_agent.py
 
-First one client plays all agents, as a PettingZoo ParallelEnv. Then two clients share a world: each is one agent, and
-a step waits until both have acted. Prints what each agent earned: the same for both, since the speaker and the listener
+First one client plays all agents, as a PettingZoo ParallelEnv. Then two clients share a world: each is one agent, and a
+step waits until both have acted. Prints each agent's return, which is the same for both: the speaker and the listener
 share their reward. Needs the extra `pettingzoo`, and `pip install mpe2` for the environment.
 """
 
@@ -35,7 +35,7 @@ def play_all(url: str, steps: int) -> None:
 
 
 def play_one(url: str, agent: str, steps: int) -> str:
-    """Play one agent of a world that others are in, too."""
+    """Play one agent of a world, beside other clients."""
     env = make_remote(url, agent=agent)
     env.reset()
     total = 0.0

@@ -1,10 +1,10 @@
-"""Serve a policy of three lines, and let it balance a pole that is simulated elsewhere.
+"""Serve a policy of three lines, which balances poles that another server simulates.
 
     python examples/policy_numpy.py
     python examples/policy_numpy.py --num-envs 64
 
-It prints how much reward the environments gave, and how often the policy was called: once a step, for all of them. It
-needs the extra `policy`.
+Prints the total reward of the environments, and how often the policy was called: once per step, for all of them. Needs
+the extra `policy`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from bridge.policies import RemotePolicy, serve_policy
 
 
 def act(observations: np.ndarray) -> np.ndarray:
-    """Push the cart towards where the pole falls."""
+    """Push the cart in the direction in which the pole falls."""
     return (observations[:, 2] + observations[:, 3] > 0).astype(np.int64)
 
 
 def main() -> None:
-    """Serve both ends, and run the loop between them."""
+    """Serve the policy and the environments, and run the loop between them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--num-envs", type=int, default=8, help="environments side by side (default: 8)")
     parser.add_argument("--steps", type=int, default=200, help="steps of each (default: 200)")

@@ -1,10 +1,10 @@
-"""Serve a model of Stable-Baselines3, and evaluate it on environments that another server has.
+"""Serve a Stable-Baselines3 model, and evaluate it on environments of another server.
 
     python examples/policy_sb3.py --model lander.zip --port 8000
     python examples/policy_sb3.py --steps 20000 --episodes 20
 
-With a model it serves it until Ctrl-C, for `gymnasium-bridge evaluate` or a robot. Without one it trains one on
-CartPole first, and prints how good it is. Needs the extras `sb3` and `policy`.
+With `--model`, serves the model until Ctrl-C, for `gymnasium-bridge evaluate` or a robot. Without it, trains one on
+CartPole first, and prints its mean return. Needs the extras `sb3` and `policy`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridge.policies import PolicyServer, RemotePolicy, evaluate, serve_policy
 
 
 def served(model: BaseAlgorithm, port: int = 0) -> PolicyServer:
-    """Serve what a model predicts."""
+    """Serve a model's predictions."""
 
     def act(observations: np.ndarray) -> np.ndarray:
         actions, _ = model.predict(observations, deterministic=True)

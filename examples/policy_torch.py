@@ -1,8 +1,8 @@
-"""Serve a network of PyTorch, and evaluate it on environments that another server has.
+"""Serve a PyTorch network, and evaluate it on environments of another server.
 
     python examples/policy_torch.py --episodes 20
 
-Prints how good the network is; this one was not trained. Needs PyTorch and the extra `policy`.
+Prints the network's mean return; this one was not trained. Needs PyTorch and the extra `policy`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ NETWORK = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.
 
 @torch.inference_mode()
 def act(observations: np.ndarray) -> np.ndarray:
-    """Take the action with the largest output. Give the tensor's device where the network is on a GPU."""
+    """Choose the action with the largest output. For a network on a GPU, give the tensor's device."""
     logits = NETWORK(torch.as_tensor(observations))
     return logits.argmax(-1).cpu().numpy()
 
 
 def main() -> None:
-    """Serve both ends, and evaluate."""
+    """Serve the policy and the environments, and evaluate."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--episodes", type=int, default=20, help="how many (default: 20)")
     arguments = parser.parse_args()

@@ -1,14 +1,14 @@
-"""PPO in the manner of CleanRL, which trains on while servers are lost and come back.
+"""PPO in the style of CleanRL, whose training continues while servers are lost and come back.
 
-Serve environments, on one machine or on several, and name all servers:
+Serve environments, on one machine or on several, and list all servers:
 
     gymnasium-bridge serve CartPole-v1 --num-envs 4 --port 50051
     gymnasium-bridge serve CartPole-v1 --num-envs 4 --port 50052
     python examples/ppo.py grpc://127.0.0.1:50051 grpc://127.0.0.1:50052
 
-Kill a server, and training goes on with the others; start it again at the same port, and its slots come back. A lost
-slot repeats its last observation, and no action made these transitions: neither the advantages nor the updates use
-them. For environments with arrays as observations (Box) and numbers as actions (Discrete). It needs PyTorch.
+Kill a server, and training continues with the others; start it again at the same port, and its slots come back. A lost
+slot repeats its last observation. No action made these transitions, so neither the advantages nor the updates use
+them. For environments with array observations (Box) and Discrete actions. Needs PyTorch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.distributions import Categorical
 from bridge import make_vec_remote
 from bridge.wrappers import BlockingReset
 
-STEPS = 64  # of every slot, between two updates
+STEPS = 64  # per slot, between two updates
 EPOCHS, MINIBATCH = 4, 256
 RATE, CLIP, ENTROPY, VALUE, MAX_NORM = 1e-3, 0.2, 0.01, 0.5, 0.5
 
@@ -37,12 +37,12 @@ class Agent(nn.Module):
         self.policy, self.value = network(inputs, actions, 0.01), network(inputs, 1, 1.0)
 
     def forward(self, observations):
-        """Return the distribution of the actions and the values, of observations (batch, inputs)."""
+        """Return the distribution of actions, and the values, for observations (batch, inputs)."""
         return Categorical(logits=self.policy(observations)), self.value(observations).squeeze(-1)
 
 
 def network(inputs, outputs, scale):
-    """Make a network whose weights begin orthogonal; `scale` is that of the last layer's."""
+    """Return a network with orthogonal initial weights; `scale` is the gain of the last layer."""
     layers = []
     for size, after, gain in (inputs, 64, 2**0.5), (64, 64, 2**0.5), (64, outputs, scale):
         linear = nn.Linear(size, after)
@@ -53,14 +53,14 @@ def network(inputs, outputs, scale):
 
 
 def advantages(rewards, values, last_values, terminations, real, gamma=0.99, decay=0.95):
-    """Generalized advantages (steps, num_envs) of the real transitions; 0 for those that no action made.
+    """Return generalized advantages (steps, num_envs) of valid transitions; 0 for those that no action made.
 
     Args:
-        rewards: What `step` returned, (steps, num_envs).
-        values: Of the observations before each step, (steps, num_envs).
-        last_values: Of the observations after the last step, (num_envs,).
-        terminations: What `step` returned, (steps, num_envs).
-        real: Which transitions an action made, (steps, num_envs).
+        rewards: The rewards from `step`, (steps, num_envs).
+        values: The values of the observations before each step, (steps, num_envs).
+        last_values: The values of the observations after the last step, (num_envs,).
+        terminations: The terminations from `step`, (steps, num_envs).
+        real: True for transitions that an action made, (steps, num_envs).
         gamma: The discount.
         decay: The lambda of generalized advantages.
     """
@@ -74,7 +74,7 @@ def advantages(rewards, values, last_values, terminations, real, gamma=0.99, dec
 
 
 def update(agent, optimizer, observations, actions, log_probs, gains, targets):
-    """Improve the agent by a batch of transitions, each an array with a row a transition."""
+    """Improve the agent with a batch of transitions: arrays with one row per transition."""
     batch = observations, actions, log_probs, gains.astype(np.float32), targets.astype(np.float32)
     observations, actions, log_probs, gains, targets = map(torch.as_tensor, batch)
     for _ in range(EPOCHS):
@@ -95,9 +95,9 @@ def train(envs, total_steps, seed=1):
     """Train an agent until actions have made `total_steps` transitions, and return it.
 
     Args:
-        envs: A BlockingReset with `on_lost="continue"` in the mode NextStep, which is the default.
+        envs: A BlockingReset with `on_lost="continue"` in the default mode, NextStep.
         total_steps: The length of the training.
-        seed: Of the agent, and of the environments.
+        seed: The seed of the agent, and of the environments.
     """
     torch.manual_seed(seed)
     agent = Agent(np.prod(envs.single_observation_space.shape, dtype=int), envs.single_action_space.n)
@@ -113,12 +113,12 @@ def train(envs, total_steps, seed=1):
                 chances, values = agent(torch.as_tensor(before))
                 actions = chances.sample()
             observations, rewards, terminations, truncations, infos = envs.step(actions.numpy())
-            real = infos["valid"] & ~ended  # in the step after an end, an episode begins, and no action is applied
+            real = infos["valid"] & ~ended  # the step after an end begins an episode and ignores the action
             ended = terminations | truncations
             log_probs = chances.log_prob(actions).numpy()
             rows.append((before, actions.numpy(), log_probs, values.numpy(), rewards, terminations, real))
             returns += rewards
-            finished += returns[ended & real].tolist()  # not those that a loss cut off
+            finished += returns[ended & real].tolist()  # not episodes that a loss cut off
             returns[ended] = 0.0
         before, actions, log_probs, values, rewards, terminations, real = map(np.stack, zip(*rows, strict=True))
         with torch.no_grad():

@@ -1,9 +1,9 @@
-"""A training loop on a Ray fleet: the cross-entropy method on CartPole, an episode of another policy in each slot.
+"""A training loop on a Ray fleet: the cross-entropy method on CartPole, with a different policy in each slot.
 
     python examples/ray_training.py --servers 4 --slots 64
 
-Servers may be killed, machines lost, and the fleet scaled meanwhile: slots move, and the loop goes on. It needs
-`pip install -e '.[ray]'`, and connects to the cluster that this machine belongs to, or starts Ray here.
+Servers may be killed, machines lost, and the fleet scaled during training: slots move, and the loop continues. Needs
+`pip install -e '.[ray]'`; connects to the cluster of this machine, or starts Ray on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bridge.wrappers import BlockingReset
 
 
 def evaluate(envs: BlockingReset, policies: np.ndarray, seed: int) -> np.ndarray:
-    """Play an episode with the policy of each slot; return the returns, `(num_envs,)`."""
+    """Play one episode with each slot's policy; return the returns, `(num_envs,)`."""
     observations, _ = envs.reset(seed=seed)
     returns = np.zeros(envs.num_envs)
     playing = np.ones(envs.num_envs, bool)
@@ -32,7 +32,7 @@ def evaluate(envs: BlockingReset, policies: np.ndarray, seed: int) -> np.ndarray
 
 
 def main() -> None:
-    """Train, and print how it goes."""
+    """Train, and print the progress."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--slots", type=int, default=32, help="policies that are tried in a generation")

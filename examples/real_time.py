@@ -1,10 +1,10 @@
-"""A real-time environment: its clock goes on whether or not the agent has decided.
+"""A real-time environment: its clock runs whether or not the agent has decided.
 
     python examples/real_time.py --seconds 10
 
-CartPole runs at 30 frames a second. The agent leans against the pole's fall and decides 15 times a second; where it
-says nothing for 0.2 s, the server applies the default action: the safe stop of a robot whose client is lost. Prints how
-many frames passed and each episode lasted, and how old the observations were when the agent acted on them.
+CartPole runs at 30 frames per second. The agent pushes against the pole's fall and decides 15 times a second. If it
+sends nothing for 0.2 s, the server applies the default action, like the safe stop of a robot whose client is lost.
+Prints the number of frames, the lengths of episodes, and the age of the observations when the agent acted on them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ arguments = parser.parse_args()
 
 with serve_gym("CartPole-v1", fps=30, default_action=0, realtime=RealTime(max_action_age=0.2)) as server:
     print(f"serving CartPole-v1 at {server.url}, 30 frames a second; playing for {arguments.seconds:g} s", flush=True)
-    # Throttle waits until the next decision is due, and sums up what happened in between.
+    # Throttle waits until the next decision is due, and returns the sum of the rewards in between.
     envs = BlockingReset(Throttle(make_vec_remote(server.url), fps=15.0))
     observations, infos = envs.reset(seed=0)
     frames, lengths, ages = 0.0, [], []
     for _ in range(int(arguments.seconds * 15)):
         lean = observations[:, 2] + observations[:, 3]  # angle and angular velocity of the pole
         observations, rewards, terminations, truncations, infos = envs.step((lean > 0).astype(np.int64))
-        frames += rewards[0]  # CartPole gives 1 a frame
+        frames += rewards[0]  # CartPole gives 1 per frame
         ages.append(infos["latency"]["observation_age"][0])  # seconds
         if terminations[0] or truncations[0]:
             lengths.append(int(frames))

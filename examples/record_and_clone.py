@@ -1,10 +1,10 @@
-"""Record what somebody does in an environment, and clone a policy from the recording.
+"""Record an expert in an environment, and clone a policy from the recording.
 
     python examples/record_and_clone.py --folder runs
 
-A hand-written expert balances CartPole over the network; the server records it. A linear policy is then fitted to the
-recorded observations and actions, by least squares, and plays. Prints the mean return of the expert and of the clone.
-A person at the server's page or in `gymnasium-bridge play` is recorded by the same option; notebooks/05 does that.
+A hand-written expert balances CartPole over the network, and the server records it. Then a linear policy is fitted to
+the recorded observations and actions by least squares, and plays. Prints the mean returns of the expert and of the
+clone. The same option records a person at the server's page or in `gymnasium-bridge play`, as in notebooks/05.
 Needs the extra `record`.
 """
 
@@ -22,7 +22,7 @@ from bridge.recording.reader import read_folder
 
 
 def expert(observation: np.ndarray) -> int:
-    """Push to where the pole falls, and a little to where the cart came from."""
+    """Push in the direction in which the pole falls, with a correction towards the center."""
     place, speed, angle, turn = observation
     return int(angle + 0.25 * turn + 0.02 * place + 0.05 * speed > 0)
 
@@ -44,7 +44,7 @@ def play(url: str, policy: Callable[[np.ndarray], int], episodes: int, player: s
 
 
 def clone(folder: Path) -> Callable[[np.ndarray], int]:
-    """Fit a policy to what the expert did."""
+    """Fit a policy to the expert's actions."""
     recorded = [load_episode(episode) for episode in read_folder(folder).episodes()]
     recorded = [episode for episode in recorded if set(episode.by) == {"agent:expert"}]
     observations = np.concatenate([np.stack(episode.observations[:-1]) for episode in recorded])

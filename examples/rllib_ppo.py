@@ -1,9 +1,9 @@
-"""RLlib's PPO on environments of a Ray fleet, whose servers are apart from the env runners.
+"""RLlib's PPO on environments of a Ray fleet, whose servers are separate from the env runners.
 
     python examples/rllib_ppo.py --servers 2 --iterations 5
 
-Env runners then need neither the simulator nor what it depends on. A runner whose server is lost makes its environments
-anew, at servers that are there. RLlib 2.60 pins Gymnasium 1.2.2, with which this package works too:
+Env runners then need neither the simulator nor its dependencies. If a server is lost, the env runners that used it make
+their environments again on other servers. RLlib 2.60 pins Gymnasium 1.2.2, which this package supports:
 
     pip install 'ray[rllib]' torch -e '.[ray]'    # in a clone of the repository
 """
@@ -24,14 +24,14 @@ NAME = "rllib-cartpole"
 
 
 def remote_env(config: Any) -> gymnasium.Env[Any, Any]:
-    """Connect an environment of a runner: its number says to which of the servers."""
+    """Connect an environment of an env runner, whose number selects the server."""
     endpoints = [endpoint for endpoint in attach(NAME).endpoints() if not endpoint.draining]
     number = config.worker_index + (config.vector_index or 0)
     return make_remote(endpoints[number % len(endpoints)].url)
 
 
 def main() -> None:
-    """Train, and print how it goes."""
+    """Train, and print the progress."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--runners", type=int, default=2)

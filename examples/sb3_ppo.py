@@ -1,9 +1,9 @@
-"""Stable-Baselines3's PPO on environments of another process.
+"""Stable-Baselines3's PPO on environments in another process.
 
     python examples/sb3_ppo.py --steps 50000 --episodes 16
 
-Prints SB3's table after each rollout, and at the end the mean return of some episodes. The server is in this program
-here; give `--urls` for servers elsewhere. Needs the extra `sb3`.
+Prints SB3's table after each rollout, and finally the mean return over some episodes. By default the server runs in
+this program; use `--urls` for servers elsewhere. Needs the extra `sb3`.
 """
 
 from __future__ import annotations

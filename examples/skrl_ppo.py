@@ -1,9 +1,9 @@
-"""PPO of skrl on environments of another process.
+"""skrl's PPO on environments in another process.
 
     python examples/skrl_ppo.py --steps 50000
 
 Prints the mean return of the last 20 episodes after each quarter of the training. In skrl, an environment whose episode
-ends begins the next one in the same step, so the vector has `autoreset_mode="SameStep"`. Needs `pip install skrl`.
+ends begins the next one in the same step, hence `autoreset_mode="SameStep"`. Needs `pip install skrl`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NETWORK = [{"name": "net", "input": "OBSERVATIONS", "layers": [64, 64], "activat
 
 
 def train(url: str, steps: int) -> None:
-    """Train for so many steps of the environments."""
+    """Train for a number of environment steps."""
     envs = RecordEpisodeStatistics(BlockingReset(make_vec_remote(url), autoreset_mode="SameStep"), buffer_length=20)
     env = wrap_env(envs, verbose=False)
     spaces = {"observation_space": env.observation_space, "action_space": env.action_space, "device": env.device}

@@ -1,11 +1,11 @@
-"""How servers and slots are, in TensorBoard, beside the returns of a training loop.
+"""The health of servers and slots in TensorBoard, next to the returns of a training loop.
 
     python examples/tensorboard_report.py --log-dir runs
     tensorboard --logdir runs
 
-Two servers run in this program; the first is stopped in the middle, and its slots go on at the other one: the curves
-`bridge/losses` and `bridge/servers/…` show it. Give `--urls` for servers elsewhere. The loop has random actions in the
-place of an agent. Prints how many values were written. Needs PyTorch and the package `tensorboard`.
+Two servers run in this program. The first is stopped in the middle, and its slots continue on the other one, as the
+curves `bridge/losses` and `bridge/servers/…` show. Use `--urls` for servers elsewhere. The loop uses random actions
+instead of an agent. Prints the number of values written. Needs PyTorch and the package `tensorboard`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bridge import make_vec_remote, serve_gym
 
 
 def main() -> None:
-    """Step environments, and write what `report` says."""
+    """Step environments, and write the values of `report`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--urls", nargs=2, metavar="URL", help="a server, and its spare; none: both are started here")
     parser.add_argument("--num-envs", type=int, default=4, metavar="N")

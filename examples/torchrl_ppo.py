@@ -1,9 +1,9 @@
-"""TorchRL's PPO on environments of another process.
+"""TorchRL's PPO on environments in another process.
 
     python examples/torchrl_ppo.py --steps 50000
 
-Prints the mean length of the episodes that ended in each batch. TorchRL resets finished environments itself, so the
-vector has `autoreset_mode="Disabled"`. Needs `pip install torchrl`.
+Prints the mean length of the episodes that ended in each batch. TorchRL resets finished environments itself, hence
+`autoreset_mode="Disabled"`. Needs `pip install torchrl`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENVS, BATCH, EPOCHS, MINIBATCH = 8, 1024, 4, 256
 
 
 def train(url: str, steps: int) -> None:
-    """Train for so many steps of the environments."""
+    """Train for a number of environment steps."""
     envs = BlockingReset(make_vec_remote(url), autoreset_mode="Disabled")
     env = TransformedEnv(GymWrapper(envs, categorical_action_encoding=True), RewardSum())
     policy = TensorDictModule(MLP(4, 2, num_cells=[64, 64]), in_keys=["observation"], out_keys=["logits"])

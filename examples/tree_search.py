@@ -1,12 +1,12 @@
-"""Search a tree of saved states: 64 forks of one state by one message, over the network.
+"""Search a tree of saved states: one message forks one state into 64 lanes, over the network.
 
     python examples/tree_search.py
 
-MountainCar asks for a detour: to get up the hill on the right, the car has to go left first. A greedy policy, which
-pushes towards the flag, never gets there. The search goes back to the state that it has tried least, forks it into 64
-lanes, and has each of them act at random for some steps. Where a lane comes to a new place, its state is saved, and
-becomes a node of the tree. Prints the return of the greedy policy, the size of the tree, and the return of the way that
-the search has found, played again from the start.
+MountainCar needs a detour: to get up the hill on the right, the car must go left first. A greedy policy, which pushes
+towards the flag, never gets there. The search takes the state that was tried least, forks it into 64 lanes, and lets
+each lane act at random for some steps. If a lane reaches a new place, its state is saved as a node of the tree. Prints
+the return of the greedy policy, the size of the tree, and the return of the path that was found, replayed from the
+start.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from bridge import SavedState, make_remote, make_vec_remote, serve_gym
 
 ENV, FORKS, RIGHT = "MountainCar-v0", 64, 2
 STEPS = 12
-"""How many steps a fork goes on."""
+"""The number of steps of a fork."""
 PLACES = 20
-"""Into how many parts each axis of position and velocity is cut: in each place, one state is kept."""
+"""The number of parts of each axis, position and velocity: each combination is a place, for which one state is kept."""
 
 
 @dataclasses.dataclass
 class Node:
-    """A place of the tree."""
+    """A node of the tree, for one place."""
 
     state: SavedState
     observation: np.ndarray[Any, Any]
     parent: Node | None
     actions: list[int]
-    """Those that lead here from the parent."""
+    """The actions that lead here from the parent."""
     tries: int = 0
 
     def order(self) -> tuple[int, float]:
-        """Say when it is its turn: the least tried first, of these the one that is furthest from rest in the valley."""
+        """Return the sort key: the least tried first, and among these the one furthest from rest in the valley."""
         return self.tries, -abs(self.observation[0] + 0.5) - 8.0 * abs(self.observation[1])
 
     def way(self) -> list[int]:
@@ -47,13 +47,13 @@ class Node:
 
 
 def place_of(observation: np.ndarray[Any, Any]) -> tuple[int, ...]:
-    """Return the place that an observation is in."""
+    """Return the place of an observation."""
     low, high = np.array([-1.2, -0.07]), np.array([0.6, 0.07])
     return tuple(((observation - low) / (high - low) * PLACES).astype(int).tolist())
 
 
 def search(envs: Any, rounds: int, seed: int = 0) -> tuple[dict[tuple[int, ...], Node], list[int]]:
-    """Grow a tree from a reset on; return its nodes by their places, and the way to the goal, empty: none was found."""
+    """Grow a tree from a reset; return its nodes by place, and the path to the goal (empty if none was found)."""
     rng = np.random.default_rng(seed)
     observations, _ = envs.reset(seed=[seed] * FORKS)
     (state,) = envs.save_state(slots=[0])
@@ -61,12 +61,12 @@ def search(envs: Any, rounds: int, seed: int = 0) -> tuple[dict[tuple[int, ...],
     for _ in range(rounds):
         node = min(tree.values(), key=Node.order)
         node.tries += 1
-        envs.restore_state(node.state)  # one message: all lanes go on from there
+        envs.restore_state(node.state)  # one message: all lanes continue from this state
         actions = np.where(rng.random((STEPS, FORKS)) < 0.3, rng.integers(3, size=(STEPS, FORKS)), -1)
         actions[0] = rng.integers(3, size=FORKS)
         runs = np.ones(FORKS, np.bool_)
         for step in range(STEPS):
-            if step:  # most go on with what they did
+            if step:  # most lanes repeat their last action
                 actions[step] = np.where(actions[step] < 0, actions[step - 1], actions[step])
             observations, _, terminated, truncated, _ = envs.step(actions[step])
             reached = np.flatnonzero(runs & terminated)
@@ -82,7 +82,7 @@ def search(envs: Any, rounds: int, seed: int = 0) -> tuple[dict[tuple[int, ...],
 
 
 def play(url: str, actions: list[int], seed: int = 0) -> float:
-    """Return the return of an episode that begins with these actions, and goes on greedily."""
+    """Return the return of an episode that begins with these actions and continues greedily."""
     env = make_remote(url)
     env.reset(seed=seed)
     total, over = 0.0, False
@@ -94,7 +94,7 @@ def play(url: str, actions: list[int], seed: int = 0) -> float:
 
 
 def main() -> None:
-    """Play greedily, search, and play what was found."""
+    """Play greedily, search, and replay the path that was found."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=200, help="how often a state is forked at most")
     parser.add_argument("--seed", type=int, default=0)

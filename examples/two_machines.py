@@ -8,8 +8,8 @@ Copy `secrets/token` and `secrets/ca.pem` to the machine that trains, and there:
 
     python examples/two_machines.py play grpcs://127.0.0.2:50051 --folder secrets
 
-The server prints its URL, the client prints the return of an episode. A client without the token, or with another
-server's certificate, is refused. Needs the extra `cert`, which makes the certificates.
+The server prints its URL, the client prints the return of an episode. A client is refused without the token or with
+another server's certificate. Needs the extra `cert`, which makes the certificates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridge import TLS, make_remote, serve_gym
 
 
 def serve(host: str, port: int, folder: Path) -> None:
-    """Make a token and certificates where there are none, and serve until Ctrl-C."""
+    """Make a token and certificates if there are none, and serve until Ctrl-C."""
     from bridge.testing import make_certificates
 
     if not folder.exists():

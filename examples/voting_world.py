@@ -1,9 +1,9 @@
-"""A world with a pacer of its own: three clients share an environment, and vote on each action.
+"""A world with a user-defined pacer: three clients share an environment, and vote on each action.
 
     python examples/voting_world.py
 
-The pacer is a class that `serve_gym(world=…)` takes: it says who takes part, and when the environment is stepped. Here
-that is once all three have voted. Prints the episode's return, which is the same for all of them.
+The pacer is a class for `serve_gym(world=…)`: it decides who takes part, and when the environment is stepped. Here that
+is when all three have voted. Prints the episode's return, which is the same for all.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from bridge import Decision, Turn, TurnPacer, make_remote, serve_gym
 
 
 class Voting(TurnPacer):
-    """Steps the environment by the action that most voters chose; of several such by the lowest."""
+    """A pacer that steps with the action of most voters; in a tie, with the lowest of these actions."""
 
     players = ("first", "second", "third")
 
     def decide(self, turn: Turn) -> Decision:
-        """Step once all have voted."""
+        """Step when all have voted."""
         if len(turn.actions) < len(self.players):
             return turn.wait()
         votes = Counter(map(int, turn.actions.values()))
@@ -29,7 +29,7 @@ class Voting(TurnPacer):
 
 
 def play(url: str, action: int) -> float:
-    """Play an episode as one of the voters, for one action whatever happens; return its return."""
+    """Play an episode as one of the voters, always voting for the same action; return its return."""
     env = make_remote(url)
     env.reset(seed=0)
     total, over = 0.0, False

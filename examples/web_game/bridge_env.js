@@ -1,4 +1,4 @@
-// A web page that is an environment: it dials a trainer, and serves what is in the page. One file, no build step.
+// A web page as an environment: it dials a trainer, and serves an environment of the page. One file, no build step.
 //
 //   import {box, discrete, serve} from "./bridge_env.js";
 //
@@ -11,11 +11,12 @@
 //   reset(seed)                     begins an episode, returns its first observation; `seed`: an integer or undefined
 //   step(action)                    returns {observation, reward, terminated, truncated}
 //   close()                         optional
-// `reset` and `step` may return promises. Values of a `box` are arrays or typed arrays, flat, in C order; numbers where
-// it has no dimensions, as of `discrete`. Of spaces by name they are objects of such values.
+// `reset` and `step` may return promises. Values of a `box` are arrays or typed arrays, flat, in C order; without
+// dimensions they are numbers, like those of `discrete`. Values of several named spaces are objects.
 //
-// The page speaks dm_env_rpc over WebSocket: one binary message is one request or answer. It is protobuf, read and
-// written by hand; `proto/bridge/pb/dm_env_rpc.proto` of Gymnasium Bridge has the messages, docs/protocol.md the rules.
+// The page speaks dm_env_rpc over WebSocket: each binary message is one request or response in protobuf, encoded and
+// decoded by hand. `proto/bridge/pb/dm_env_rpc.proto` of Gymnasium Bridge defines the messages, docs/protocol.md the
+// rules.
 
 const PATH = "/gymnasium-bridge/dial";
 const SUBPROTOCOL = "dm_env_rpc.v1";
@@ -24,7 +25,7 @@ const MAX_SIZE = 2 ** 26; // elements of a tensor: a peer may announce any shape
 
 const RUNNING = 1, TERMINATED = 2, INTERRUPTED = 3;
 
-// gRPC's status codes, by which an error says what was wrong.
+// gRPC's status codes, for error responses.
 const INVALID_ARGUMENT = 3, NOT_FOUND = 5, EXHAUSTED = 8, FAILED_PRECONDITION = 9, UNIMPLEMENTED = 12, INTERNAL = 13;
 
 class Refusal extends Error {
@@ -36,7 +37,7 @@ class Refusal extends Error {
 
 // Spaces
 
-// Data types: the number, which is also that of a tensor's field, and the array of those with values of a fixed size.
+// Data types: the number, which is also that of a tensor's field, and the array class if values have a fixed size.
 const TYPES = {
   float32: {number: 1, Kind: Float32Array},
   float64: {number: 2, Kind: Float64Array},
@@ -63,13 +64,13 @@ export const text = () => ({dtype: "string", shape: []});
 
 const sizeOf = (shape) => shape.reduce((product, length) => product * length, 1);
 
-// The parts of a space: `observation` alone, or each by its own name; `uid` is the number in messages.
+// The parts of a space: only `observation`, or each named space; `uid` is the number in messages.
 function parts(space, name) {
   if (space.dtype) return [{uid: 1, name, space}];
   return Object.entries(space).map(([key, part], index) => ({uid: index + 1, name: key, key, space: part}));
 }
 
-// Protobuf, written
+// Encoding of protobuf
 
 function varints(values) {
   const out = [];
@@ -91,7 +92,7 @@ function concat(pieces) {
   return out;
 }
 
-// A message of [number, value] pairs: an integer is a varint, all else bytes or text.
+// A message from [number, value] pairs: integers become varints, other values are bytes or text.
 function message(...pairs) {
   return concat(pairs.flatMap(([number, value]) => {
     if (typeof value === "number") return [varints([number << 3, value])];
@@ -100,7 +101,7 @@ function message(...pairs) {
   }));
 }
 
-// What holds the values of a tensor or of a bound, a message of its own.
+// The message with the values of a tensor or of a bound.
 function arrayOf(values, dtype) {
   const type = TYPES[dtype];
   if (dtype === "string") return message(...values.map((value) => [1, value]));
@@ -122,13 +123,13 @@ function writeSpec({name, space}) {
   const type = TYPES[space.dtype];
   const pairs = [[1, name], [2, varints(space.shape)], [3, type.number]];
   for (const [number, bound] of [[4, space.low], [5, space.high]]) {
-    // The numbers of a bound's fields are those of a tensor's, and 8.
+    // The field numbers of a bound are those of a tensor, and 8.
     if (Number.isFinite(bound)) pairs.push([number, message([type.number + 8, arrayOf([bound], space.dtype)])]);
   }
   return message(...pairs);
 }
 
-// Protobuf, read
+// Decoding of protobuf
 
 function varintAt(cursor) {
   let value = 0n;
@@ -140,7 +141,7 @@ function varintAt(cursor) {
   }
 }
 
-// The [number, value] pairs of a message: a varint is a bigint, all else bytes.
+// The [number, value] pairs of a message: varints become bigints, other values bytes.
 function* fields(bytes) {
   const cursor = {bytes, at: 0};
   while (cursor.at < bytes.length) {
@@ -180,8 +181,8 @@ function tensorsOf(bytes, number, keyOf) {
   return new Map(all(bytes, number).map((entry) => [keyOf(last(entry, 1)), last(entry, 2) ?? new Uint8Array()]));
 }
 
-// The values of a tensor, the number of its type, and its shape. One element stands for all of a larger shape, and one
-// negative length for what the number of elements leaves.
+// The values of a tensor, the number of its type, and its shape. A single element fills a larger shape, and one
+// negative length is computed from the number of elements.
 function readTensor(bytes) {
   const shape = integers(all(bytes, 15));
   for (const [number, body] of fields(bytes)) {
@@ -217,7 +218,7 @@ function readAction(bytes, {name, space}) {
   return space.shape.length ? values : values[0];
 }
 
-// The settings of a request; those that are not known are refused by name.
+// The settings of a request; unknown ones are refused by name.
 function settingsOf(bytes, number, known) {
   const found = tensorsOf(bytes, number, textOf);
   for (const name of found.keys()) {
@@ -239,13 +240,13 @@ function seedOf(bytes, number) {
 // One environment, and the session that plays it, if any. With a clock it does not wait for actions.
 class World {
   constructor(name, owner, env, fps) {
-    // `owner` is the session that has made it; null: that has gone, and the world goes with its last player.
+    // `owner` is the session that created it; null: that session has ended, and the world ends with its last player.
     Object.assign(this, {name, owner, env, fps, session: null});
-    this.running = false; // whether a sequence of Steps has begun
+    this.running = false; // true if a sequence of Steps has begun
     this.seed = undefined; // of the next episode
     this.reward = 0; // since the last answer
     this.state = RUNNING;
-    this.interrupters = []; // called once the session knows that its sequence is over
+    this.interrupters = []; // called when the session has been told that its sequence is over
     this.actions = parts(env.actionSpace, "action");
     this.observations = parts(env.observationSpace, "observation");
     const reward = box(-Infinity, Infinity, [], "float64");
@@ -279,7 +280,7 @@ class World {
     this.state = terminated ? TERMINATED : truncated ? INTERRUPTED : RUNNING;
   }
 
-  // A frame of the clock: the last action holds until there is another one.
+  // A frame of the clock: the last action is repeated until there is a new one.
   tick() {
     if (this.busy || this.state !== RUNNING || this.action === undefined) return;
     this.busy = true;
@@ -323,10 +324,10 @@ class World {
   }
 }
 
-// One WebSocket: its requests are answered one after the other, in order.
+// One WebSocket: its requests are answered one at a time, in order.
 class Session {
   constructor(page, socket) {
-    this.page = page; // its worlds by name, and how many there may be
+    this.page = page; // its worlds by name, and their limit
     this.socket = socket;
     this.world = null;
     this.last = Promise.resolve();
@@ -339,7 +340,7 @@ class Session {
     });
   }
 
-  // An answer has the number of its request; an error has 16.
+  // A response has the field number of its request; an error has 16.
   async answer(data) {
     try {
       const [number, body] = [...fields(data)].at(-1) ?? [0];
@@ -399,7 +400,7 @@ class Session {
   async resetWorld(body) {
     const world = this.find(last(body, 1));
     const seed = seedOf(body, 2);
-    // Somebody else's next Step tells that the sequence is over; until then nothing is reset.
+    // The next Step of another client reports that the sequence is over; until then nothing is reset.
     if (world.session && world.session !== this && world.running) {
       await new Promise((resolve) => world.interrupters.push(resolve));
     }
@@ -437,16 +438,16 @@ class Session {
   }
 }
 
-// Dial a trainer, until `close()` of what is returned is called. Options:
-//   name      letters, digits, dots and dashes, by which the trainer knows the page; default: one that a reload keeps
-//   token     the trainer's
-//   worlds    how many environments there may be at a time, each made by a call of `make`; default 4
-//   fps       frames a second of a world that does not wait for actions; default: each step waits for its action
-//   onstatus  called with a text for people whenever something has changed
+// Dial a trainer repeatedly, until `close()` of the returned object is called. Options:
+//   name      the page's name for the trainer: letters, digits, dots and dashes; default: one that a reload keeps
+//   token     the trainer's token
+//   worlds    the most environments at a time, each made by a call of `make`; default 4
+//   fps       frames per second of a world that does not wait for actions; default: each step waits for its action
+//   onstatus  called with a text for people whenever the status changes
 export function serve(url, make, {name = ownName(), token, worlds = 4, fps, onstatus = () => {}} = {}) {
   const page = {worlds: new Map(), most: worlds, made: 0, make, fps};
   const subprotocols = [SUBPROTOCOL];
-  // In base64url without padding: scripts can set no header fields, and a subprotocol takes few characters.
+  // In base64url without padding: scripts cannot set header fields, and a subprotocol allows few characters.
   const coded = btoa(token ?? "").replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
   if (token) subprotocols.push(`bridge.token.${coded}`);
   const sockets = new Set();
@@ -455,7 +456,7 @@ export function serve(url, make, {name = ownName(), token, worlds = 4, fps, onst
   let closed = false;
   const tell = (problem) => onstatus(problem ?? (sessions ? `plays in ${sessions} worlds` : "waiting for the trainer"));
 
-  // A WebSocket carries one session, so there is always one more than there are sessions.
+  // A WebSocket carries one session, so there is always one more WebSocket than sessions.
   function dial() {
     const socket = new WebSocket(`${url.replace(/\/+$/, "")}${PATH}?name=${encodeURIComponent(name)}`, subprotocols);
     socket.binaryType = "arraybuffer";

@@ -1,4 +1,4 @@
-// A small game: move the paddle so that it catches each falling ball. Five balls are an episode.
+// A small game: move the paddle so that it catches each falling ball. An episode has five balls.
 
 import {box, discrete, serve} from "./bridge_env.js";
 
@@ -8,7 +8,7 @@ const FALL = 0.1; // of the ball, per step
 const BALLS = 5;
 const SIZE = 240; // pixels
 
-// Numbers from 0 to 1 that depend on the seed alone (mulberry32), so that the same seed gives the same episode.
+// Numbers from 0 to 1 that depend only on the seed (mulberry32), so that the same seed gives the same episode.
 function random(seed) {
   let state = (seed ?? Math.floor(Math.random() * 2 ** 32)) >>> 0;
   return () => {
@@ -20,9 +20,9 @@ function random(seed) {
 }
 
 class Catch {
-  // Where the paddle is, where the ball is, and how high it is.
+  // The positions of the paddle and the ball, and the height of the ball.
   observationSpace = box(-1, 1, [3]);
-  // To the left, stay, to the right.
+  // Left, stay, right.
   actionSpace = discrete(3);
 
   constructor(place) {
@@ -65,7 +65,7 @@ class Catch {
     return [this.paddle, this.ball, this.height];
   }
 
-  // As often as the screen shows something new, whatever the number of steps a second.
+  // Drawn whenever the screen updates, whatever the number of steps per second.
   draw() {
     if (this.closed) return;
     requestAnimationFrame(() => this.draw());

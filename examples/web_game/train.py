@@ -1,9 +1,9 @@
-"""Trains a policy on a game that runs in web pages, on all that are open.
+"""Train a policy on a game that runs in web pages, with all open pages.
 
     python train.py
 
-opens a listener, serves the page at http://127.0.0.1:8000 and waits until it is open in four tabs, each of which plays.
-Policy gradients with NumPy; the policy is linear in where the ball and the paddle are.
+This opens a listener, serves the page at http://127.0.0.1:8000 and waits until it is open in four tabs, each of which
+plays. The training uses policy gradients with NumPy; the policy is linear in the positions of the ball and the paddle.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves the folder of the page."""
+    """Serves the folder of the page without logging."""
 
     def log_message(self, *args: Any) -> None:
         """Log nothing."""
@@ -40,7 +40,7 @@ def probabilities(weights: Array, observations: Array) -> tuple[Array, Array]:
 
 
 def wait_for_tabs(listener: DialListener, tabs: int) -> None:
-    """Wait until so many tabs are open: else the first would play several games, and later ones none."""
+    """Wait until this many tabs are open: otherwise the first would play several games, and later ones none."""
     there = -1
     while there < tabs:
         if there != (there := len(listener.endpoints())):
@@ -79,7 +79,7 @@ def main() -> None:
         lost += int(truncations.sum())  # a tab that was closed
         for tab in range(arguments.tabs):
             since[tab].append(gradients[tab])
-            if rewards[tab]:  # each ball is judged by itself
+            if rewards[tab]:  # each ball gives an update of its own
                 weights += 0.03 * (rewards[tab] - baseline) * np.sum(since[tab], axis=0)
                 baseline += 0.05 * (rewards[tab] - baseline)
             if rewards[tab] or truncations[tab]:
