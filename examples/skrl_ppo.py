@@ -1,4 +1,4 @@
-"""skrl's PPO on environments in another process.
+"""PPO of skrl on environments in another process.
 
     python examples/skrl_ppo.py --steps 50000
 

@@ -1,4 +1,4 @@
-// The page: it starts here. The loop below keeps the connection to the server and what it says of its worlds.
+// The entry point of the page. The loop below keeps the connection to the server, and polls its list of worlds.
 
 import {startBar} from "./bar.js";
 import {Refused, Stream, UNAUTHENTICATED, UNAVAILABLE} from "./client.js";
@@ -15,10 +15,10 @@ import {askForToken, displayName, say, sentence, tell} from "./words.js";
 import {nothing, select} from "./worlds.js";
 
 const PATIENCE = 4000; // milliseconds
-const SILENCE = 15_000; // milliseconds without an answer after which a new connection is tried
+const SILENCE = 15_000; // milliseconds without a response after which the page reconnects
 const SEAT_WAITS = 30_000; // milliseconds: the server's `seat_timeout`
 
-// Ask what there is, and say where the answer takes long: the connection may be dead without a word.
+// Request the list of worlds. Show a message if the response takes long: the connection may be dead without an error.
 async function ask(stream) {
   const late = setTimeout(() => say("", "the server does not answer"), PATIENCE);
   const lost = setTimeout(() => stream.close(new Refused(UNAVAILABLE, "the connection was lost")), SILENCE);
@@ -31,7 +31,7 @@ async function ask(stream) {
 }
 
 async function lobby() {
-  let why = null; // what the server said as it ended the last connection
+  let why = null; // the server's reason for ending the last connection
   for (let wait = 300; ; wait = Math.min(wait * 1.6, 4000)) {
     const stream = new Stream(state.token);
     try {
@@ -52,13 +52,13 @@ async function lobby() {
         if (state.selected !== null && !worldOf(state.selected) && !state.playing && state.selected !== recordings.expected) nothing();
         if (state.watching || state.playing?.own) continue;
         if (state.selected === null && firstWorld()) select(firstWorld().name);
-        else if (worldOf(state.selected)) watch(state.selected); // it failed, or the world has only begun
+        else if (worldOf(state.selected)) watch(state.selected); // joining failed, or the world has only just begun
       }
     } catch (error) {
       stream.close();
       leave();
       if (error.code === UNAUTHENTICATED) {
-        say("bad", "not let in");
+        say("bad", "access denied");
         await askForToken(error.message);
         wait = 0;
       } else {
@@ -71,7 +71,7 @@ async function lobby() {
   }
 }
 
-// After a connection was made: watch the world that was watched before, or the first one.
+// After connecting: watch the world that was watched before, or the first one.
 async function arrive() {
   state.selected = state.wanted?.world ?? state.selected;
   if (!worldOf(state.selected)) state.selected = firstWorld()?.name ?? null;
@@ -85,13 +85,13 @@ async function arrive() {
   } else if (state.wanted) comeBack();
 }
 
-// Take the seat again that the person had.
+// Take the person's former seat again.
 function comeBack() {
   state.comingBackUntil = performance.now() + SEAT_WAITS;
   state.wanted.takesOver ? takeOver(state.wanted.seat) : play(state.wanted.seat);
 }
 
-// True while the server of the watched world is lost; its worlds come back with it, and others go on.
+// True while the server of the watched world is lost. Its worlds return with it, and other servers' worlds are still shown.
 function isLost() {
   const home = state.server.servers?.find(({name}) => name === state.selectedServer);
   if (home?.problem && !worldOf(state.selected)) {
@@ -103,7 +103,7 @@ function isLost() {
   }
   if (state.lost) {
     state.lost = false;
-    state.blind.clear(); // it may draw now
+    state.blind.clear(); // a restarted server may render
     tell(null);
     if (state.wanted && !state.playing && worldOf(state.selected)) comeBack();
   }
@@ -132,7 +132,7 @@ $("lanes").onchange = () => state.selected !== null && watch(state.selected);
 startInput();
 startBar();
 startInvitations();
-// An invitation or a token that is opened in this tab: the browser only changes the fragment.
+// An invitation or a token was opened in this tab: for a new fragment, the browser does not reload the page.
 window.addEventListener("hashchange", () => location.hash.includes("=") && location.reload());
 setInterval(figures, 1000);
 setInterval(showFigures, 250);

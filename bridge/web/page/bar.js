@@ -1,4 +1,4 @@
-// The button behind which a narrow bar has the tools that are seldom used. On a wide one they stand side by side.
+// The menu button for tools that are seldom used, on a narrow bar. A wide bar shows these tools side by side.
 
 import {$} from "./dom.js";
 import {state} from "./state.js";
@@ -17,13 +17,13 @@ export function startBar() {
     const hides = isOpen();
     show(false);
     if (document.querySelector("dialog[open]")) return; // it has the focus
-    // A pointer's click is no choice of where keys go: the next Space is for the world.
+    // After a click with a pointer, the button must not keep the focus: the next Space is for the world.
     if (state.playing && event.detail > 0) $("stage").focus({preventScroll: true});
     else if (hides) $("more").focus();
   });
   $("bar").addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !isOpen()) return;
-    event.stopPropagation(); // it closes the menu, and does not stop playing
+    event.stopPropagation(); // Escape closes the menu, and must not also stop playing
     show(false);
     $("more").focus();
   });

@@ -15,7 +15,7 @@ function color(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// A line over the values, with its area filled; `limit` draws a dashed line.
+// A line through the values, with its area filled; `limit` draws a dashed line.
 export function line(canvas, values, {limit = null, least = null} = {}) {
   const [drawing, width, height] = context(canvas);
   if (values.length < 2) return;

@@ -1,4 +1,4 @@
-// One stream of dm_env_rpc over a WebSocket: requests are answered one by one, in order.
+// One stream of dm_env_rpc over a WebSocket: requests are answered one at a time, in order.
 
 import {pause} from "./dom.js";
 import {request, response, values} from "./wire.js";
@@ -22,7 +22,7 @@ export class Stream {
   #waiting = [];
   #ended = null;
 
-  // Of a stream that looks at a world: what keys do there, once it has joined.
+  // For a stream that watches a world: the key mapping, after joining.
   /** @type {Promise<{fps?: number | null}> | null} */
   controls = null;
 
@@ -39,7 +39,7 @@ export class Stream {
     this.opened = new Promise((resolve, reject) => {
       this.#socket.onopen = () => resolve();
       this.#socket.onclose = ({code, reason}) => {
-        // 4000 and more: a status code of the server, in words; else the connection was lost.
+        // From 4000 on it is a status code of the server, with a message; otherwise the connection was lost.
         const error = code >= 4000 && code < 5000
           ? new Refused(code - 4000, reason)
           : new Refused(UNAVAILABLE, reason || "the connection was lost");
@@ -71,11 +71,11 @@ export class Stream {
     if (this.#ended) throw this.#ended;
     return new Promise((resolve, reject) => {
       this.#waiting.push({resolve, reject});
-      if (this.#socket.readyState === WebSocket.OPEN) this.#socket.send(new Uint8Array(bytes)); // else its end answers
+      if (this.#socket.readyState === WebSocket.OPEN) this.#socket.send(new Uint8Array(bytes)); // otherwise the close event rejects the request
     });
   }
 
-  // Ask again until the program behind the world goes on, where that stands still: a game may be in its menu.
+  // Repeat the request while the program behind the world stands still: a game may be in its menu.
   async askUntilItGoesOn(bytes) {
     for (;;) {
       try {
@@ -92,7 +92,7 @@ export class Stream {
     return answer.value ? values(answer.value)[0] : undefined;
   }
 
-  // Leave the world, and close: a connection that only ends may come back to its seat.
+  // Leave the world, then close: after a connection that only ends, the server keeps the seat.
   async leave() {
     if (!this.open) return;
     await Promise.race([this.ask(request.leave()).catch(() => {}), new Promise((resolve) => setTimeout(resolve, 1000))]);

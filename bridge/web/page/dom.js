@@ -1,4 +1,4 @@
-// Small tools for the document.
+// Helpers for the document.
 
 /** @returns {any} the element of an id: which kind it is, index.html says */
 export const $ = (id) => document.getElementById(id);

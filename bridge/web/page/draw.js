@@ -1,4 +1,5 @@
-// The page, drawn by one function of its state. Pictures and figures, which come many times a second, are painted as they come.
+// Draws the page from its state, in one function. Pictures and figures, which change many times a second, are drawn when they
+// arrive.
 
 import {$, replaceKeepingFocus, write} from "./dom.js";
 import {chooseKey} from "./input.js";
@@ -9,9 +10,9 @@ import {match, recordings} from "./views.js";
 import {called, myName, tell} from "./words.js";
 import {chosenEnvironment, select} from "./worlds.js";
 
-const MOST_CHIPS = 8; // seats of a world that are named in the list of worlds
+const MOST_CHIPS = 8; // the most seats of a world that the list of worlds names
 
-// Draw what has changed. It is called after each change of the state.
+// Draw what has changed. Called after each change of the state.
 export function draw() {
   drawWords();
   drawWorlds();
@@ -38,7 +39,7 @@ function drawWords() {
   write($("badge"), badge?.text ?? "");
   $("badge").className = ["badge", badge?.live && "live", badge?.mine && "mine"].filter(Boolean).join(" ");
   write($("stage-title"), short(playing?.own ? playing.title : world?.title ?? server.title ?? ""));
-  // Nobody plays, and there is nothing to be seen.
+  // Nobody plays, and there is nothing to see.
   const unseen = world?.waits_for?.length === 0 && state.blind.has(selected) && !world.begun;
   const idle = selected === null ? !firstWorld() : world?.waiting || unseen;
   $("empty").hidden = Boolean(playing || state.wanted || !idle || !isKnown());
@@ -48,7 +49,7 @@ function drawWords() {
   $("begin").hidden = uncalled;
 }
 
-// True where a program with a loop of its own has not come to it yet.
+// True if a program with a loop of its own has not called `exchange` yet.
 function isUncalled() {
   const home = serverOf(worldOf(state.selected));
   return Boolean(home.one_world && !home.called && !home.realtime);
@@ -61,19 +62,20 @@ function chip(text, on) {
   return element;
 }
 
-// A rate in words. That of a program with a loop of its own is measured: its last digits would change all the time.
+// A rate as text. A program's rate is measured, so its last digits would change all the time.
 function rate(fps) {
   return fps < 20 ? Number(fps.toFixed(1)) : Math.round(fps);
 }
 
-// True if a list is shown already as its text says; it is not replaced then, under somebody's finger.
+// True if a list already shows this content; it is not replaced then, because somebody may be pressing it.
 function isShown(list, text) {
   const same = list.dataset.shown === text;
   list.dataset.shown = text;
   return same;
 }
 
-// Who has which seat; of many seats those that are taken, and how many there are. One seat alone has no name to tell.
+// Chips for the seats: who has each. For many seats, only the occupied ones and their number. A single seat is shown without
+// its name.
 function seatChips({seats, players = {}, taken_over_by: people = []}) {
   const all = Object.entries(seats);
   const taken = (seat) => "● " + [all.length > 1 ? seat : "", players[seat] ? called(players[seat]) : all.length > 1 ? "" : seat].filter(Boolean).join(": ");
@@ -86,7 +88,7 @@ function seatChips({seats, players = {}, taken_over_by: people = []}) {
 function drawWorlds() {
   const list = $("worlds");
   const worlds = state.server.worlds.map((world) => ({...world, returns: null, match: world.match?.seats.map((one) => one.taken_by)}));
-  const current = worldOf(state.playing?.name)?.name ?? state.selected; // who plays a world of their own looks at that
+  const current = worldOf(state.playing?.name)?.name ?? state.selected; // a person in a world of their own watches that world
   const text = JSON.stringify([worlds, state.server.servers, current]);
   if (isShown(list, text)) return;
   replaceKeepingFocus(list, "world", [...state.server.worlds.map((world) => {
@@ -141,7 +143,7 @@ function drawSeats() {
   $("seat").value = seats.some(([seat]) => seat === before) ? before : free ?? seats[0]?.[0] ?? "";
 }
 
-// The environments of a server of several; the first choice is to play in the world that is shown, where there is one.
+// The environments of a server that has several. The first choice is the world that is shown, if any.
 function drawEnvironments() {
   const world = worldOf(state.selected);
   const ids = serverOf(world).environments ?? [];
@@ -151,7 +153,7 @@ function drawEnvironments() {
   $("env").replaceChildren(...list.map((id) => new Option(id ? short(id) : "this world", id)));
 }
 
-// What the button does: it takes a free seat, or takes over from whoever has it. Lanes have an agent, or are looked at.
+// The button takes a free seat, or takes over from the player of an occupied one. Lanes have an agent, or can only be watched.
 function drawPlay() {
   const world = worldOf(state.selected);
   const lanes = (world?.lanes ?? 0) > 1;
@@ -159,7 +161,7 @@ function drawPlay() {
   const full = !state.playing && !makes && world?.match && Object.values(world.seats).every(Boolean);
   const person = state.playing || makes ? null : world?.taken_over?.[$("seat").value];
   const taken = state.connected && !makes && (lanes || world?.seats[$("seat").value] === true);
-  const refused = Boolean(taken && person && person !== myName()); // one's own: an answer that is older than the end of that
+  const refused = Boolean(taken && person && person !== myName()); // the person's own name: the list may be older than the end of their takeover
   write($("play"), state.playing ? (state.playing.takesOver ? "Give back" : "Stop") : !taken ? "Play" : world.match ? "Full" : refused ? "Taken" : "Take over");
   $("play").title = refused ? `${called(`person:${person}`)} has taken over: wait until they give back` : "";
   $("play").classList.toggle("stop", state.playing !== null);
@@ -189,14 +191,14 @@ function drawLegend() {
   drawPad(keyboard);
 }
 
-// The buttons for fingers: directions where they lie, the others beside them.
+// On-screen buttons: directions arranged like a cross, the others beside them.
 function drawPad(keyboard) {
   $("pad").hidden = !keyboard?.names.length;
   if (!keyboard) return;
   const {directions, others} = keyboard.spatial();
   const button = (name, place) => {
     const element = document.createElement("button");
-    element.textContent = place ? signOf(place) : keyboard.word(name) || signOf(name); // a letter says nothing to a finger
+    element.textContent = place ? signOf(place) : keyboard.word(name) || signOf(name); // a letter means nothing on a touch screen
     element.dataset.key = name;
     element.setAttribute("aria-label", keyboard.meaning(name));
     element.setAttribute("aria-pressed", "false");

@@ -1,14 +1,14 @@
-// The figures beside the picture, and the notice of a world that stands still.
+// The figures beside the picture, and the notice that a world stands still.
 
 import {line} from "./charts.js";
 import {$, write} from "./dom.js";
 import {state, worldOf} from "./state.js";
 import {called} from "./words.js";
 
-const texts = new Map(); // figures that have come since they were shown last, by the id of their element
+const texts = new Map(); // figures that were not drawn yet, by the id of their element
 
-// Show a figure at the next turn of `showFigures`. Each text that changes has the page laid out and drawn anew: done
-// with each picture that cost as much as the picture, and nobody reads thirty numbers a second.
+// Show a figure at the next call of `showFigures`. Each text that changes makes the browser lay out and draw the page. Doing so
+// with each picture cost as much as the picture, and nobody reads thirty numbers per second.
 export function note(id, text) {
   texts.set(id, text);
 }
@@ -18,7 +18,7 @@ export function showFigures() {
   texts.clear();
 }
 
-// Each seat's return, where several act: of the last episode, and the mean.
+// The last and the mean return of each seat, if there are several.
 function seatReturns() {
   const found = Object.entries(worldOf(state.selected)?.returns ?? {});
   const several = found.length > 1;
@@ -37,7 +37,7 @@ export function figures() {
   const now = performance.now();
   const {arrived, steps} = state.frames;
   const seconds = arrived.length > 1 ? (arrived.at(-1) - arrived[0]) / 1000 : 0;
-  const comes = now - (arrived.at(-1) ?? -Infinity) < 2000; // else the world stands still, or nobody knows
+  const comes = now - (arrived.at(-1) ?? -Infinity) < 2000; // otherwise the world stands still, or its state is unknown
   $("rate").textContent = seconds && comes ? ((arrived.length - 1) / seconds).toFixed(1) : "0";
   if (!comes) $("steps").textContent = "–";
   else if (steps.length > 1) {
@@ -56,7 +56,7 @@ export function figures() {
   seatReturns();
 }
 
-// For whom a program with a loop of its own waits, in words; null: for nobody, or for the person.
+// The players for whom a program with a loop of its own waits, as text; null: it waits for nobody, or for this person.
 function awaits({waits_for: awaited, seats, players, name}) {
   if (!awaited || !$("empty").hidden) return null;
   if (!awaited.length) return "The game waits for a player";
@@ -68,8 +68,8 @@ function awaits({waits_for: awaited, seats, players, name}) {
   return others.length ? `The game waits for ${others.map(named).join(", ")}` : null;
 }
 
-// A world in real time goes on by itself: where no picture comes, it stands still, or the connection does. Of a program
-// with a loop of its own the server knows, also where it is none in real time.
+// A world in real time keeps running: if no pictures arrive, the world or the connection is stalled. For a program with a loop
+// of its own the server reports it, in lock-step too.
 export function stall() {
   const world = worldOf(state.selected);
   const looks = state.watching && !state.lost && !world?.waiting;
@@ -79,7 +79,7 @@ export function stall() {
   const seconds = (performance.now() - last) / 1000;
   const awaited = looks && world ? awaits(world) : null;
   const stalls = still || Boolean(awaited) || (Boolean(runs) && seconds >= Math.max(1, 2 / world.fps));
-  // One sentence, of which screen readers leave out the seconds: they would read it again with each of them.
+  // One sentence without the seconds for screen readers, which would read it again every second.
   $("stall").classList.toggle("on", stalls);
   const parts = awaited ? [awaited, "", ""] : still ? ["The game stands still: its program has paused, or hangs", "", ""]
     : stalls ? ["No picture", ` for ${Math.floor(seconds)} s`, ": the world stands still, or the connection does"] : ["", "", ""];

@@ -13,7 +13,7 @@ function row(keys, meaning) {
   return made;
 }
 
-// keyboard: of the world that is played, or null.
+// keyboard: that of the played world, or null.
 export function openHelp(keyboard) {
   const entries = keyboard?.legend() ?? [];
   $("help-hint").textContent = keyboard
@@ -24,25 +24,25 @@ export function openHelp(keyboard) {
   if (!$("help").open) $("help").showModal();
 }
 
-// Fingers always get the buttons. Who uses a switch or a screen reader at a computer with a mouse asks for them.
+// Touch screens always have the buttons. People with a mouse and a switch or screen reader can turn them on.
 function showButtons(shown) {
   $("pad").classList.toggle("shown", shown);
   local.setItem("buttons", shown ? "1" : "");
 }
 
-// The whole stage, not the picture alone: its buttons and messages must stay in reach.
+// The whole stage, not only the picture: its buttons and messages must stay within reach.
 function toggleFullscreen() {
   const done = document.fullscreenElement ? document.exitFullscreen() : $("stage").requestFullscreen();
-  done.catch(() => {}); // the browser said no; the page is as it was
+  done.catch(() => {}); // the browser refused; the page is unchanged
 }
 
-// open(): opens the help for what is played now.
+// open(): opens the help for the played world.
 export function startHelp(open) {
   $("pad-shown").checked = local.getItem("buttons") === "1";
   showButtons($("pad-shown").checked);
   $("pad-shown").onchange = () => showButtons($("pad-shown").checked);
   $("help-open").onclick = open;
   $("help-close").onclick = () => $("help").close();
-  $("fullscreen").hidden = !document.fullscreenEnabled; // no iPhone has it for a page
+  $("fullscreen").hidden = !document.fullscreenEnabled; // iPhones have no fullscreen mode for pages
   $("fullscreen").onclick = toggleFullscreen;
 }

@@ -1,4 +1,4 @@
-// Keys and buttons: which are held, and which were chosen.
+// Keys and buttons: which are held, and which keys the person has chosen.
 
 import {$, local, works} from "./dom.js";
 import {draw} from "./draw.js";
@@ -11,11 +11,11 @@ import {announce} from "./words.js";
 
 const MOST_PRESSES = 4;
 
-let choosing = null; // the place in the legend of what gets the next key that is pressed
+let choosing = null; // the legend's entry that gets the next pressed key
 
-// Chosen keys stay in this browser, for all worlds with the same controls.
+// Chosen keys are stored in this browser, for all worlds with the same controls.
 export function recall(keyboard) {
-  choosing = null; // it was of another world
+  choosing = null; // the entry belonged to another world
   const stored = local.getItem(keyboard.storedAs);
   if (stored) keyboard.restore(JSON.parse(stored));
   if (!keyboard.names.length) announce(keyboard.controls.why ?? "");
@@ -41,7 +41,7 @@ function choose(event) {
 
 const fingers = new Map(); // the button below each finger
 
-// A finger that slides to the next button presses that one.
+// A finger that slides to another button presses that one.
 function finger(event) {
   const down = event.type === "pointerdown";
   const before = fingers.get(event.pointerId);
@@ -57,14 +57,14 @@ function finger(event) {
   if (name) hold(name, true);
 }
 
-// strength: how far a stick or the mouse presses it, 0 to 1.
+// strength: how far a stick or the mouse presses the key, 0 to 1.
 export function hold(name, down, strength = 1) {
   if (!state.playing) return;
   const {held, pressed, strength: strengths} = state.playing.keyboard;
   down && strength < 1 ? strengths.set(name, strength) : strengths.delete(name);
   if (held.has(name) === down) return;
   down ? held.add(name) : held.delete(name);
-  if (down && strength === 1) pressed.add(name); // a stick at rest may stray for a moment
+  if (down && strength === 1) pressed.add(name); // a stick at rest may deviate for a moment
   if (down && state.playing.presses && state.playing.presses.length < MOST_PRESSES) state.playing.presses.push(state.playing.keyboard.action(new Set([name])));
   state.playing.changed ??= performance.now();
   state.playing.wake();
@@ -74,9 +74,9 @@ export function hold(name, down, strength = 1) {
   }
 }
 
-const down = new Map(); // the key that each place of the keyboard holds: with Shift, its release has another name
+const down = new Map(); // the key for each pressed place on the keyboard: with Shift pressed meanwhile, its release has another name
 
-// The key of the world that was pressed. Where a layout has no Latin letters, or digits with Shift alone: the one in that place.
+// The world's key that was pressed. If the layout has no Latin letters, or digits only with Shift: the key in that place.
 function named(event) {
   const {keyboard} = state.playing;
   const name = keyboard.meant(nameOf(event));
@@ -93,17 +93,17 @@ function release() {
 }
 
 function help() {
-  release(); // a dialog gets the key's release, not the page
+  release(); // the dialog receives the key's release, not the page
   openHelp(state.playing?.keyboard ?? null);
 }
 
 export function startInput() {
   for (const kind of ["pointerdown", "pointermove", "pointerup", "pointercancel"]) $("pad").addEventListener(kind, finger);
-  // A screen reader, a switch or the Enter key clicks without a pointer, and cannot hold: a second click lets go.
-  // In a turn-based world a press is one step, so a click is all of it.
+  // A screen reader, a switch or the Enter key clicks without a pointer, and cannot hold: a second click releases.
+  // In a turn-based world each press is one step, so a click needs no release.
   $("pad").addEventListener("click", (event) => {
     const name = event.target.closest("button")?.dataset.key;
-    if (event.detail !== 0 || !state.playing || name === undefined) return; // a finger's click: finger() has seen it
+    if (event.detail !== 0 || !state.playing || name === undefined) return; // finger() has handled a finger's click
     hold(name, !state.playing.keyboard.held.has(name));
     if (state.playing.presses) hold(name, false);
   });
@@ -115,7 +115,7 @@ export function startInput() {
     if (name === "escape") stop();
     else if (state.playing.keyboard.uses(name)) {
       event.preventDefault();
-      if (event.code) down.set(event.code, name); // a keyboard on the screen may have none
+      if (event.code) down.set(event.code, name); // on-screen keyboards may send no code
       hold(name, true);
     }
   });

@@ -7,7 +7,7 @@ import {announce} from "./words.js";
 
 const MARGIN = 4; // modules around a code
 
-// The link: everything that says what it opens is in the fragment, which no server sees.
+// The link. All its data is in the fragment, which is not sent to servers.
 function link() {
   const said = new URLSearchParams();
   if (state.selected !== null) said.set("world", state.selected);
@@ -31,9 +31,9 @@ function drawLink() {
 }
 
 function hint(fits) {
-  if (/^(localhost|127\.|\[::1\])/.test(location.host)) return "This address opens on this computer alone. For others start the server with --host 0.0.0.0, and open the page by the computer's name or address.";
-  if (!fits) return "The link is too long for a code.";
-  return state.token && $("invite-token").checked ? "Whoever has this link may do what you may." : "Open the link, or point a phone's camera at the code.";
+  if (/^(localhost|127\.|\[::1\])/.test(location.host)) return "This address only works on this computer. To invite others, start the server with --host 0.0.0.0, and open the page by the computer's name or address.";
+  if (!fits) return "The link is too long for a QR code.";
+  return state.token && $("invite-token").checked ? "Anyone with this link has the same permissions as you." : "Open the link, or point a phone's camera at the code.";
 }
 
 function open() {
@@ -53,17 +53,17 @@ async function copy() {
     $("invite-copy").textContent = "Copied";
     setTimeout(() => ($("invite-copy").textContent = "Copy"), 2000);
   } catch {
-    $("invite-hint").textContent = "The link is selected: copy it."; // without HTTPS a page may not write to the clipboard
+    $("invite-hint").textContent = "The link is selected: copy it."; // without HTTPS a page cannot write to the clipboard
   }
 }
 
-// Say what an invitation is to, once the server has said what there is.
+// Announce an invitation when the list of worlds has arrived.
 export function greet() {
   const {invitation} = state;
   if (!invitation) return;
   state.invitation = null;
   const world = worldOf(state.selected);
-  if (invitation.world && !worldOf(invitation.world)) return announce("The world of this invitation is gone.");
+  if (invitation.world && !worldOf(invitation.world)) return announce("The world of this invitation has ended.");
   if (invitation.seat && [...$("seat").options].some(({value}) => value === invitation.seat)) $("seat").value = invitation.seat;
   const [taken] = invitation.seat ? [world?.seats?.[invitation.seat]] : [false];
   const what = invitation.seat ? `to play ${invitation.seat}` : `to ${world?.title ?? serverOf(world).title}`;

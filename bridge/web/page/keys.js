@@ -1,4 +1,4 @@
-// Which keys are held, and the action that they mean.
+// The keys that are held, and the action that they select.
 
 const NAMES = {ArrowLeft: "left", ArrowRight: "right", ArrowUp: "up", ArrowDown: "down", " ": "space", Enter: "return"};
 const SIGNS = {left: "←", right: "→", up: "↑", down: "↓", space: "space", return: "↵"};
@@ -12,32 +12,32 @@ export function signOf(name) {
 }
 
 export class Keyboard {
-  // controls: what the property `world.controls` says.
+  // controls: the value of the property `world.controls`.
   constructor(controls) {
     this.controls = controls;
-    this.storedAs = `chosen keys ${JSON.stringify(controls)}`; // before any of them is changed
+    this.storedAs = `chosen keys ${JSON.stringify(controls)}`; // computed before any key is changed
     this.shipped = this.chosen;
     this.held = new Set();
-    this.pressed = new Set(); // keys that went down since take()
-    this.strength = new Map(); // of held keys that a stick or the mouse presses in part: 0 to 1
+    this.pressed = new Set(); // keys pressed since take()
+    this.strength = new Map(); // held keys that a stick or the mouse presses partially: 0 to 1
   }
 
-  // Why there is nothing to play with; null: there is. Actions of such a space cannot be made of keys.
+  // Why the world cannot be played with keys; null if it can.
   get nothing() {
     return this.controls.kind === "none" ? this.controls.why : null;
   }
 
-  // All keys that mean something.
+  // All keys with an effect.
   get names() {
     if (this.controls.kind === "discrete") return [...new Set(this.controls.keys.flatMap((entry) => entry.keys))];
     if (this.controls.kind === "box") return this.controls.axes.flatMap((axis) => [axis.less, axis.more]).filter(Boolean);
     return [];
   }
 
-  // Arrows stand for W, A, S and D where those mean something and arrows do not.
+  // Arrows act as W, A, S and D if those have an effect and arrows do not.
   meant(name) {
     const letter = {left: "a", right: "d", up: "w", down: "s"}[name];
-    const letters = this.uses("a") && this.uses("d"); // else they are letters of words
+    const letters = this.uses("a") && this.uses("d"); // otherwise they are letters of action names
     return letter && letters && !this.uses(name) && this.uses(letter) ? letter : name;
   }
 
@@ -45,18 +45,18 @@ export class Keyboard {
     return this.names.includes(name);
   }
 
-  // The keys of each entry of the legend, as a person has chosen them.
+  // The keys of each entry of the legend, with the person's choices.
   get chosen() {
     return this.legend().map(([keys]) => keys);
   }
 
-  // The keys for buttons: `directions`, [where, name], from left to right, and the `others`.
+  // The keys for buttons: `directions`, [place, name], from left to right, and the `others`.
   spatial() {
     const {names, shipped: before} = this;
     const alone = this.chosen.map((keys, position) => [keys[0], before[position][0]]).filter((_, position) => before[position].length === 1);
     const renamed = new Map(alone);
     const places = [["left", "a"], ["up", "w"], ["down", "s"], ["right", "d"]];
-    const shipped = new Map(names.map((name) => [renamed.get(name) ?? name, name])); // a key that was chosen lies where the other did
+    const shipped = new Map(names.map((name) => [renamed.get(name) ?? name, name])); // a chosen key takes the place of the original one
     const letters = !shipped.has("left") && shipped.has("a") && shipped.has("d");
     const directions = places.flatMap(([place, letter]) => {
       if (shipped.has(place)) return [[place, shipped.get(place)]];
@@ -66,8 +66,7 @@ export class Keyboard {
     return {directions, others: names.filter((name) => !placed.includes(name))};
   }
 
-  // What happens where no key is held, in words. `rate`: of a world that waits for a key, the steps a second of one that
-  // stays down.
+  // The effect of holding no key, as text. `rate`: in a world that waits for keys, the steps per second of a held key.
   resting(rate) {
     const {controls} = this;
     if (rate) return `no key: the world waits; held: ${Number(rate.toFixed(1))} steps a second`;
@@ -75,7 +74,7 @@ export class Keyboard {
     return controls.kind === "box" ? `no key: ${controls.neutral.map((value) => Number(value.toFixed(3))).join(", ")}` : "";
   }
 
-  // True if an environment that can wait for a key is to: no action is known to do nothing.
+  // True if an environment that can wait for a key should: no action is known to do nothing.
   get needsKey() {
     return this.controls.kind === "discrete" && this.controls.idle === false;
   }
@@ -84,8 +83,8 @@ export class Keyboard {
     return this.names.some((name) => this.held.has(name));
   }
 
-  // The keys to act by: those that are held; if none is, those of a tap since the last call. A tap can be shorter than
-  // a frame, or than a request takes.
+  // The keys that select the action: those that are held or, if none is, those tapped since the last call. A tap can be shorter
+  // than a frame, or than a request.
   take() {
     const held = this.names.filter((name) => this.held.has(name));
     const keys = new Set(held.length ? held : this.pressed);
@@ -98,7 +97,7 @@ export class Keyboard {
     return name ?? `action ${action}`;
   }
 
-  // The action of the largest set of keys that is held, as flat numbers.
+  // The action for the largest set of held keys, as flat numbers.
   action(held = this.held) {
     const {controls} = this;
     if (controls.kind === "discrete") {
@@ -117,12 +116,12 @@ export class Keyboard {
     return action;
   }
 
-  // The ends of the axes that have a key: [axis, "less" or "more"].
+  // The ends of the axes that have keys: [axis, "less" or "more"].
   #ends() {
     return this.controls.axes.flatMap((axis) => ["less", "more"].filter((end) => axis[end]).map((end) => [axis, end]));
   }
 
-  // [keys, what they do], for the legend.
+  // [keys, effect], for the legend.
   legend() {
     const {controls} = this;
     if (controls.kind === "discrete") {
@@ -134,26 +133,26 @@ export class Keyboard {
     return [];
   }
 
-  // The effect of a key alone, in words; empty: it does nothing alone.
+  // The effect of a single key, as text; empty: none.
   word(name) {
     return this.legend().find(([keys]) => keys.length === 1 && keys[0] === name)?.[1] ?? "";
   }
 
-  // The same for those who hear it.
+  // The same for screen readers.
   meaning(name) {
     const word = this.word(name);
     return word ? `${word} (${name})` : name;
   }
 
-  // Change which key an entry of the legend has; whichever had that key gets the other one. What several keys do
-  // together follows them, and can have a key of its own.
+  // Change the key of an entry of the legend; an entry that had that key gets the other one. Combinations of keys change
+  // accordingly, and can have keys of their own.
   assign(position, name) {
     const [before, ...others] = this.chosen[position];
     const swapped = (key) => (key === before ? name : key === name ? before : key);
     this.restore(this.chosen.map((keys, at) => (!others.length ? keys.map(swapped) : at === position ? [name] : keys)));
   }
 
-  // Take keys that were `chosen`.
+  // Apply stored choices from `chosen`.
   restore(chosen) {
     const {controls} = this;
     const ends = controls.kind === "box" ? this.#ends() : [];

@@ -1,4 +1,5 @@
-// A PERLERT lobby behind a gateway: who is in it, a slot with a name, ready, the run by keys, and its result.
+// A PERLERT lobby behind a gateway: its clients, taking a slot with a name, being ready, the run played with keys, and its
+// result.
 
 import {Stream} from "./client.js";
 import {$, pause, replaceKeepingFocus} from "./dom.js";
@@ -9,7 +10,7 @@ import {request, tensor, textTensor, values} from "./wire.js";
 const BOOL = 9;
 const RUNS = ["joining", "playing"];
 
-// The text of an action, as PERLERT has it.
+// The text of an action in PERLERT's form.
 function textOf(keyboard) {
   return keyboard.action(keyboard.take()).map((value) => (Number.isInteger(value) ? String(value) : value.toFixed(6))).join(",");
 }
@@ -18,14 +19,14 @@ function element(kind, text, more = {}) {
   return Object.assign(document.createElement(kind), {textContent: text, ...more});
 }
 
-// What the page does for a lobby: {token, panel, name, begin(stream, keyboard), end(), badge(text, live), announce(text),
-// result(number), tell(text)}; `begin` returns an object whose `changed` and `wake` tell of keys.
+// The page's functions for a lobby: {token, panel, name, begin(stream, keyboard), end(), badge(text, live), announce(text),
+// result(number), tell(text)}; `begin` returns an object whose `changed` and `wake` report keys.
 export class Lobby {
   #page;
   #world;
   #stream = null;
-  #wanted = null; // the slot
-  #ready = null; // what is to be said: true or false
+  #wanted = null; // the requested slot
+  #ready = null; // the readiness to send: true or false
   #numbers = new Numbers();
   #playing = null;
   #shown = "";
@@ -47,7 +48,7 @@ export class Lobby {
     this.#stopPlaying();
   }
 
-  // Look at the lobby, and be in it, until it is left; raises what a stream does.
+  // Show the lobby and take part in it until it is left; rejects like the stream.
   async run() {
     while (!this.closed) {
       const slot = this.#wanted;
@@ -62,7 +63,7 @@ export class Lobby {
           if (this.closed || error.code === 1) continue;
           throw error;
         }
-        this.#wanted = null; // a name that cannot be sent
+        this.#wanted = null; // the name is invalid
         this.#page.tell(error.message.split("\n")[0]);
       } finally {
         stream.close();
@@ -95,7 +96,7 @@ export class Lobby {
       const read = (name) => values(answer.observations.get(uid[name]))[0];
       const state = JSON.parse(read("lobby"));
       this.#show(state, {observation: read("observation"), step: read("step"), total: read("return"), over: Boolean(read("over"))});
-      // Who is ready sees the start at once, not after a third of a second of the run.
+      // Poll fast when ready, to show the start at once and not a third of a second into the run.
       const soon = this.#playing || state.slots.some(({key, ready}) => ready && key === state.mine);
       const wait = soon ? 1000 / Math.min(state.fps ?? 30, 30) : 300;
       const woken = new Promise((resolve) => {

@@ -1,5 +1,5 @@
-// A match: who sits where, who is ready, the countdown, and what came of a round. It shows what the server says of a
-// match, in words of `world.match` (docs/protocol.md), and tells the rest of the page when the person is ready.
+// A match: who has which seat, who is ready, the countdown, and the result of a round. It shows the server's `world.match`
+// (docs/protocol.md), and tells the rest of the page when the person is ready.
 
 import {$, replaceKeepingFocus, works} from "./dom.js";
 
@@ -20,12 +20,12 @@ function list(names) {
   return names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names.at(-1)}`;
 }
 
-// How somebody is called among others: by the seat too, where several have one name.
+// The name of a player among others: with the seat, if several have the same name.
 function called(one, all) {
   return all.filter(({name}) => name === one.name).length > 1 ? `${one.seat} (${one.name})` : one.name;
 }
 
-// The key to press, where there are keys.
+// The key to press, if there is a keyboard.
 function press(why) {
   return matchMedia("(pointer: coarse)").matches ? "" : `Press Enter ${why}.`;
 }
@@ -33,10 +33,10 @@ function press(why) {
 export class MatchView {
   #match = null;
   #seat = null; // the seat of the person at this page
-  #played = null; // {round, seat}: the last round in which that person played
+  #played = null; // {round, seat}: the last round that the person played
   #shown = "";
-  #endsAt = 0; // when the countdown is over
-  #begun = []; // who waits for a round: {after, resolve}
+  #endsAt = 0; // when the countdown ends
+  #begun = []; // promises that wait for a round: {after, resolve}
   #actions;
 
   // actions: sit(seat) takes a free seat; ready(value) says whether the person is ready; announce(text).
@@ -51,12 +51,12 @@ export class MatchView {
     return this.#match?.seats.find(({seat}) => seat === this.#seat);
   }
 
-  // Milliseconds until it is time to ask the server again.
+  // Milliseconds until the next request to the server.
   get pace() {
     return this.#match ? PACE[this.#match.state] ?? 300 : 1000;
   }
 
-  // What the server says: null where there is no match. `seat`: the person's own, null while watching.
+  // Update from the server; null: there is no match. `seat`: the person's own, null while watching.
   show(match, seat) {
     const before = this.#seat === seat ? this.#match : null;
     this.#match = match;
@@ -64,7 +64,7 @@ export class MatchView {
     if (match?.state === "running" && this.#own?.playing) this.#played = {round: match.round, seat};
     if (match?.countdown != null) this.#endsAt = performance.now() + match.countdown * 1000;
     if (match && before) this.#tell(before, match);
-    // Returns change with each step. A button that is replaced while somebody presses it gets no click.
+    // Returns change with each step. A button that is replaced while it is pressed gets no click.
     const text = JSON.stringify([{...match, countdown: 0}, seat], (key, value) => (key === "return" ? undefined : value));
     $("seats").querySelectorAll("output").forEach((output, at) => (output.textContent = number(match?.seats[at]?.return)));
     if (text !== this.#shown) {
@@ -78,12 +78,12 @@ export class MatchView {
     }
   }
 
-  // The number of the next round that the person plays in, once it runs.
+  // Resolves to the number of the next round that the person plays, when it runs.
   begins(after) {
     return new Promise((resolve) => this.#begun.push({after, resolve}));
   }
 
-  // Nobody waits for a round any more.
+  // Cancel the waits for a round.
   left() {
     for (const waiting of this.#begun.splice(0)) waiting.resolve(null);
   }
@@ -102,7 +102,7 @@ export class MatchView {
     this.#actions.ready(true);
   }
 
-  // Words for those who do not see the page.
+  // Announcements for screen readers.
   #tell(before, match) {
     const said = [];
     for (const seat of match.seats) {
@@ -141,7 +141,7 @@ export class MatchView {
     }));
   }
 
-  // The text below a name: that it is ready, or a button that takes the seat.
+  // The content below a name: whether the player is ready, or a button that takes the seat.
   #mark(seat) {
     const {state} = this.#match;
     if (!seat.taken_by && this.#seat === null) {
@@ -160,7 +160,7 @@ export class MatchView {
 
   // The panel over the picture
 
-  // True if the person at this page had a seat in the round of the result: others may sit there now.
+  // True if the person had a seat in the round of the result: others may have it now.
   #isMine(seat) {
     return this.#played?.round === this.#match.result.round && this.#played.seat === seat;
   }
@@ -225,7 +225,7 @@ export class MatchView {
     }));
   }
 
-  // What everybody has got in all rounds, once there were several.
+  // The standings over all rounds, if there were several.
   #showStandings(standings) {
     $("match-standings").hidden = this.#match.state !== "gathering" || this.#match.round < 2 || !standings.length;
     $("match-standings-rows").replaceChildren(...standings.slice(0, 6).map(({name, rounds, wins, best}) => {

@@ -1,4 +1,4 @@
-// The worlds of a running evaluation, side by side as small pictures, and its results so far. A click looks at one closely.
+// The worlds of a running evaluation as small pictures side by side, and the results so far. A click selects a world.
 
 import {Stream} from "./client.js";
 import {$, pause} from "./dom.js";
@@ -7,7 +7,7 @@ import {request, textTensor, values} from "./wire.js";
 import {select} from "./worlds.js";
 
 const MOST = 16;
-const PACE = 100; // milliseconds from one picture of a world to the next
+const PACE = 100; // milliseconds between two pictures of a world
 const tiles = new Map(); // by the name of a world: {button, stream}
 
 export function drawMosaic() {
@@ -43,7 +43,7 @@ async function open({name, title}) {
       if (data.length) await paint(canvas, data);
       await pause(PACE);
     }
-  } catch { // the world has gone, or draws nothing: it keeps its place while it is in the list
+  } catch { // the world has ended, or does not render: the tile stays while the world is in the list
     stream.close();
   }
 }

@@ -1,10 +1,10 @@
-// The view of a world without pictures: observations that are images, and the numbers of others.
+// The view of a world without pictures: its image observations, and the numbers of others.
 
 import {state} from "./state.js";
 import {values} from "./wire.js";
 
 const UINT8 = 6;
-const MOST = 64; // numbers that are drawn one by one
+const MOST = 64; // the most numbers that are drawn separately
 
 const NO_PICTURES = "This world draws no pictures.";
 const ASK_FOR_PICTURES = " Start its server with --web, or with --env-kwargs render_mode=rgb_array, to see it.";
@@ -14,7 +14,7 @@ export function drawsNothing(error) {
   return error.code === 9 && /frames to render|render\(\)|render_mode/.test(error.message);
 }
 
-// True if it says that the server has no encoder for JPEG: it has one for PNG.
+// True if an error says that the server cannot encode JPEG: it can encode PNG.
 export function lacksJpeg(error) {
   return error.code === 9 && error.message.includes("frame=png");
 }
@@ -37,7 +37,7 @@ function paintImage(canvas, data, [height, width, depth = 1]) {
   canvas.dataset.pictures = String(Number(canvas.dataset.pictures ?? 0) + 1);
 }
 
-// A bar for each number, from the middle to the left or to the right, as long as the largest that was seen allows.
+// A bar for each number, from the middle to the left or right, relative to the largest number so far.
 export class Numbers {
   #most = new Map();
 
@@ -53,7 +53,7 @@ export class Numbers {
         const row = document.createElement("div");
         row.className = "number";
         const bar = document.createElement("meter");
-        bar.ariaHidden = "true"; // the number says the same
+        bar.ariaHidden = "true"; // the number next to it has the same information
         row.append(document.createElement("span"), bar, document.createElement("output"));
         return row;
       }));
@@ -69,7 +69,7 @@ export class Numbers {
   }
 }
 
-// The observations of one world that was joined, on the canvas or in a box with words.
+// The observations of a joined world, on the canvas or as text in a box.
 export class Observations {
   #specs;
   #numbers = new Numbers();
@@ -83,9 +83,9 @@ export class Observations {
     this.image = this.#specs.find(([, spec]) => isImage(spec))?.[1] ?? null;
     const note = document.createElement("p");
     note.className = "note";
-    const why = NO_PICTURES + (state.server.servers ? ASK_FOR_PICTURES : ""); // a server with a page of its own has asked for them
+    const why = NO_PICTURES + (state.server.servers ? ASK_FOR_PICTURES : ""); // a server with its own page has enabled rendering already
     note.textContent = this.image ? `${why} Its observations are shown.`
-      : this.#specs.length ? `${why} Here are the numbers that the agent sees.` : `${why} It tells nothing else to those who watch.`;
+      : this.#specs.length ? `${why} Here are the numbers that the agent sees.` : `${why} Spectators get no other observations.`;
     const box = document.createElement("div");
     box.className = "numbers";
     panel.className = this.image ? "bare" : "";

@@ -1,4 +1,4 @@
-// The seat of the person: playing, matches, taking over, and giving the seat back.
+// The person's seat: playing, matches, taking over, and giving the seat back.
 
 import {Stream} from "./client.js";
 import {$, pause} from "./dom.js";
@@ -16,17 +16,17 @@ import {announce, badge, myName, offer, tell} from "./words.js";
 import {chosenEnvironment, refresh, select, selectFirst} from "./worlds.js";
 
 const RUNNING = 1;
-const FULL = 8; // RESOURCE_EXHAUSTED: somebody has the seat
+const FULL = 8; // RESOURCE_EXHAUSTED: the seat is occupied
 
-const KEPT = /free in (\d+(?:\.\d+)?) s\b/; // how a refusal says for how long a seat is kept that was left
+const KEPT = /free in (\d+(?:\.\d+)?) s\b/; // the part of a refusal that says for how long a seat is kept
 
 const DOUBLE = 2;
 const DEFAULT_FPS = 30;
-const SOON = 15; // seconds before a seat is given back at which the page begins to count
-const KNOWN_WITHIN = 30_000; // milliseconds in which the server says that a seat which was given back is free
-const QUIET = 5000; // milliseconds from one end of an episode that is read aloud to the next
+const SOON = 15; // seconds before the seat is given back at which the countdown is shown
+const KNOWN_WITHIN = 30_000; // milliseconds within which the server reports that a seat was given back
+const QUIET = 5000; // the least milliseconds between two announced ends of episodes
 
-// Taking over: while keys are held their action stands in for the agent's.
+// Taking over: while keys are held, their action replaces the agent's.
 
 export async function takeOver(chosen) {
   if (state.joining) return; // a double click
@@ -35,7 +35,7 @@ export async function takeOver(chosen) {
   const stream = (state.joining = new Stream(state.token));
   const world = worldOf(state.selected);
   try {
-    // The world waits for a person's eyes. The stream of the pictures is in it already, and has asked for the rate.
+    // The world slows down for the person. The stream of pictures has joined it already, and has requested the rate.
     const {fps: own} = (await state.watching?.controls) ?? {};
     const fps = serverOf(world).play_fps ?? own;
     const given = {role: textTensor("takeover"), name: textTensor(myName()), pace: tensor([Math.max(1, fps || DEFAULT_FPS)], DOUBLE, [])};
@@ -46,11 +46,11 @@ export async function takeOver(chosen) {
     else if (Object.keys(world.seats).length > 1) given.agent = textTensor(seat);
     const joined = await stream.ask(request.join(state.selected, given));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
-    if (state.joining !== stream) return; // the person has gone elsewhere
+    if (state.joining !== stream) return; // the person has done something else meanwhile
     state.joining = null;
     state.playing = {stream, keyboard, own: false, takesOver: true, name: state.selected, changed: null, wake: () => {}};
     recall(keyboard);
-    const hold = matchMedia("(pointer: coarse)").matches ? "hold a button" : "hold a key"; // a phone has no keys
+    const hold = matchMedia("(pointer: coarse)").matches ? "hold a button" : "hold a key"; // phones have no keys
     badge(`ready to take over from ${seat}: ${hold}`, true);
     $("stage").focus({preventScroll: true});
     const play = state.playing;
@@ -58,7 +58,7 @@ export async function takeOver(chosen) {
     await stream.ask(request.step([], wanted));
     let last = new Set();
     while (state.playing === play) {
-      // A key that was let go and pressed again: without a word in between, the server takes it for one that stayed down.
+      // A key that was released and pressed again must be reported in between, or the server would see a held key.
       if ([...keyboard.pressed].some((key) => last.has(key))) await stream.ask(request.step([], wanted));
       const keys = last = keyboard.take();
       const actions = keys.size ? [...joined.actions.values()].map((spec) => [spec.uid, actionTensor(keyboard.action(keys), spec)]) : [];
@@ -88,12 +88,12 @@ export async function takeOver(chosen) {
   }
 }
 
-// True if a seat that is taken may be the person's own, whose lost connection the server has not noticed yet.
+// True if an occupied seat may be the person's own, whose lost connection the server has not noticed yet.
 function isComingBack() {
   return state.wanted !== null && performance.now() < state.comingBackUntil;
 }
 
-// Say who has a seat. One that was left is kept for a while for who had it: the server says how long, and it is offered.
+// Tell why a seat is occupied. A seat that is kept for its former player is offered when it becomes free: the server says when.
 function refused(error, seat, take, words = "") {
   const [, seconds] = KEPT.exec(error.message) ?? [];
   if (seconds) offer(seat ? `The seat ${seat}` : "The seat", Number(seconds), () => take(seat));
@@ -115,8 +115,8 @@ export async function play(chosen) {
   const stream = (state.joining = new Stream(state.token));
   const world = worldOf(state.selected);
   const home = serverOf(world);
-  const waits = !home.realtime; // a world that waits for its agent
-  const own = waits && !home.one_world; // so it is one of our own
+  const waits = !home.realtime; // a lock-step world waits for its agent
+  const own = waits && !home.one_world; // so the person gets their own world
   const sees = !state.blind.has(home.name ?? "");
   let env = chosenEnvironment();
   const ids = home.environments ?? [];
@@ -132,7 +132,7 @@ export async function play(chosen) {
     if (!own && !env && Object.keys(world?.seats ?? {}).length > 1 && seat) given.agent = textTensor(seat);
     given.player = textTensor(`person:${myName()}`);
     const joined = await stream.ask(request.join(name, given));
-    // A recording of what begins with a seed can be replayed. A game that is there once begins a round for who plays.
+    // A recording that begins with a seed can be replayed. A game with a single world begins a round for its player.
     if (!home.match && (own || env || home.one_world || !(world?.begun ?? false))) await stream.ask(request.reset({seed: tensor([seed()], 5, [])}));
     const keyboard = new Keyboard(JSON.parse(await stream.property("world.controls")));
     if (keyboard.nothing !== null) throw new Error(`This world cannot be played here: ${keyboard.nothing}.`);
@@ -142,7 +142,7 @@ export async function play(chosen) {
       seat = await stream.property("world.agent");
       await refresh(stream);
     }
-    if (state.joining !== stream) return; // the person has gone elsewhere
+    if (state.joining !== stream) return; // the person has done something else meanwhile
     state.joining = state.gaveBack = null;
     state.playing = {stream, keyboard, own, waits, name, title: env || home.title, seat, inMatch: Boolean(home.match), changed: null, wake: () => {}};
     if (waits && keyboard.needsKey) Object.assign(state.playing, {presses: [], rate: home.play_fps ?? keyboard.controls.fps ?? TURNS});
@@ -165,7 +165,7 @@ export async function play(chosen) {
       const unreachable = error.code === 14;
       if (!unreachable) want(null);
       if (error.code === FULL && !own && !env) refused(error, chosen ?? $("seat").value, play, home.match ? "" : "Somebody else has the seat already.");
-      else tell(error.message.split("\n")[0], !unreachable); // why it cannot be played stays until the person does something else
+      else tell(error.message.split("\n")[0], !unreachable); // a reason why it cannot be played stays until the person does something else
     }
   } finally {
     stream.leave();
@@ -174,7 +174,7 @@ export async function play(chosen) {
   }
 }
 
-// The rounds of a match, one after the other; between them the person says when to go on.
+// The rounds of a match, one after the other; before each, the person says when to go on.
 async function rounds(play, joined, fps) {
   for (let round = 0; state.playing === play; ) {
     const next = await match.begins(round);
@@ -183,14 +183,14 @@ async function rounds(play, joined, fps) {
     try {
       await steps(play, joined, fps);
     } catch (error) {
-      if (error.code !== 9 && error.code !== 13) throw error; // the round is over, or was broken off
+      if (error.code !== 9 && error.code !== 13) throw error; // the round has ended, or was cut off
     }
   }
 }
 
 async function steps(play, joined, fps) {
   const uids = Object.fromEntries([...joined.observations].map(([name, spec]) => [name, spec.uid]));
-  const mask = play.presses ? "observation.action_mask" : ""; // in real time nobody waits for a turn
+  const mask = play.presses ? "observation.action_mask" : ""; // in real time there are no turns
   const names = ["reward", mask, "terminated", "truncated", "timing", "frame", "watch"].filter((name) => name in uids && !(name === "frame" && !play.own));
   const seen = play.own && !("frame" in uids) ? new Observations(joined, $("canvas"), $("panel")) : null;
   const wanted = [...names.map((name) => uids[name]), ...(seen?.uids ?? [])];
@@ -203,7 +203,7 @@ async function steps(play, joined, fps) {
     play.changed = null;
     const sent = performance.now();
     const answer = await play.stream.askUntilItGoesOn(request.step(running ? actions : [], wanted));
-    if (state.playing !== play) return; // the page shows another world by now
+    if (state.playing !== play) return; // the page shows another world now
     const now = performance.now();
     const read = (name) => values(answer.observations.get(uids[name]));
     note("trip", `${(now - sent).toFixed(1)} ms`);
@@ -221,17 +221,17 @@ async function steps(play, joined, fps) {
     if (answer.state !== RUNNING) {
       if (play.inMatch) return;
       episode += 1;
-      announce(`Episode ${episode} ended. Return ${total.toFixed(2)}.`, now > quietUntil); // some end several times a second
+      announce(`Episode ${episode} ended. Return ${total.toFixed(2)}.`, now > quietUntil); // some episodes end several times a second
       if (now > quietUntil) quietUntil = now + QUIET;
       total = 0;
       play.presses?.splice(0);
-      play.repeats = false; // a key that is still down waits, so that the person sees what begins
+      play.repeats = false; // a held key pauses, so that the person sees the beginning of the next episode
     }
     running = answer.state === RUNNING;
     if (mask in uids) play.allowed = running ? read(mask) : null;
-    // A world that waits has waited meanwhile: it has nothing to catch up with.
+    // A world in lock-step has waited, and has nothing to catch up with.
     due = Math.max(due + 1000 / fps, play.waits ? now : now - 100);
-    // A key that changes is sent at once; else one message a frame, with all keys that are held.
+    // A changed key is sent at once; otherwise one message per frame, with all held keys.
     const early = play.waits ? new Promise(() => {}) : new Promise((resolve) => (play.wake = resolve));
     if (!play.presses && (play.changed === null || play.waits)) await Promise.race([pause(Math.max(0, due - performance.now())), early]);
   }
@@ -245,7 +245,7 @@ export function stop() {
   stream.leave();
   stopped();
   if (own) {
-    state.server.worlds = state.server.worlds.filter((world) => world.name !== name); // it ends with its only player
+    state.server.worlds = state.server.worlds.filter((world) => world.name !== name); // the world ends with its only player
     selectFirst();
   } else {
     if (!takesOver) free(worldOf(name), seat);
@@ -253,7 +253,7 @@ export function stop() {
   }
 }
 
-// Show a seat that was given back as free, before the server says so.
+// Show a seat that was given back as free, before the server reports it.
 function free(world, seat) {
   const given = seat || Object.keys(world?.seats ?? {})[0];
   if (!world || given === undefined) return;

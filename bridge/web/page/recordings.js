@@ -1,4 +1,4 @@
-// Recordings: the switch of a world's recording, the list of recorded episodes, and the bar that steers a replay.
+// Recordings: the switch of a world's recording, the list of recorded episodes, and the controls of a replay.
 
 import {Stream} from "./client.js";
 import {$, pause, replaceKeepingFocus, works, write} from "./dom.js";
@@ -11,19 +11,19 @@ const NO_WORLD = "No world is shown that can be recorded. Press Play, or choose 
 
 export class Recordings {
   #page;
-  #listing = null; // the stream by which the list is read
-  #stream = null; // the stream that steers a replay
-  #shown = null; // the name of the world that it steers
-  #wanted = null; // what is to be written next
+  #listing = null; // the stream that reads the list
+  #stream = null; // the stream that controls a replay
+  #shown = null; // the name of the replay's world
+  #wanted = null; // the next value to write
   /** @type {(value?: any) => void} */
   #wake = () => {};
   #dragging = false;
-  #found = {episodes: [], reading: false, problem: ""}; // the list, as the server said it last
-  #said = null; // {name, text}: what was announced last of a world's recording
-  #idle = false; // whether episodes are listed in which nobody acted
+  #found = {episodes: [], reading: false, problem: ""}; // the list as last received
+  #said = null; // {name, text}: the last announcement about a world's recording
+  #idle = false; // true if episodes without a player are listed
   #state = null;
 
-  // The world of a replay that the list of worlds may not have yet.
+  // The world of a replay, which the list of worlds may not contain yet.
   expected = null;
 
   // page: {token(), server(), selected(), playing(), select(name), leave(), tell(text), announce(text), retract(text)}
@@ -49,7 +49,7 @@ export class Recordings {
     $("player-seek").onchange = () => (this.#dragging = false);
     $("player-close").onclick = () => {
       page.leave();
-      $("replays").focus(); // the bar is gone, and the focus with it
+      $("replays").focus(); // the controls are hidden, and have lost the focus
     };
     document.addEventListener("keydown", (event) => {
       if (event.key !== " " || !this.#state || document.querySelector("dialog[open]")) return;
@@ -63,24 +63,24 @@ export class Recordings {
     return this.#page.server().worlds.find((world) => world.name === name);
   }
 
-  // The world that the switch is of: one's own while one plays in it.
+  // The world of the switch: one's own while playing in it.
   #target() {
     const playing = this.#page.playing();
     return this.#world(playing?.own ? playing.name : this.#page.selected());
   }
 
-  // Show what the server said last.
+  // Show the last state from the server.
   update() {
     const {records, servers} = this.#page.server();
     const world = this.#target();
     const on = world?.recording === true;
-    if (this.#said && this.#said.name !== world?.name) { // another world's recording is on or off by itself
+    if (this.#said && this.#said.name !== world?.name) { // another world's recording has its own state
       this.#page.retract(this.#said.text);
       this.#said = null;
     }
     const nothing = records ? "" : servers ? GATEWAY : NOTHING;
     const obstacle = nothing || (typeof world?.recording !== "boolean" ? NO_WORLD : "");
-    for (const name of ["record", "replays"]) $(name).classList.toggle("off", Boolean(nothing)); // on narrow screens they are in the way
+    for (const name of ["record", "replays"]) $(name).classList.toggle("off", Boolean(nothing)); // on narrow screens they would be in the way
     $("record").hidden = Boolean(world?.replay);
     $("record").disabled = Boolean(obstacle);
     $("record").setAttribute("aria-pressed", String(on));
@@ -115,17 +115,17 @@ export class Recordings {
 
   // The list
 
-  // To read the list takes the server a second or more: it begins when somebody is about to ask for it.
+  // Reading the list takes the server a second or more, so it begins when somebody is likely to open the list.
   async #prepare() {
     const stream = new Stream(this.#page.token());
-    await stream.property("server.recordings").catch(() => {}); // whoever opens the list is told
+    await stream.property("server.recordings").catch(() => {}); // opening the list shows the error
     stream.close();
   }
 
   async #open() {
     this.#idle = false;
     $("recordings").showModal();
-    this.#list({...this.#found, reading: true}); // what was there last time, until there is a newer one
+    this.#list({...this.#found, reading: true}); // the previous list, until there is a newer one
     const stream = (this.#listing = new Stream(this.#page.token()));
     try {
       while ($("recordings").open) {
@@ -149,7 +149,7 @@ export class Recordings {
     const kept = all.filter(acted);
     const best = bests(kept);
     if ($("recordings-order").value === "best") kept.sort((one, other) => (other.return ?? -Infinity) - (one.return ?? -Infinity));
-    if (this.#idle) kept.push(...idle); // below: what somebody has played comes first, in any order
+    if (this.#idle) kept.push(...idle); // episodes without a player come last, in any order
     const words = kept.length ? "Choose one to watch it again." : idle.length ? "Nobody has acted in an episode yet." : "No episode has been recorded yet.";
     const sought = files ? `${files} file${files === 1 ? "" : "s"} of recordings` : "the recordings";
     write($("recordings-hint"), problem || (reading ? `Reading ${sought}…` : words));
@@ -179,7 +179,7 @@ export class Recordings {
   }
 
   async #show(episode) {
-    this.#listing?.close(); // a list that is read anew would say that nothing was chosen
+    this.#listing?.close(); // reading the list again would clear the choice
     $("recordings-hint").textContent = "Preparing the replay…";
     $("recordings-progress").hidden = false;
     for (const button of $("recordings-list").querySelectorAll("button")) button.disabled = true;
@@ -200,7 +200,7 @@ export class Recordings {
     }
   }
 
-  // The bar
+  // The controls of a replay
 
   async #follow(name, replay) {
     this.#stream?.close();

@@ -1,17 +1,17 @@
-// Gamepads, and the mouse for actions that are arrays: they press the keys of the world, a stick in part.
+// Gamepads, and the mouse for array actions: they press the world's keys; a stick may press them partially.
 
 import {$} from "./dom.js";
 import {hold} from "./input.js";
 import {state} from "./state.js";
 
-const DEAD = 0.15; // of a stick that is at rest
-const HALF = 0.5; // from here on a stick presses a key of an action that is a number
+const DEAD = 0.15; // the largest deviation of a stick at rest
+const HALF = 0.5; // the position from which a stick presses a key of a Discrete action
 const CROSS = {left: 14, right: 15, up: 12, down: 13}; // buttons of the layout "standard"
-const TRIGGERS = {up: 7, down: 6}; // gas and brake, where up and down are numbers of their own
+const TRIGGERS = {up: 7, down: 6}; // gas and brake, if up and down are separate numbers
 const PRESSED = new Set(); // keys that a gamepad holds
 const DRAGGED = new Set(); // keys that the mouse holds
 
-// How far a gamepad presses the direction of a place: its left stick, its cross, or a trigger.
+// How far a gamepad presses a direction: with its left stick, its cross, or a trigger.
 function directionStrength(pad, place) {
   const [x = 0, y = 0] = pad.axes;
   const stick = {left: -x, right: x, up: -y, down: y}[place];
@@ -19,13 +19,13 @@ function directionStrength(pad, place) {
   return Math.max(pad.buttons[CROSS[place]]?.pressed ? 1 : 0, trigger, stick);
 }
 
-// The right stick: the second pair of axes has letters.
+// The right stick: the second pair of axes uses letters.
 function letterStrength(pad, name) {
   const [, , x = 0, y = 0] = pad.axes;
   return {a: -x, d: x, w: -y, s: y}[name] ?? 0;
 }
 
-// The strength of each key, 0 to 1, of what a person does with a gamepad.
+// The strength of each key, 0 to 1, from a gamepad.
 function strengths(pad, keyboard) {
   const {directions, others} = keyboard.spatial();
   const isBox = keyboard.controls.kind === "box";
@@ -47,11 +47,11 @@ function poll() {
   const {keyboard} = state.playing;
   const least = keyboard.controls.kind === "box" ? DEAD : HALF;
   const found = pads.map((pad) => strengths(pad, keyboard));
-  // Of several gamepads each can press; without any, such as after one was unplugged, nothing is pressed.
+  // Any of several gamepads can press; without any, for example after unplugging, nothing is pressed.
   for (const name of keyboard.names) press(PRESSED, name, Math.max(0, ...found.map((each) => each.get(name) ?? 0)), least);
 }
 
-// While a button is down, the distance of the mouse from the middle of the picture is how far the stick is pushed.
+// While a mouse button is down, the distance from the middle of the picture is the position of the stick.
 function drag(event) {
   const keyboard = state.playing?.keyboard;
   if (keyboard?.controls.kind !== "box" || (event.type !== "pointerdown" && !$("canvas").hasPointerCapture(event.pointerId))) return;

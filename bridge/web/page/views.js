@@ -1,4 +1,4 @@
-// The parts of the page that are told of its state and act on it: recordings and matches.
+// The parts of the page that read and change its state: recordings and matches.
 
 import {MatchView} from "./match.js";
 import {play, stop} from "./playing.js";

@@ -1,4 +1,4 @@
-// Looking at a world: its pictures, its observations where it draws none, or a lobby.
+// Watching a world: its pictures, its observations if it does not render, or a lobby.
 
 import {Stream} from "./client.js";
 import {$, local, pause} from "./dom.js";
@@ -25,9 +25,9 @@ function lanesWanted() {
   return lanes.length ? lanes : null;
 }
 
-let shown = null; // the name of the world whose picture and figures the page has
+let shown = null; // the name of the world whose picture and figures are shown
 
-// Show nothing of the world that was looked at before.
+// Clear what is shown of the previous world.
 export function clear(name) {
   state.frames = {arrived: [], bytes: 0, skipped: 0, newest: null, steps: []};
   if (name === shown) return;
@@ -38,7 +38,7 @@ export function clear(name) {
   $("frame").classList.remove("pictured");
   for (const id of ["age", "viewers", "last-return"]) note(id, "–");
   note("episodes", "");
-  showFigures(); // at once: what is selected by now is another world
+  showFigures(); // at once, because another world is selected now
 }
 
 export async function watch(name) {
@@ -61,7 +61,7 @@ export async function watch(name) {
     const {observations} = await join(stream, name, given);
     const sent = performance.now();
     await stream.controls;
-    // As many requests on their way as a round trip has frames: far away, pictures come as often as nearby.
+    // As many pending requests as a round trip has frames: distant servers give as many pictures as near ones.
     const ahead = Math.max(1, Math.min(MOST_AHEAD, Math.ceil(((performance.now() - sent) * 60) / 1000)));
     const [frame, figures] = [observations.get("frame").uid, observations.get("watch").uid];
     const step = request.step([], [frame, figures]);
@@ -88,15 +88,15 @@ export async function watch(name) {
   }
 }
 
-// Join as a spectator, and ask what keys do, for a person who takes over. Asked after the first Step, in a world that
-// stands still, the answer would wait for seconds.
+// Join as a spectator, and request the key mapping for a takeover. After the first Step, in a world that stands still, the
+// response would take seconds.
 function join(stream, name, given) {
   const joining = stream.ask(request.join(name, given));
   stream.controls = joining.then(() => stream.property("world.controls")).then(JSON.parse).catch(() => ({}));
   return joining;
 }
 
-// Watching where there are no pictures.
+// Watching a world without pictures.
 async function observe(name, stream) {
   try {
     const joined = await join(stream, name, {role: textTensor("spectator"), wait: textTensor("next_frame")});
@@ -117,11 +117,11 @@ async function observe(name, stream) {
   }
 }
 
-// A lobby of PERLERT, in place of a picture.
+// A PERLERT lobby instead of a picture.
 async function visit(name) {
   if (state.playing || state.joining) { // somewhere else
     want(null);
-    state.joining = null; // it gives the seat back once it has it
+    state.joining = null; // the seat is given back when it has been taken
     state.playing?.stream.leave();
     stopped();
   }
@@ -155,13 +155,13 @@ async function visit(name) {
   }
 }
 
-// A picture has come: the newest is painted, others are left out.
+// A picture has arrived: only the newest is drawn.
 export function show(pictureBytes, figureBytes) {
   const data = values(pictureBytes);
   const [number, steps, age, cost, viewers, episodes, last, mean] = values(figureBytes);
   note("viewers", String(viewers));
   if (episodes > 0) {
-    const several = Number.isNaN(last); // each agent has a return of its own, in a table
+    const several = Number.isNaN(last); // several agents have separate returns, in a table
     if (!several && (!state.returns.length || state.episodes !== episodes)) state.returns.push(last);
     state.episodes = episodes;
     if (state.returns.length > 200) state.returns.shift();
@@ -182,8 +182,8 @@ export function show(pictureBytes, figureBytes) {
 
 let decoding = false;
 
-// Paint the newest picture, and what came while it was decoded. In no callback of the browser's own frames: one asks for
-// a frame to begin to decode in, and the picture is painted in the next one, which drew the whole page twice for each.
+// Draw the newest picture, and newer ones that arrived during decoding. Without `requestAnimationFrame`: decoding would begin
+// in one frame, and drawing happen in the next one, so the whole page was drawn twice for each picture.
 async function paintNewest() {
   decoding = true;
   try {
@@ -192,7 +192,7 @@ async function paintNewest() {
       const picture = frames.newest;
       frames.newest = null;
       const bitmap = await createImageBitmap(new Blob([picture.data]));
-      if (state.frames === frames) paint(picture, bitmap); // else another world is looked at by now
+      if (state.frames === frames) paint(picture, bitmap); // otherwise another world is watched now
       bitmap.close();
     }
   } finally {
@@ -212,7 +212,7 @@ function paint(picture, bitmap) {
   $("frame").classList.add("pictured");
   const now = performance.now();
   canvas.dataset.pictures = String(Number(canvas.dataset.pictures ?? 0) + 1);
-  // Its way here took about half of a round trip.
+  // The way from the server took about half a round trip.
   note("age", `${(picture.age * 1000 + state.trip / 2 + now - picture.at).toFixed(0)} ms`);
   while (state.waitingKeys.length && state.waitingKeys[0].frame <= picture.steps) {
     state.latencies.push(now - state.waitingKeys.shift().at);

@@ -8,7 +8,7 @@ const untext = new TextDecoder();
 
 export const PROPERTY_REQUEST = "type.googleapis.com/dm_env_rpc.v1.extensions.properties.PropertyRequest";
 
-// Writing
+// Encoding
 
 function varint(value, out) {
   let rest = BigInt.asUintN(64, BigInt(value));
@@ -41,10 +41,10 @@ function packed(values) {
 }
 
 function numbers(values, Kind) {
-  return new Uint8Array(new Kind(values).buffer); // little-endian, as all that browsers run on
+  return new Uint8Array(new Kind(values).buffer); // little-endian, as all systems with browsers are
 }
 
-// How a tensor of each data type is written: the number of its field, and the bytes of its values.
+// How tensors of each data type are encoded: the field number, and the bytes of the values.
 const WRITE = {
   1: (values) => [1, numbers(values, Float32Array)],
   2: (values) => [2, numbers(values, Float64Array)],
@@ -95,7 +95,7 @@ export const request = {
   write: (key, value) => message([15, message([1, PROPERTY_REQUEST], [2, message([2, message([1, key], [2, value])])])]),
 };
 
-// Reading
+// Decoding
 
 export function* fields(bytes) {
   let at = 0;
@@ -162,7 +162,7 @@ function floats(parts, Kind) {
   return Array.from(new Kind(joined.buffer));
 }
 
-// The values of a tensor, flat; bytes stay bytes.
+// The values of a tensor, flat; bytes are not converted.
 export function values(bytes) {
   for (const [number, value] of fields(bytes)) {
     if (number > 11) continue;

@@ -9,7 +9,7 @@ export function say(kind, text) {
   draw();
 }
 
-// Show a problem for eight seconds. One that lasts is shown until the next call.
+// Show a problem for eight seconds. A lasting one is shown until the next call.
 let told = 0;
 
 export function tell(text, lasts = false) {
@@ -20,7 +20,7 @@ export function tell(text, lasts = false) {
   if (text && !lasts) told = setTimeout(() => tell(null), 8000);
 }
 
-// Offer a seat that was left, and is kept for some seconds for who had it: `take` is called once it is free.
+// Offer a seat that is kept for its former player for some seconds: `take` is called when it is free.
 let offered = 0;
 
 export function offer(seat, seconds, take) {
@@ -52,18 +52,18 @@ function withdraw() {
   state.offer = null;
 }
 
-// aloud: whether a screen reader says it too.
+// aloud: true if screen readers should announce it.
 export function announce(text, aloud = true) {
   $("announcement").setAttribute("aria-live", aloud ? "polite" : "off");
   $("announcement").textContent = text;
 }
 
-// Take an announcement back that no longer holds, if it is the one that is shown.
+// Remove an announcement that is out of date, if it is the one shown.
 export function retract(text) {
   if ($("announcement").textContent === text) announce("");
 }
 
-// What a server says has no capital and no full stop.
+// A server's message as a sentence, with a capital and a full stop.
 export function sentence(text) {
   return text.replace(/^the /, "The ").replace(/\.?$/, ".");
 }
@@ -77,23 +77,23 @@ export async function askForToken(problem) {
   session.setItem("token", state.token);
 }
 
-// live: whether what it says is what the person does now. mine: a narrow bar has room for it too, as the person has the seat.
+// live: true if it describes what the person does now. mine: true if the person has the seat; then narrow bars show it, too.
 export function badge(text, live, mine = live) {
   state.badge = {text, live, mine};
   draw();
 }
 
-// A name without what is invisible, such as letters that turn the direction of the text around.
+// A name without invisible characters, such as direction marks.
 function visible(name) {
   return name.replace(/\p{C}/gu, "").replace(/\s+/gu, " ").trim();
 }
 
-// The name under which the person plays, as the server takes it.
+// The person's name as player, in the server's form.
 export function displayName(text) {
   return visible(text).slice(0, 32);
 }
 
-// What kind of player somebody is, and the name: "person Ann" of "person:Ann", and "person 5457" of "person:person 5457".
+// The kind and the name of a player: "person Ann" for "person:Ann", and "person 5457" for "person:person 5457".
 export function called(player) {
   const [kind, given = ""] = player.split(/:(.*)/s);
   const name = visible(given);

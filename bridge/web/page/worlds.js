@@ -5,13 +5,13 @@ import {draw} from "./draw.js";
 import {firstWorld, learn, serverOf, state, worldOf} from "./state.js";
 import {watch} from "./watching.js";
 
-// Ask at once, after something was done.
+// Poll at once, after a change.
 export async function refresh(stream) {
   if (stream) learn(JSON.parse(await stream.property("server.web")));
   draw();
 }
 
-// The world that was looked at is gone.
+// The watched world has ended.
 export function nothing() {
   state.selected = null;
   state.watching?.close();
@@ -21,12 +21,12 @@ export function nothing() {
   draw();
 }
 
-// The environment of which Play makes a world; none: it joins the one that is shown.
+// The environment of which Play creates a world; none: it joins the world that is shown.
 export function chosenEnvironment() {
   return (serverOf(worldOf(state.selected)).environments ?? []).length > 1 ? $("env").value : "";
 }
 
-// Look at the first world, once the one that was looked at is gone or left.
+// Watch the first world if the watched one has ended or was left.
 export function selectFirst() {
   nothing();
   if (firstWorld()) select(firstWorld().name);
