@@ -323,7 +323,7 @@ def _checked_options(options: dict[str, Any]) -> dict[str, Any]:
                 f"{name} cannot be given for a fleet: its servers find hosts, ports and names themselves"
             )
         if name not in known or name == "env":
-            raise SettingError(f"launch has no keyword {name!r}; the further ones are those of serve_gym")
+            raise SettingError(f"launch has no keyword {name!r}; further keywords are those of serve_gym")
     tls = options.get("tls")
     if tls is None:
         return options

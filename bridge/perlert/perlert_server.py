@@ -265,7 +265,7 @@ def serve_perlert(
     guard = guard or GuardConfig(datagrams_per_second=max(200.0, 4 * fps))
     if not is_loopback(host) and key is None:
         warnings.warn(
-            f"serve_perlert on {host!r} without key=: everybody who can send to it can take part, and whoever sees the "
+            f"serve_perlert on {host!r} without key=: anyone who can reach it can take part, and anyone who sees the "
             "packets can act for others; give a pre-shared key, or tunnel it",
             stacklevel=2,
         )

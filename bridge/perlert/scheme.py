@@ -19,8 +19,8 @@ SCHEME = Scheme(
         "use_profile": "whether to offer the server sequence numbers, acknowledgements and running returns",
         "start_timeout": "seconds that `reset` waits for the simulation's start",
         "config": "times of the client, a `bridge.perlert.PlayerConfig`",
-        "action_space": "the actions' space, where the server does not tell it",
-        "observation_space": "the observations' space, where the server does not tell it",
+        "action_space": "the action space, if the server does not send it",
+        "observation_space": "the observation space, if the server does not send it",
     },
     # Slots never wait for each other in PERLERT, so no blocking vector is offered.
     blocking=False,

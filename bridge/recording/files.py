@@ -233,7 +233,7 @@ def find_segments(folder: Path) -> tuple[list[SegmentFile], list[Damage]]:
             if key not in found or match[4] == "arrow":
                 found[key] = SegmentFile(*key, path)
         elif path.suffix in (".arrow", ".parquet"):
-            problems.append(Damage(path, "its name is none of a recording's, RUN.STREAM.PART.parquet"))
+            problems.append(Damage(path, "its name is not that of a recording's file, RUN.STREAM.PART.parquet"))
     return sorted(found.values()), problems
 
 
@@ -436,7 +436,7 @@ def _read_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
         # A field number that is not 1 to 15 above the previous one has another encoding, which our page headers never
         # need.
         if not step:
-            raise RecordingError("a header of its pages is none of a recording's")
+            raise RecordingError("a page header is not one of a recording's")
         number += step
         if kind in (1, 2):  # true, false
             found[number] = kind == 1
@@ -451,5 +451,5 @@ def _read_struct(data: bytes, at: int) -> tuple[dict[int, Any], int]:
         elif kind == 12:  # a struct
             found[number], at = _read_struct(data, at)
         else:
-            raise RecordingError("a header of its pages is none of a recording's")
+            raise RecordingError("a page header is not one of a recording's")
     return found, at + 1

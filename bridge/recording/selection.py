@@ -115,13 +115,13 @@ def add_selection_options(parser: argparse.ArgumentParser, *, complete: bool) ->
         "--intervention",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="in which more than one acted, as where a person took over; or in which nobody else did",
+        help="in which several players acted, for example after a takeover; or only one",
     )
     parser.set_defaults(complete=complete, acted=complete)
     if complete:
         text = "also episodes in which nobody acted: all actions were default ones"
         parser.add_argument("--unattended", action="store_false", dest="acted", help=text)
-        text = "also episodes that failed, as where a step raised, did not end, or lack rows or a checksum"
+        text = "also episodes that failed (for example because a step raised), did not end, or lack rows or a checksum"
         parser.add_argument("--unfinished", action="store_false", dest="complete", help=text)
 
 

@@ -282,7 +282,7 @@ class _Files:
         self._retry_at = now + _PAUSE
         if self._fails_since is None:
             self._fails_since = now
-            told = "the recording in %s cannot be written, and lacks what comes until it can: %s; tried every %g s"
+            told = "the recording in %s cannot be written, and its rows are lost until it can: %s; tried every %g s"
             _log.error(told, self._folder, self._problem, _PAUSE)
 
     def _resume(self) -> None:
