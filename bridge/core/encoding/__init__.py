@@ -1,4 +1,4 @@
-"""Gymnasium data to and from the messages of dm_env_rpc, and how both ends merge frames that no step told one by one.
+"""Convert Gymnasium data to and from dm_env_rpc messages, and merge real-time frames between two steps.
 
-May be imported by `core.worlds.*`, `core.adapters`, `core.server`, `core.client.*`, and what is above the core.
+May be imported by `core.worlds.*`, `core.adapters`, `core.server`, `core.client.*`, and the packages above the core.
 """

@@ -1,8 +1,8 @@
-"""Lists of many items that are alike, such as the infos of a batch, as columns.
+"""Encode long lists of similar items, such as the infos of a batch, as columns.
 
-A value of its own takes a reader some microseconds, and memory many times its bytes. An item of a column takes a
-fraction of that: numbers, arrays of one shape and strings are read at once, and so are the parts of dicts, lists and
-tuples that have the same keys or the same length.
+A separate value takes a reader some microseconds, and memory many times its bytes. An item of a column takes a
+fraction of that: numbers, arrays of one shape and strings are read in one call, and so are the parts of dicts, lists
+and tuples with the same keys or the same length.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from bridge.pb import bridge_pb2 as pb
 __all__ = ["PLAIN_KINDS", "fill_column", "read_column"]
 
 PLAIN_KINDS = "biufcUSMm"
-"""Dtype kinds whose elements are plain bytes: bools, integers, floats, complex, fixed text and bytes, dates, spans."""
+"""Dtype kinds with plain bytes as elements: bools, integers, floats, complex, fixed text and bytes, dates, spans."""
 
-# Fewer items are sent one by one: a column of its own takes some ten bytes, and the time of about ten values.
+# Shorter lists are sent item by item: a column takes some ten bytes, and the time of about ten values.
 _FEWEST = 16
-# Each row names its form by a byte.
+# A row refers to its form by one byte.
 _MOST_FORMS = 255
-# A column for few rows costs more than the values of the rows.
+# For fewer rows a column costs more than separate values.
 _ROWS_A_COLUMN = 4
 _DICT, _LIST, _TUPLE = pb.Value.Form.DICT, pb.Value.Form.LIST, pb.Value.Form.TUPLE
 _ROWS = {dict: _DICT, list: _LIST, tuple: _TUPLE}
@@ -34,20 +34,20 @@ Fill: TypeAlias = Callable[[pb.Value, list[Any]], None]
 
 
 def fill_column(column: pb.Value.Column, items: Sequence[Any], fill_array: Callable[..., None], fill: Fill) -> bool:
-    """Fill in a column, but for `is_tuple`; return False, and change nothing, where the items are not alike.
+    """Fill in a column, except `is_tuple`. Return False, and change nothing, if the items are not similar.
 
     Args:
         column: The message.
-        items: What it is to hold.
+        items: The items of the column.
         fill_array: Fills in the message of an array.
-        fill: Fills in the lists of the values that dicts, lists and tuples have.
+        fill: Fills in the lists of the parts of dicts, lists and tuples.
 
     Raises:
-        TensorError: What a dict, a list or a tuple holds cannot be sent.
+        TensorError: A part of a dict, a list or a tuple cannot be sent.
     """
     if len(items) < _FEWEST:
         return False
-    # By exact type: a subclass, such as an IntEnum or np.float64, comes back as another type than its base class.
+    # By exact type: an instance of a subclass, such as an IntEnum or np.float64, would be read as the base class.
     kinds = set(map(type, items))
     if kinds <= _ROWS.keys():
         if _fill_rows(column, items, fill):
@@ -71,7 +71,7 @@ def fill_column(column: pb.Value.Column, items: Sequence[Any], fill_array: Calla
     elif issubclass(type(items[0]), np.generic) or kinds == {np.ndarray}:
         if len({(item.dtype, item.shape) for item in items}) > 1:
             return False
-        # What takes no bytes could not be counted by them.
+        # An item without bytes could not be counted by its bytes.
         if items[0].dtype.kind not in PLAIN_KINDS or not items[0].nbytes:
             return False
         fill_array(column.arrays, np.stack(items))
@@ -86,7 +86,7 @@ def fill_column(column: pb.Value.Column, items: Sequence[Any], fill_array: Calla
 
 
 def _is_text(text: str) -> bool:
-    """Return whether UTF-8 encodes a text, which has no lone surrogates then; who sends it alone says so in words."""
+    """True if UTF-8 can encode a text: it has no lone surrogates. Sent as a separate value, such a text is an error."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -120,7 +120,7 @@ def _fill_rows(column: pb.Value.Column, rows: Sequence[Any], fill: Fill) -> bool
 
 
 def _numbers(items: Sequence[Any]) -> Any:
-    """Return an array of floats, ints or bools; None for ints that 64 bits do not hold."""
+    """Return an array of floats, ints or bools; None for ints that do not fit 64 bits."""
     kind = type(items[0])
     if kind is not int:
         return np.array(items, np.bool_ if kind is bool else np.float64)
@@ -149,7 +149,7 @@ def read_column(column: pb.Value.Column, read_array: Callable[..., Any], read: C
         read: Returns the value of a message.
 
     Raises:
-        TensorError: It holds another number of items than it says, or something that is none.
+        TensorError: The column has another number of items than it declares, or an invalid item.
     """
     kind = column.WhichOneof("items")
     if kind == "numbers":
@@ -162,7 +162,7 @@ def read_column(column: pb.Value.Column, read_array: Callable[..., Any], read: C
         array = _counted(read_array(column.arrays), column.count if is_scalar else column.objects)
         if array.dtype == object or (is_scalar and array.ndim != 1):
             raise TensorError(f"expected a column of arrays, got {array.dtype} of shape {array.shape}")
-        # Copied: else who keeps one would keep the memory of all.
+        # Copied: a view that a reader keeps would keep the memory of all items.
         return list(array) if is_scalar else [array[index, ...].copy() for index in range(len(array))]
     if kind == "texts":
         return _read_texts(column, read_array)
@@ -174,14 +174,14 @@ def read_column(column: pb.Value.Column, read_array: Callable[..., Any], read: C
 
 
 def _same(found: int, count: int) -> int:
-    """Return how many items were found, which must be as many as were counted before anything was read."""
+    """Return the number of items found, which must equal the number that was declared and checked before reading."""
     if found != count:
         raise TensorError(f"a column came with {found} items, and says that there are {count}")
     return found
 
 
 def _counted(array: Any, count: int) -> Any:
-    """Return an array whose first axis has as many items as the column says, each of a byte at least."""
+    """Return an array whose first axis has the declared number of items, each of at least one byte."""
     _same(len(array) if np.ndim(array) else -1, count)
     if array.nbytes < count:
         raise TensorError(f"a column of {count} items came with {array.nbytes} bytes")
@@ -215,7 +215,7 @@ def _rows_of(form: pb.Value.Form, count: int, read: Callable[[pb.Value], Any]) -
     columns = [read(part) for part in form.columns]
     if any(type(part) is not list or len(part) != count for part in columns):
         raise TensorError(f"expected columns of {count} items, one for each row")
-    # Of rows without parts there is nothing to put together.
+    # Rows without parts have no columns to combine.
     rows = zip(*columns, strict=True) if columns else [()] * count
     if form.kind == _LIST:
         return list(map(list, rows))

@@ -1,14 +1,15 @@
-"""A buffer of the frames of one lane, between a clock that goes on and a reader that takes them at its own pace.
+"""A buffer of the frames of one lane, between a clock that keeps running and a reader with its own pace.
 
-Both ends of a real-time world have one for each lane. At the server the frames are what the environment returned, and
-the reader is an agent that Steps; at the client they are what answers say, and the reader is the caller of `step`. A
-slow reader has to be told as much as Gymnasium's `step` can tell: one observation, one reward, one pair of flags. So
+Both ends of a real-time world have one buffer for each lane. At the server, frames are what the environment
+returned, and the reader is an agent that sends Steps. At the client, frames are the contents of answers, and the reader
+is the caller of `step`. One `step` of Gymnasium returns one observation, one reward and one pair of flags. So for a
+slow reader:
 
 - frames of an episode are merged: the newest observation, and the sums of rewards and frames;
-- the first observation and the end of an episode are merged with nothing: each is told by a step of its own;
-- the first observation is told without a reward, as by a reset. What the frames before it earned is told by the step
-  after it, so rewards add up to the episode's return and are never attributed to another one;
-- an episode that began and ended before anything of it was taken is left out, and only its record is told.
+- the first observation and the end of an episode are not merged: each is returned by a step of its own;
+- the first observation is returned without a reward, as by a reset. The rewards of the frames before it are returned
+  by the step after it, so rewards add up to the episode's return and are never attributed to another episode;
+- an episode that began and ended before the reader took any part of it is skipped, and only its record is returned.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ __all__ = ["FrameBuffer", "Observed", "Told"]
 
 # A reader that takes nothing, such as a spectator whose program hangs, must not fill the memory.
 _MOST_RECORDS = 65536
-# Final observations may be large: of the records that wait, the newest keep theirs.
+# Final observations may be large: only the newest waiting records keep theirs.
 _MOST_FINALS = 8
 _NOBODY: Mapping[str, Any] = {}
 
 
 @dataclasses.dataclass(eq=False)
 class Observed:
-    """An observation of a lane; each end adds what it has of it."""
+    """An observation of a lane. Each end adds fields of its own."""
 
     episode: int
-    """The number of its episode, from 1."""
+    """The number of the observation's episode, from 1."""
     passed: int
-    """The lane's frames up to it, those of episodes before too."""
+    """The lane's frames up to this observation, including those of earlier episodes."""
     of_frame: bool
-    """True if a frame made it, False if a reset did."""
+    """True if the observation is of a frame, False if it is of a reset."""
 
 
 S = TypeVar("S", bound=Observed)
@@ -48,78 +49,80 @@ R = TypeVar("R")
 
 @dataclasses.dataclass(frozen=True)
 class Told(Generic[S]):
-    """What one step tells of a lane."""
+    """What one step returns for a lane."""
 
     observed: S
     """The newest observation of the reader's episode, or the final one."""
     reward: float = 0.0
     """The sum of the rewards since the last step in this episode."""
     frames: int = 0
-    """How many frames that sum is of."""
+    """The number of frames in that sum."""
     intervention: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Who acted in the agent's place in some of them, and how; empty: nobody did."""
+    """Who acted in the agent's place in some of the frames, and how; empty: nobody did."""
     terminated: bool = False
     truncated: bool = False
 
 
-# A reader is in no episode (`reading` is 0), in the running one (`reading` is its number), or in one that is over and
-# of which it was not told (`closing`). In the last case the lane may be several episodes further. The next `take` tells
-# the end, with the rewards of that episode alone; the one after it enters the episode that runs by then.
+# A reader is in no episode (`reading` is 0), in the running episode (`reading` is its number), or in an episode that
+# has ended and whose end the reader has not taken (`closing`). In the last case the lane may be several episodes
+# further. The next `take` returns the end, with the rewards of that episode only; the `take` after it enters the
+# running episode.
 #
-# `newest` is of the running episode, and None where none runs. With `skips=False` there is one more case: the episode
-# is over, and nothing of it was told. Then `newest` waits with `closing` and is told first.
+# `newest` is an observation of the running episode, and None if none runs. With `skips=False` there is one more case:
+# the episode has ended, and the reader has taken nothing of it. Then `newest` waits with `closing` and is returned
+# first.
 class FrameBuffer(Generic[S, R]):
-    """What passed in one lane and one reader was not told yet.
+    """The frames of one lane that one reader has not taken yet.
 
     Args:
         without_final: Returns a record of an ended episode without its final observation.
-        skips: True if an episode is left out, but for its record, that ended before the reader entered it. False:
-            its first observation and its end are told, one after the other; so it was asked for, and none begins until
-            `abandon`.
+        skips: True: an episode that ended before the reader entered it is skipped, except for its record. False: its
+            first observation and its end are returned, one after the other. The reader asked for this episode, and no
+            other begins until `abandon`.
     """
 
     def __init__(self, without_final: Callable[[R], R], *, skips: bool = True) -> None:
         self.reading = 0
-        """The episode that the reader is in; 0: none, it enters one by the next `take`."""
+        """The episode that the reader is in; 0: none, the next `take` enters one."""
         self.newest: S | None = None
-        """The newest observation of the episode that runs; None: none runs."""
+        """The newest observation of the running episode; None: no episode runs."""
         self.closing: Told[S] | None = None
-        """The end of the reader's episode, not told yet."""
+        """The end of the reader's episode, if the reader has not taken it yet."""
         self.last: S | None = None
-        """The observation that was told last, or given up."""
+        """The observation that was returned last, or abandoned."""
         self._without_final = without_final
         self._skips = skips
-        self._frames_told = 0  # those whose own observation was told
+        self._frames_told = 0  # frames whose own observation was returned
         self._reward, self._frames, self._intervention = 0.0, 0, _NOBODY
         self._records: deque[tuple[int, R]] = deque(maxlen=_MOST_RECORDS)
 
     @property
     def frames_skipped(self) -> int:
-        """Frames up to the observation told last whose own was not told; those of episodes left out count too."""
+        """Frames up to the last returned observation that were merged into others, or were of skipped episodes."""
         return 0 if self.last is None else self.last.passed - self._frames_told
 
     @property
     def unseen(self) -> int:
-        """Frames of the running episode, and of those left out before it, since what was told or waits as an end."""
+        """Frames of the running episode, and of skipped ones before it, since the last return or the waiting end."""
         known = self.last if self.closing is None else self.closing.observed
         return 0 if known is None or self.newest is None else self.newest.passed - known.passed
 
     @property
     def waiting(self) -> list[S]:
-        """The observations that steps will tell for the first time: at most two, in their order."""
+        """The observations that steps will return for the first time: at most two, in order."""
         fresh = self.newest is not None and (not self.reading or self.closing is not None or self.unseen > 0)
         waiting = [self.newest] if self.newest is not None and fresh else []
         if self.closing is not None:
             waiting.insert(0 if self.reading else len(waiting), self.closing.observed)
         return waiting
 
-    # What passes
+    # Frames that come in
 
     def began(self, first: S) -> None:
-        """An episode begins: rewards from here on are its own."""
+        """Begin an episode: rewards from here on are of this episode."""
         self.newest = first
         self._clear()
-        # Without an end of the episode before, which a server may not have told, the reader enters this one anyway.
+        # If the end of the episode before is missing, which a server may leave out, the reader enters this one anyway.
         if self.closing is None:
             self.reading = 0
 
@@ -133,13 +136,13 @@ class FrameBuffer(Generic[S, R]):
         terminated: bool = False,
         truncated: bool = False,
     ) -> None:
-        """Add frames of the running episode, and end it where a flag is set.
+        """Add frames of the running episode, and end the episode if a flag is set.
 
         Args:
-            observed: The observation of the last of them.
-            reward: Their rewards.
-            frames: Their number; an episode may be cut off without one.
-            intervention: Who acted in the agent's place in some of them, and how; empty: nobody did.
+            observed: The observation of the last frame.
+            reward: The sum of the frames' rewards.
+            frames: The number of frames; 0 if the episode was cut off without one.
+            intervention: Who acted in the agent's place in some of the frames, and how; empty: nobody did.
             terminated: True if the environment terminated the episode.
             truncated: True if the episode was truncated, by the environment or because it was cut off.
         """
@@ -151,7 +154,7 @@ class FrameBuffer(Generic[S, R]):
             self.newest = observed
             return
         enters = not (self._skips or self.reading)
-        # The end waits apart from what the lane does next, which may be episodes further when the reader takes it.
+        # The end is kept apart from the next episodes: the lane may be several further when the reader takes it.
         if self.closing is None and (enters or self.reading == observed.episode):
             gained = self._reward, self._frames, self._intervention
             self.closing = Told(observed, *gained, terminated, truncated)
@@ -163,26 +166,26 @@ class FrameBuffer(Generic[S, R]):
         self._reward, self._frames, self._intervention = 0.0, 0, _NOBODY
 
     def add_record(self, episode: int, record: R) -> None:
-        """Keep the record of an ended episode, until it is taken."""
+        """Keep the record of an ended episode until the reader takes it."""
         self._records.append((episode, record))
         if len(self._records) > _MOST_FINALS:
             number, old = self._records[-1 - _MOST_FINALS]
             self._records[-1 - _MOST_FINALS] = number, self._without_final(old)
 
     def abandon(self) -> None:
-        """Take the reader out of its episode, whose end it is not told; it enters the one that runs, or the next."""
+        """Take the reader out of its episode, without its end. The next `take` enters a running or later episode."""
         if self.closing is not None:
-            self.last = self.closing.observed  # its frames are skipped
-            if not self.reading:  # its first observation waits with it
+            self.last = self.closing.observed  # frames up to here count as skipped
+            if not self.reading:  # the first observation waits together with the end
                 self.newest = None
         self.reading, self.closing = 0, None
 
-    # What is told
+    # Frames that the reader takes
 
     def take(self) -> Told[S] | None:
-        """Give out what came since the last `take`; None: the reader is in no episode, and none runs.
+        """Return the frames since the last `take`; None: the reader is in no episode, and none runs.
 
-        Where nothing came, the newest observation is told again, without a reward.
+        If no frame came, return the newest observation again, without a reward.
         """
         if not self.reading and self.newest is not None:
             return self.enter(self.newest)
@@ -196,26 +199,26 @@ class FrameBuffer(Generic[S, R]):
         return self._tell(told)
 
     def enter(self, first: S) -> Told[S]:
-        """Enter an episode with an observation of it. Its rewards so far stay for the step that follows."""
+        """Enter an episode with its observation. Its rewards so far are returned by the next step."""
         self.reading = first.episode
-        if self.closing is not None:  # the episode is over: its end comes next
+        if self.closing is not None:  # the episode has ended: the end is returned next
             self.newest = None
         return self._tell(Told(first))
 
     def _tell(self, told: Told[S]) -> Told[S]:
-        """Count an observation as told, and return what is told with it."""
+        """Count an observation as returned, and return `told`."""
         observed = told.observed
-        # An observation that is told again is no further frame.
+        # An observation that is returned again is not another frame.
         if observed.of_frame and (self.last is None or observed.passed > self.last.passed):
             self._frames_told += 1
         self.last = observed
         return told
 
     def take_records(self, *, after_end: bool = False) -> list[R]:
-        """Give out the records of ended episodes, each once, the oldest first.
+        """Return the records of ended episodes, each once, the oldest first.
 
         Args:
-            after_end: True if those stay that are of the episode whose end waits, or of later ones.
+            after_end: True: keep the records of the episode whose end waits, and of later ones.
         """
         waiting = math.inf if self.closing is None or not after_end else self.closing.observed.episode
         records = []

@@ -1,7 +1,7 @@
-"""Infos of slots and of lanes joined into one dict of arrays, by the rules of `VectorEnv._add_info`; interventions.
+"""Join the infos of slots and lanes into one dict of arrays, by the rules of `VectorEnv._add_info`; interventions.
 
-An intervention is the part of an info that says that somebody else acted in an agent's place, and what the environment
-executed. Both ends of a real-time world merge frames that no step told one by one, so both need the same rules.
+An intervention is the part of an info that says that somebody else acted in an agent's place, and which action the
+environment executed. Both ends of a real-time world merge frames, so both need the same rules.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ __all__ = [
 ACTION = "intervene_action"
 """The action that the environment was stepped with, an element of its action space. Trainers know it by this name."""
 FRAMES = "intervened_frames"
-"""In real time: in how many of the frames since the last observation somebody else acted."""
+"""In real time: the number of frames since the last observation in which somebody else acted."""
 PACE = "takeover_fps"
-"""In lock-step: the most steps a second while a person has a seat, acting or not."""
+"""In lock-step: the highest rate of steps a second while a person has a seat, whether the person acts or not."""
 KEYS = ("intervention", "intervened_by", ACTION, FRAMES)
 """All keys of an intervention."""
 
 
 def split_intervention(info: Any) -> tuple[Any, dict[str, Any]]:
-    """Return an agent's info without its intervention, and that: empty where the agent acted itself.
+    """Return an agent's info without its intervention, and the intervention: empty if the agent acted itself.
 
-    An environment that gives `intervene_action` by itself, as wrappers for teleoperation do, is treated alike.
+    An `intervene_action` from the environment itself, as wrappers for teleoperation return it, is treated in the same
+    way.
     """
     if not isinstance(info, Mapping) or ACTION not in info:
         return info, {}
@@ -60,9 +61,9 @@ def merge_interventions(earlier: Mapping[str, Any], later: Mapping[str, Any]) ->
 
 
 def as_rows(block: Mapping[str, Any], lanes: int, chosen: Any = True) -> dict[str, Any]:
-    """Return the infos of a world's lanes as arrays with a row a lane and `_key` masks, or nested dicts of them.
+    """Return the infos of a world's lanes as arrays with one row per lane and `_key` masks, or nested dicts of them.
 
-    Simulators say what they like. A value that is no such array is of all lanes: each gets it.
+    Simulators return infos of any form. A value that is no array with a row per lane is given to all lanes.
 
     Args:
         block: The infos.
@@ -91,16 +92,16 @@ def as_rows(block: Mapping[str, Any], lanes: int, chosen: Any = True) -> dict[st
 
 
 def _is_mask(key: Any, block: Mapping[str, Any]) -> bool:
-    # Only if there is what it masks: an info may have keys of its own that begin with an underscore.
+    # Only with the key that it masks: an info may have keys of its own that begin with an underscore.
     return isinstance(key, str) and key.startswith("_") and key[1:] in block
 
 
 def merge_lanes(infos: dict[str, Any], block: Mapping[str, Any], offset: int, lanes: int, num_envs: int) -> None:
-    """Put the infos of a world's lanes into those of all slots, from slot `offset` on.
+    """Merge the infos of a world's lanes into those of all slots, beginning at slot `offset`.
 
     Args:
-        infos: Of all slots so far; grows.
-        block: What `as_rows` returns, if it `joins` them.
+        infos: The infos of all slots so far; grows.
+        block: The infos of the lanes from `as_rows`. `joins` must have returned True for them.
         offset: The first slot.
         lanes: The number of lanes.
         num_envs: The number of slots.
@@ -114,7 +115,7 @@ def merge_lanes(infos: dict[str, Any], block: Mapping[str, Any], offset: int, la
         else:
             if key not in infos:
                 shape = (num_envs, *array.shape[1:])
-                # As `VectorEnv._add_info` fills slots without the key. Values may be arrays of objects themselves.
+                # As `VectorEnv._add_info` fills slots without the key. The values may be arrays of objects.
                 objects = array.dtype == object and array.ndim == 1
                 infos[key] = np.full(shape, None) if objects else np.zeros(shape, array.dtype)
             infos[key][offset : offset + lanes][mask] = array[mask]
@@ -122,7 +123,7 @@ def merge_lanes(infos: dict[str, Any], block: Mapping[str, Any], offset: int, la
 
 
 def lane_info(block: Mapping[str, Any] | list[dict[str, Any]], lane: int) -> dict[str, Any]:
-    """Return one lane's own info out of those of a world's lanes: a list of dicts, or arrays with masks."""
+    """Return the info of one lane from the infos of a world's lanes: a list of dicts, or arrays with masks."""
     if isinstance(block, list):
         return block[lane]
     info: dict[str, Any] = {}
@@ -136,23 +137,23 @@ def lane_info(block: Mapping[str, Any] | list[dict[str, Any]], lane: int) -> dic
         else:
             item = value[lane]
             if isinstance(item, np.bool_) and value.ndim == 1 and value.dtype == np.bool_:
-                item = bool(item)  # as it was before it was joined
+                item = bool(item)  # as it was before joining
             # A view would keep the arrays of all lanes alive, and share memory with them.
             info[key] = item.copy() if isinstance(item, np.ndarray) else item
     return info
 
 
 def pick_lanes(blocks: Sequence[Mapping[str, Any] | list[dict[str, Any]]]) -> dict[str, Any] | list[dict[str, Any]]:
-    """Return the infos of a world's lanes, of lane i out of `blocks[i]`: arrays, or a list where that loses something.
+    """Return the infos of a world's lanes, lane i from `blocks[i]`: arrays, or a list if arrays would lose data.
 
     Args:
-        blocks: Infos of all lanes of the world, arrays with their `_key` masks or lists of dicts, one for each lane.
+        blocks: Infos of all lanes of the world: arrays with their `_key` masks, or lists of dicts, one per lane.
     """
     lanes, joined = len(blocks), dict[str, Any]()
-    # Most lanes share a block: each is merged once, with all of its lanes.
+    # Most lanes share a block: each block is merged once, with all of its lanes.
     for block in {id(block): block for block in blocks}.values():
         if isinstance(block, list) or not joins(joined, block):
-            # An array has one dtype: where a key has values of several types, or shapes, a list of dicts keeps them.
+            # An array has one dtype: for a key whose values differ in type or shape, a list of dicts keeps them.
             return [lane_info(own, lane) for lane, own in enumerate(blocks)]
         merge_lanes(joined, as_rows(block, lanes, np.array([own is block for own in blocks])), 0, lanes, lanes)
     return joined
@@ -161,7 +162,7 @@ def pick_lanes(blocks: Sequence[Mapping[str, Any] | list[dict[str, Any]]]) -> di
 def with_errors(
     block: Mapping[str, Any] | list[dict[str, Any]], errors: Mapping[int, Any], lanes: int
 ) -> dict[str, Any] | list[dict[str, Any]]:
-    """Return the infos of a world's lanes with an `error` of some of them, by lane."""
+    """Return the infos of a world's lanes with an `error` for some lanes."""
     if isinstance(block, list):
         return [{**own, **({"error": errors[lane]} if lane in errors else {})} for lane, own in enumerate(block)]
     reasons, mask = np.full(lanes, None), np.zeros(lanes, np.bool_)
@@ -174,10 +175,10 @@ def with_errors(
 def with_interventions(
     block: Mapping[str, Any] | list[dict[str, Any]], interventions: Sequence[Mapping[str, Any]], *, lanes: bool
 ) -> dict[str, Any] | list[dict[str, Any]]:
-    """Return infos with these interventions in place of their own.
+    """Return infos with the given interventions in place of their own.
 
     Args:
-        block: The info of one environment, or those of lanes.
+        block: The info of one environment, or the infos of lanes.
         interventions: One for each lane.
         lanes: Whether the infos are those of lanes.
     """
@@ -190,17 +191,17 @@ def with_interventions(
 
 
 def batch_interventions(infos: dict[str, Any], owns: Sequence[Mapping[str, Any]], space: Any) -> None:
-    """Make of the actions in `intervene_action` a batch of the action space, as `step` takes it.
+    """Batch the actions in `intervene_action` as `step` takes them: as a batch of the action space.
 
     Args:
-        infos: Of all slots; changed.
+        infos: The infos of all slots; changed.
         owns: Each slot's own info.
         space: The action space of one environment.
     """
     count = len(owns)
     try:
         empty: Any = create_empty_array(space, count)
-        # A copy, because these rows are views, and `concatenate` writes into `empty` while it reads them.
+        # A copy, because the rows are views, and `concatenate` writes into `empty` while it reads them.
         rows = list(iterate(batch_space(space, count), copy.deepcopy(empty)))
         rows = [own.get(ACTION, row) for own, row in zip(owns, rows, strict=True)]
         infos[ACTION] = concatenate(space, rows, empty)
@@ -210,7 +211,7 @@ def batch_interventions(infos: dict[str, Any], owns: Sequence[Mapping[str, Any]]
 
 
 def joins(joined: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
-    """True if the arrays of infos can be put into those that there are, of as many lanes or more."""
+    """True if `block` can be merged into the arrays of `joined`, which have as many lanes or more."""
     for key, value in block.items():
         here = joined.get(key)
         if isinstance(value, Mapping) is not isinstance(here, Mapping) and here is not None:

@@ -1,4 +1,4 @@
-"""How a message of a feature, or of another package, travels: what both ends have to know of it."""
+"""The form of a message of a feature or another package: what both ends must know about it."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from bridge.pb import bridge_pb2
 __all__ = ["MAX_BYTES", "MESSAGES_KEY", "MessageForm", "Origin"]
 
 MAX_BYTES = 1024 * 1024
-"""The most bytes of a request, unless its form says otherwise."""
+"""The most bytes of a request, unless its form sets another limit."""
 MESSAGES_KEY = "server.messages"
-"""The property with the names of the messages that a server takes, separated by spaces."""
+"""The property with the names of the messages that a server accepts, separated by spaces."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MessageForm:
     """A kind of message, as a client and a server know it.
 
-    It travels in `EnvironmentRequest.extension`; what its bytes mean is for the package to say.
+    The message travels in `EnvironmentRequest.extension`; the package defines what its bytes mean.
 
     Args:
-        name: Its name, of lower-case letters, digits, `-` and `_`: the operator names it so, and so does the property
-            `server.messages`.
+        name: The message's name, of lower-case letters, digits, `-` and `_`. The operator's options and the property
+            `server.messages` use it.
         request_url: The `type_url` of requests, such as `type.googleapis.com/my_package.NoteRequest`.
         response_url: The `type_url` of answers.
         max_bytes: The most bytes of a request.
-        places: True if a request may put environments into another situation, in which an episode goes on. Requests
-            then travel in a `gymnasium_bridge.PlacingRequest`, answers in a `PlacingResponse`, which has the first
-            observations too.
+        places: True if a request may put environments into another situation, in which an episode continues. Requests
+            then travel in a `gymnasium_bridge.PlacingRequest`, and answers in a `PlacingResponse`, together with the
+            first observations.
 
     Raises:
-        SettingError: The name, or a bound, is none.
+        SettingError: The name or a limit is invalid.
     """
 
     name: str
@@ -51,13 +51,13 @@ class MessageForm:
             raise SettingError(f"expected max_bytes to be a positive integer, got {self.max_bytes!r}")
 
     def check_size(self, size: int) -> None:
-        """Raise RESOURCE_EXHAUSTED where a request has more bytes than it may."""
+        """Raise RESOURCE_EXHAUSTED if a request is larger than `max_bytes`."""
         if size > self.max_bytes:
             text = f"a message {self.name!r} of {size} bytes came; it takes max_bytes={self.max_bytes} at most"
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
 
     def unwrap(self, data: bytes) -> tuple[bytes, tuple[int, ...]]:
-        """Return a request, and the UIDs of the observations that are asked for with it. Raises RequestError."""
+        """Return a request, and the UIDs of the observations that it asks for. Raises RequestError."""
         if not self.places:
             return data, ()
         try:
@@ -70,13 +70,13 @@ class MessageForm:
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """Where an environment was before in the situation that it, or another one, is put into by a message.
+    """The earlier moment at which an environment was in the situation that a message puts it, or another one, into.
 
     Args:
-        moment: Names what the environment had done by then, as `Stage.moment` of a server, or `RemoteVectorEnv.moment`
-            of a client: for those that record it. Empty: nobody did.
-        lane: Which environment it was, of those that one call stepped.
-        seed: By which its random generators were seeded anew since; None: they go on.
+        moment: A name for what the environment had done by then: `Stage.moment` of a server, or
+            `RemoteVectorEnv.moment` of a client, for recordings. Empty: not recorded.
+        lane: The lane of that environment, among those that one call stepped.
+        seed: The seed with which its random generators were seeded again since; None: they were not.
     """
 
     moment: str

@@ -1,8 +1,8 @@
-"""The names that both ends must agree on, written as they stand on the wire, and those of an environment's attributes.
+"""The names on the wire that both ends must agree on, and the names of an environment's attributes.
 
-The names of its public attributes and methods are known to a client without asking for each. They travel as one text:
-names in the order in which they are looked up, separated by spaces; that of a method ends in `()`. The property
-`world.names` has it, and an info says it anew where a reset has changed it.
+A client knows the names of the environment's public attributes and methods without asking for each. They travel as one
+text: the names in the order in which they are looked up, separated by spaces; the name of a method ends in `()`. The
+property `world.names` holds this text, and an info sends it again if a reset has changed it.
 """
 
 from __future__ import annotations
@@ -32,33 +32,33 @@ PROPERTY_REQUEST_URL = "type.googleapis.com/dm_env_rpc.v1.extensions.properties.
 """The type of a property request in `EnvironmentRequest.extension`."""
 
 PROPERTY_RESPONSE_URL = "type.googleapis.com/dm_env_rpc.v1.extensions.properties.PropertyResponse"
-"""The type of its answer."""
+"""The type of the answer to a property request."""
 
 CALL_REQUEST_URL = "type.googleapis.com/gymnasium_bridge.CallRequest"
 """The type of a method call, an extension of this package."""
 
 CALL_RESPONSE_URL = "type.googleapis.com/gymnasium_bridge.CallResponse"
-"""The type of its answer."""
+"""The type of the answer to a method call."""
 
 ANNOUNCED = "messages"
-"""The setting of a JoinWorld with the names of the messages that a client is going to send, separated by spaces."""
+"""The JoinWorld setting with the names of the messages that a client will send, separated by spaces."""
 GYMNASIUM = "gymnasium"
-"""The JoinWorld setting, a bool: whether a client gets the observations that are Gymnasium's and not dm_env's: `info`
-and, of a single environment, `discount`, `terminated` and `truncated`. Without it, clients of this package do."""
+"""The JoinWorld setting, a bool: whether a client gets the observations that Gymnasium has and dm_env has not: `info`
+and, of a single environment, `discount`, `terminated` and `truncated`. By default true for clients of this package."""
 
 NAMES = "world.names"
-"""The property with the names of the environment's public attributes and methods, separated by spaces; those of methods
-end in `()`. At most 64 KiB; an info says it anew where a reset has changed it."""
+"""The property with the names of the environment's public attributes and methods, separated by spaces; the names of
+methods end in `()`. At most 64 KiB; an info sends it again if a reset has changed it."""
 
 CLIENT_KEY = "connection.client"
-"""The property to which a client writes a secret, the same on all its connections: so a server knows that the agents of
-a world are all of that client."""
+"""The property to which a client writes a secret, the same on all its connections. It tells a server that several
+agents of a world belong to one client."""
 
 NO_SEED = -1
 """In the Reset setting `seed` of a world of lanes: no seed for this lane."""
 
 REALTIME_SIGNALS = ("frames", "episodes", "timing", "resetting")
-"""The observations of a real-time world that carry no observation."""
+"""The signals of a real-time world, which are sent beside the observations of the environment."""
 
 TIMING = (
     "received_at",
@@ -77,10 +77,10 @@ TIMING = (
 )
 """The elements of the observation `timing` of a real-time world, float64: seconds of the server's clock, or counts.
 
-`frames_dropped` were never run, because the clock was late; `frames_skipped` were run, and in no answer to this agent.
+`frames_dropped` were never run, because the clock was late; `frames_skipped` were run, but not sent to this agent.
 """
 TIMING_INDEX = {name: index for index, name in enumerate(TIMING)}
-"""The place of each of them."""
+"""The index of each element of `timing`."""
 
 WATCH = (
     "picture",
@@ -92,38 +92,38 @@ WATCH = (
     "last_return",
     "mean_return",
 )
-"""The elements of the observation `watch` of an agent that gets pictures, float64: the number of the picture, the steps
-of the world when it was drawn (since the world is watched; in real time, the `frame` of `timing`), seconds since then,
-the seconds that drawing it took, the viewers, the episodes that ended since the world is watched, the return of the
-last one and the mean of the last 200; NaN where there was none."""
+"""The elements of the observation `watch` of an agent that gets pictures, float64: the number of the picture, the step
+of the world in which it was drawn (counted since the world is watched; in real time, the `frame` of `timing`), the
+seconds since then, the seconds that drawing took, the number of viewers, the number of episodes that ended since the
+world is watched, the return of the last one and the mean of the last 200; NaN if there is none."""
 
 
 MOST_BYTES = 1 << 16
-"""The longest text; names that are beyond it are left out."""
+"""The longest text in bytes; names beyond it are left out."""
 
 
 class AttributeNames(str):
-    """The text of the names, a type of its own: it travels among the notes of an info."""
+    """The text of the names; a separate type, because it travels among the notes of an info."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, names: Mapping[str, bool]) -> AttributeNames:
-        """Make the text of names, each with whether it is a method's."""
+        """Make the text from names; each value says whether the name is a method's."""
         text = " ".join(f"{name}()" if is_method else name for name, is_method in names.items())
         # An identifier may have letters of several bytes.
         data = text.encode()
         if len(data) > MOST_BYTES:
-            # Up to a space: a part of a name would be another name.
+            # Cut at a space: a part of a name would be another name.
             text = data[: data.rindex(b" ", 0, MOST_BYTES + 1)].decode() if b" " in data[: MOST_BYTES + 1] else ""
         return cls(text)
 
 
 class KnownNames:
-    """The names as a client keeps them.
+    """The names as a client stores them.
 
     Args:
-        text: What the server said, of any length: what is too long, or no public name, is left out.
+        text: The server's text, of any length. Names beyond the limit, and names that are not public, are left out.
     """
 
     def __init__(self, text: str = "") -> None:

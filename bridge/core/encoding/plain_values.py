@@ -1,7 +1,7 @@
-"""Samples of spaces as values of the codec: those that no plain tensor holds (Graph, OneOf, a Sequence of composites).
+"""Encode samples of spaces that no plain tensor holds (Graph, OneOf, a Sequence of composites) as values of the codec.
 
-Beside them goes the form of a sample, what its space does not have: the order of a Dict's keys, and which Discrete is a
-plain int. A remote environment gives both as the local one does.
+A sample's form travels with it: what the space does not say, which is the order of a Dict's keys and which Discrete is
+a plain int. So a remote environment returns both as the local one does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ARRAYS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
 
 
 def is_text(space: Space[Any]) -> bool:
-    """True if samples are strings: a Text, or a registered space of one's own."""
+    """True if samples are strings: a Text, or a registered custom space."""
     return space.dtype is not None and space.dtype.kind == "U"
 
 
@@ -52,7 +52,7 @@ def to_plain(space: Space[Any], sample: Any) -> Any:
 
 
 def from_plain(space: Space[Any], plain: Any) -> Any:
-    """Return the sample that `to_plain` gave a value of."""
+    """Return the sample of a value that `to_plain` returned."""
     if isinstance(space, spaces.Dict):
         return {key: from_plain(item, part) for (key, item), part in zip(space.spaces.items(), plain, strict=True)}
     if isinstance(space, spaces.Tuple):
@@ -81,7 +81,7 @@ def _required(space: Space[Any] | None) -> Space[Any]:
 
 
 def to_plain_batch(space: Space[Any], batch: Any) -> Any:
-    """A batch as `gymnasium.vector.utils.batch_space` describes it."""
+    """Return a batch, as `gymnasium.vector.utils.batch_space` defines it, as a value for the codec."""
     if isinstance(space, spaces.Dict):
         return [to_plain_batch(item, batch[key]) for key, item in space.spaces.items()]
     if isinstance(space, spaces.Tuple):
@@ -116,9 +116,9 @@ _PLAIN_TYPES: Mapping[Any, str] = {int: "int", bool: "bool"}
 
 
 def form_of(space: Space[Any], sample: Any) -> Any:
-    """Return what a space does not say of a sample, as the values codec carries it; None where nothing differs.
+    """Return what a space does not say about a sample, as a value for the codec; None if nothing differs.
 
-    Of a Dict it is the order of the sample's keys, of a Discrete whether the sample is Python's own int or bool.
+    For a Dict it is the order of the sample's keys, for a Discrete whether the sample is Python's own int or bool.
     """
     if isinstance(space, spaces.Discrete):
         return _PLAIN_TYPES.get(type(sample))
@@ -136,10 +136,10 @@ def form_of(space: Space[Any], sample: Any) -> Any:
 
 
 def apply_form(space: Space[Any], sample: Any, form: Any) -> Any:
-    """Return a sample of a space as `form_of` said that it was.
+    """Return a sample in the form that `form_of` returned for the original.
 
     Raises:
-        TensorError: The form is not one of the space.
+        TensorError: The form does not fit the space.
     """
     if form is None:
         return sample
@@ -150,7 +150,7 @@ def apply_form(space: Space[Any], sample: Any, form: Any) -> Any:
         if isinstance(space, spaces.Tuple):
             return tuple(apply_form(*each) for each in zip(space.spaces, sample, parts, strict=True))
         keys = list(space.spaces)  # type: ignore[attr-defined]
-        # The form comes from the network, and may name keys twice or not at all.
+        # The form comes from the network, and may repeat or omit keys.
         if sorted(order) != list(range(len(keys))) or len(parts) != len(keys):
             raise ValueError("it is of other keys")
         return {keys[i]: apply_form(space[keys[i]], sample[keys[i]], parts[i]) for i in order}  # type: ignore[index]

@@ -29,7 +29,7 @@ ENCODED = "encoded"
 
 @dataclasses.dataclass(frozen=True)
 class Property:
-    """Something that clients can read, or write, by a name.
+    """A named value that clients can read or write.
 
     Examples:
         >>> from bridge import Property
@@ -42,13 +42,13 @@ class Property:
     kind: str
     """`"text"`: a string; `"number"`: an integer of 64 bits; `"encoded"`: any value that an info may have."""
     description: str
-    """Its description, in a sentence."""
+    """The description, in one sentence."""
     read: Callable[[], Any] | None = None
-    """Gives its value; None: it cannot be read."""
+    """Returns the value; None: the property cannot be read."""
     write: Callable[[Any], None] | None = None
-    """Takes its value; None: it cannot be written."""
+    """Sets the value; None: the property cannot be written."""
     in_environment: bool = False
-    """True if code of the environment runs for it, which must be called in the environment's own thread."""
+    """True if code of the environment computes it, which must run in the environment's own thread."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,21 +58,21 @@ class Family:
     key: str
     """The dotted path above them."""
     description: str
-    """Their description, in a sentence."""
+    """The description of the leaves, in one sentence."""
     read: Callable[[str], Any]
-    """Gives the value of one name."""
+    """Returns the value of the leaf with a name."""
     write: Callable[[str, Any], None]
-    """Takes the value of one name."""
+    """Sets the value of the leaf with a name."""
     names: Callable[[], Iterable[str]]
-    """Gives the names to list; there may be others."""
+    """Returns the names to list; there may be other leaves."""
     find: Callable[[str], None]
-    """Raises RequestError where there is no leaf of a name."""
+    """Raises RequestError if there is no leaf with a name."""
     in_environment: bool = False
-    """As of a property."""
+    """See `Property.in_environment`."""
 
 
 class PropertyTree:
-    """Properties by key; inner nodes are made of the keys."""
+    """Properties by key. Inner nodes follow from the keys."""
 
     def __init__(self, leaves: Iterable[Property] = (), families: Iterable[Family] = ()) -> None:
         self._leaves = {leaf.key: leaf for leaf in leaves}
@@ -85,20 +85,20 @@ class PropertyTree:
 
     @property
     def families(self) -> tuple[Family, ...]:
-        """Every family of leaves."""
+        """All families of leaves."""
         return tuple(self._families.values())
 
     def get(self, key: str) -> Any:
-        """Return the value of a leaf that can be read without the environment; None: there is none."""
+        """Return the value of a leaf that can be read without the environment; None: there is no such leaf."""
         leaf = self._leaves.get(key)
         return None if leaf is None or leaf.read is None else leaf.read()
 
     def merged(self, other: PropertyTree) -> PropertyTree:
-        """Return a tree with the properties of both."""
+        """Return a tree with the properties of both trees."""
         return PropertyTree((*self.leaves, *other.leaves), (*self.families, *other.families))
 
     def runs_environment(self, request: properties_pb2.PropertyRequest) -> bool:
-        """True if a request runs code of the environment; `answer` must then be called in its thread."""
+        """True if a request runs code of the environment; `answer` must then be called in the environment's thread."""
         kind = request.WhichOneof("payload")
         key: str = "" if kind is None else getattr(request, kind).key
         member = self._member(key)
@@ -109,10 +109,10 @@ class PropertyTree:
         return key in self._leaves and self._leaves[key].in_environment
 
     def answer(self, request: properties_pb2.PropertyRequest) -> properties_pb2.PropertyResponse:
-        """Serve one request.
+        """Answer one request.
 
         Raises:
-            RequestError: NOT_FOUND for an unknown key, PERMISSION_DENIED for what the key does not allow,
+            RequestError: NOT_FOUND for an unknown key, PERMISSION_DENIED for an operation that the key does not allow,
                 INVALID_ARGUMENT for a bad value or an empty request.
         """
         response = properties_pb2.PropertyResponse()
@@ -121,7 +121,7 @@ class PropertyTree:
             response.read_property.value.CopyFrom(self.read(request.read_property.key))
         elif kind == "write_property":
             self.write(request.write_property.key, request.write_property.value)
-            # An empty answer must still set its member, which tells what was answered.
+            # An empty answer must still set its member, because the member tells the kind of answer.
             response.write_property.SetInParent()
         elif kind == "list_property":
             response.list_property.SetInParent()
@@ -140,7 +140,7 @@ class PropertyTree:
         if member is not None or key in self._leaves:
             raise RequestError(Code.PERMISSION_DENIED, f"the property {key!r} has no children to list; read it")
         prefix = f"{key}." if key else ""
-        # A dict keeps the order and holds each child once, however many leaves are below it.
+        # A dict keeps the order, and lists each child once, even with many leaves below it.
         names: dict[str, None] = {}
         for path in (*self._leaves, *self._families):
             if path.startswith(prefix):
@@ -232,10 +232,10 @@ class PropertyTree:
 def encoded(value: Any) -> pb.Tensor:
     """Encode the value of a property as uint8 bytes of the values codec.
 
-    They also say that this version of the package reads columns.
+    The encoding also tells the reader that this version of the package can read columns.
 
     Raises:
-        TensorError: The codec does not carry it.
+        TensorError: The codec cannot carry the value.
     """
     message = values.to_value(value)
     message.reads_columns = True

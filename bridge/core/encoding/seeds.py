@@ -1,8 +1,8 @@
-"""Seeds on the wire, and the state of the random generators that are made of them.
+"""Seeds on the wire, and the state of random generators.
 
-A seed is what Gymnasium takes, an integer of any size that is not negative. Those below 2**63 travel as int64, which
-any client can send; larger ones as text in decimal. In a world of lanes there is one for each lane, and `NO_SEED` where
-a lane has none. The state of NumPy's generators is something that the values codec carries exactly.
+A seed is any that Gymnasium takes: a non-negative integer of any size. Seeds below 2**63 travel as int64, which any
+client can send; larger ones as decimal text. A world of lanes has one seed per lane, and `NO_SEED` for a lane without
+one. The values codec carries the state of NumPy's generators exactly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TOO_LARGE = 10**MAX_DIGITS
 
 
 def pack_seed(seed: int | Sequence[int | None]) -> pb.Tensor:
-    """Return the tensor of a seed, or of a seed or None for each lane.
+    """Return the tensor of one seed, or of a seed or None for each lane.
 
     Raises:
         SeedError: A seed is no integer, or negative.
@@ -37,12 +37,12 @@ def pack_seed(seed: int | Sequence[int | None]) -> pb.Tensor:
     numbers = [NO_SEED if item is None else _checked(item) for item in seed]
     if all(number < _INT64 for number in numbers):
         return pack_tensor(np.array(numbers, np.int64))
-    # If one is too large, all travel as text: a tensor has one type.
+    # If one seed is too large for int64, all travel as text: a tensor has one type.
     return pack_tensor(np.array([str(number) for number in numbers], object))
 
 
 def _checked(seed: Any) -> int:
-    """Return a seed, or raise what Gymnasium raises for it locally."""
+    """Return a seed, or raise the error that Gymnasium raises for it locally."""
     if not isinstance(seed, (int, np.integer)):
         raise SeedError(f"Seed must be a python integer, actual type: {type(seed)}")
     if seed < 0:
@@ -56,7 +56,7 @@ def unpack_seed(array: Array) -> int:
     """Return the seed of a scalar tensor.
 
     Raises:
-        TensorError: It is none.
+        TensorError: The tensor holds no valid seed.
     """
     found = _integers(array)
     if array.shape != () or found is None or found[0] < 0:
@@ -65,7 +65,7 @@ def unpack_seed(array: Array) -> int:
 
 
 def unpack_seeds(array: Array, lanes: int) -> int | list[int | None]:
-    """Return the one seed, or the seed or None of each lane, of a tensor.
+    """Return the single seed, or the seed or None of each lane, of a tensor.
 
     Raises:
         TensorError: It holds something else.
@@ -83,7 +83,7 @@ def unpack_seeds(array: Array, lanes: int) -> int | list[int | None]:
 
 
 def _integers(array: Array) -> list[int] | None:
-    """Return the elements of an array of integers, or of texts that are integers in decimal; None: it is neither."""
+    """Return the elements of an array of integers or of decimal texts; None: it is neither."""
     if array.dtype.kind in "iu":
         return [int(item) for item in array.ravel()]
     if array.dtype.kind != "O":
@@ -95,7 +95,7 @@ def _integers(array: Array) -> list[int] | None:
     return [int(text) for text in texts]
 
 
-# By name, so that nothing but these is ever made of what came from the network.
+# By name, so that a name from the network can create only these.
 _BIT_GENERATORS = {
     kind.__name__: kind
     for kind in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
@@ -103,10 +103,10 @@ _BIT_GENERATORS = {
 
 
 def state_of(generator: np.random.Generator, seed: int | None) -> dict[str, Any]:
-    """Return a generator's state, and the seed that it was made of.
+    """Return a generator's state, and its seed.
 
     Raises:
-        TensorError: It is another kind of generator.
+        TensorError: The generator is of another kind.
     """
     bits: Any = getattr(generator, "bit_generator", None)
     if type(bits).__name__ not in _BIT_GENERATORS:
@@ -117,7 +117,7 @@ def state_of(generator: np.random.Generator, seed: int | None) -> dict[str, Any]
 
 
 def generator_of(facts: Mapping[str, Any]) -> np.random.Generator:
-    """Return a generator that goes on exactly where the one of `state_of` was.
+    """Return a generator that continues exactly from a state of `state_of`.
 
     Raises:
         TensorError: The state cannot be read.
@@ -127,7 +127,7 @@ def generator_of(facts: Mapping[str, Any]) -> np.random.Generator:
         bits = _BIT_GENERATORS[state["bit_generator"]](0)
         bits.state = state
         read: Any = bits.state
-        # NumPy takes any position in the words that were drawn already, and would read the memory there.
+        # NumPy accepts any position among the words drawn already, and would read memory outside of the array.
         if not (0 <= read["state"].get("pos", 0) <= 624 and 0 <= read.get("buffer_pos", 0) <= 4):
             raise ValueError("its position is outside of its words")
     except (LookupError, OverflowError, TypeError, ValueError) as error:

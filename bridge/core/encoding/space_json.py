@@ -5,8 +5,8 @@ differently); a Discrete's and MultiDiscrete's start and dtype; a Text's lengths
 and keys of any plain type; a Sequence's stack flag; a Graph without edges. A uniform bound is written once, however
 large the Box.
 
-A space of another class is written as the plain one that stands for it, with the name of its class and those of its
-attributes that JSON holds; a reader that was registered under that name makes the exact space of them.
+A space of another class is written as the plain space that replaces it, with the name of its class and those of its
+attributes that JSON can hold. A reader that is registered under that name makes the exact space from them.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ __all__ = [
 ]
 
 SpaceReader: TypeAlias = Callable[[Mapping[str, Any], Space[Any]], Space[Any]]
-"""Makes a space of its attributes and of the plain space that stands for it."""
+"""Makes a space from its attributes and from the plain space that replaces it."""
 
 _MAX_DEPTH = 64
-# A line of JSON must not claim any amount of memory.
+# The limit of memory that one line of JSON may claim.
 _MAX_BYTES = 1 << 29
 _CUSTOM_TEXT = {"min_length": 0, "max_length": 4096, "charset": string.printable}
 _MAX_ATTRIBUTES = 1 << 16  # bytes of JSON
@@ -48,22 +48,21 @@ _readers: dict[str, SpaceReader] = {}
 
 
 def register_space(name: str, read: SpaceReader) -> None:
-    """Say how a class of spaces of one's own is made of what a server tells of it.
+    """Register a function that makes spaces of a custom class from a server's description.
 
-    A space's code does not travel. Where an environment's space is of a class that is not Gymnasium's, a server tells
-    the class's name and those of its public attributes that are plain data; functions and classes are told by name, as
-    `{"name": "module:qualified.name"}`. Without a reader the client has a plain space in its place.
+    A space's code does not travel. For a space of a class that is not Gymnasium's, a server sends the name of the class
+    and those of its public attributes that are plain data; functions and classes are sent by name, as
+    `{"name": "module:qualified.name"}`. Without a reader the client uses a plain space in its place.
 
-    Attributes come from the network: a reader must not import or call what they name without looking whether it
-    may.
+    Attributes come from the network: a reader must not import or call what they name without checking that it may.
 
     Args:
-        name: Of the class, `module:qualified.name`, such as `minigrid.core.mission:MissionSpace`.
-        read: Takes the attributes, a dict, and the plain space; returns the space, whose samples are like the plain
-            space's.
+        name: The name of the class, `module:qualified.name`, such as `minigrid.core.mission:MissionSpace`.
+        read: Takes the attributes, a dict, and the plain space; returns the space. Its samples must be like those of
+            the plain space.
 
     Raises:
-        SettingError: The name is none, or the reader cannot be called.
+        SettingError: The name is invalid, or the reader cannot be called.
     """
     if not isinstance(name, str) or ":" not in name:
         raise SettingError(f"expected the name of a class as 'module:qualified.name', got {name!r:.80}")
@@ -73,13 +72,13 @@ def register_space(name: str, read: SpaceReader) -> None:
 
 
 def published_space(space: Space[Any]) -> Space[Any]:
-    """Return the space as a client has it that registered no reader: the same, or a standard one for a custom class.
+    """Return the space that a client without a reader uses: the same, or a standard space for a custom class.
 
     A subclass of one of Gymnasium's spaces counts as that space. A custom space of strings (MiniGrid's MissionSpace)
     becomes a Text of printable characters.
 
     Raises:
-        UnsupportedSpaceError: A custom space of anything else.
+        UnsupportedSpaceError: A custom space whose samples are not strings.
     """
     return plain_space_from_json(space_to_json(space))
 
@@ -88,17 +87,17 @@ def space_to_json(space: Space[Any]) -> str:
     """Write a space.
 
     Raises:
-        UnsupportedSpaceError: It is, or holds, a space or Dict key that has no form here.
+        UnsupportedSpaceError: The space is, or holds, a space or Dict key that cannot be written as JSON.
     """
     return json.dumps(_write(space), separators=(",", ":"))
 
 
 def space_from_json(text: str) -> Space[Any]:
-    """Read a space, by registered readers where it is of a class of their name.
+    """Read a space, by the reader that is registered for its class if there is one.
 
     Raises:
         TensorError: The text is not what `space_to_json` writes.
-        UnsupportedSpaceError: The installed Gymnasium is too old for it.
+        UnsupportedSpaceError: The installed Gymnasium is too old for the space.
         SettingError: A registered reader failed.
     """
     return _read_text(text, _readers)
@@ -110,10 +109,10 @@ def plain_space_from_json(text: str) -> Space[Any]:
 
 
 def check_space_bytes(arrays: Iterable[tuple[Sequence[int], Any]]) -> None:
-    """Refuse spaces whose bounds would take much memory: a server declares them in a few bytes.
+    """Refuse spaces whose bounds would take much memory, which a server can declare in a few bytes.
 
     Args:
-        arrays: The shape and the dtype of each; lengths below 0 stand for any.
+        arrays: The shape and the dtype of each; a length below 0 is variable.
 
     Raises:
         TensorError: Together they take more than 512 MiB: two bounds, and two flags for each element.
@@ -129,7 +128,7 @@ def check_space_bytes(arrays: Iterable[tuple[Sequence[int], Any]]) -> None:
 
 
 def _arrays(data: Any) -> Iterator[tuple[Sequence[int], Any]]:
-    """Give the shape and dtype of all arrays that a space as JSON stands for, before any is made."""
+    """Yield the shape and dtype of each array in a space's JSON, before any array is made."""
     # A stack instead of recursion: the depth was not checked yet.
     waiting = [data]
     while waiting:
@@ -172,11 +171,11 @@ def _name_of(thing: Any) -> str:
 
 
 def _attributes(space: Space[Any]) -> dict[str, Any]:
-    """Those of a space's own attributes that are public and plain data."""
+    """Return the attributes of a space itself that are public and plain data."""
     found: dict[str, Any] = {}
     for name, value in vars(space).items():
         try:
-            # What JSON cannot hold is left out. Of the rest, the copy that JSON makes is told.
+            # Values that JSON cannot hold are left out. The others are sent as JSON writes them.
             text = json.dumps(value, default=_named, allow_nan=False)
         except (TypeError, ValueError, RecursionError):
             continue
@@ -253,7 +252,7 @@ def _write_plain(space: Space[Any], where: str) -> dict[str, Any]:
 
 
 def _read(data: dict[str, Any], depth: int, readers: Mapping[str, SpaceReader] | None) -> Space[Any]:
-    """Read a space; where there are `readers`, by the one of its class."""
+    """Read a space, with `readers` by the reader of its class."""
     plain = _read_plain(data, depth, readers)
     name = data.get("class")
     if readers is None or name is None:
@@ -270,8 +269,8 @@ def _read(data: dict[str, Any], depth: int, readers: Mapping[str, SpaceReader] |
     try:
         exact = readers[name](data.get("attributes", {}), plain)
         problem = "" if isinstance(exact, Space) else f"returned {exact!r:.80}, where a gymnasium.Space was expected"
-        # The server sends samples of the plain space. A space with another dtype or range would fail only when one is
-        # read.
+        # The server sends samples of the plain space. A space with another dtype or range would fail only when a sample
+        # is read.
         if not problem and _without_class(_write(exact)) != _without_class(data):
             problem = f"returned {exact!r:.80}, whose samples differ from those of {plain}"
     except Exception as error:  # whatever a user's function raises
@@ -322,7 +321,7 @@ def _read_plain(data: dict[str, Any], depth: int, readers: Mapping[str, SpaceRea
 
 
 def _numbers(array: Array) -> Any:
-    """One number where all are the same, else the flat list; infinities as text, for JSON has none."""
+    """Return one number if all are the same, else the flat list; infinities as text, because JSON has none."""
     if array.size and (array == array.flat[0]).all():
         return _number(array.flat[0].item())
     return [_number(item) for item in array.ravel().tolist()]

@@ -1,4 +1,4 @@
-"""Spaces of the specs of a server that does not tell its own (D-24)."""
+"""Make spaces from the specs of a server that does not send its spaces (D-24)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["space_from_specs"]
 
-# What a server may declare. A Dict of more spaces takes minutes to make; a name of more levels nests as many spaces.
+# Limits of what a server may declare. A Dict of more spaces takes minutes to make; each level of a name nests a space.
 _MOST_SPECS = 4096
 _MOST_LEVELS = 64
-# Bounds within which an integer becomes a Discrete rather than a Box.
+# An integer with fewer values becomes a Discrete, otherwise a Box.
 _MAX_DISCRETE = 1 << 32
 
 
 def space_from_specs(specs: Iterable[Spec], root: str) -> Space[Any]:
-    """Make a space of the specs of a server that does not tell its own (D-24).
+    """Make a space from the specs of a server that does not send its spaces (D-24).
 
     Nested names become Dict spaces, a bounded integer a Discrete, other numbers a Box, text a Text, a variable leading
-    dimension a Sequence, and what none of these holds a `TensorSpace`. A single spec named `root` is the space itself.
+    dimension a Sequence, and all other tensors a `TensorSpace`. A single spec named `root` is the space itself.
 
     Raises:
         TensorError: A name is both a leaf and a level (`a` and `a.b`), or a spec has no space.
@@ -72,7 +72,7 @@ def _space_of_spec(spec: Spec) -> Space[Any]:
     if spec.shape[:1] == (-1,):
         feature = _space_of(dataclasses.replace(spec, shape=spec.shape[1:]))
         if isinstance(feature, spaces.Box) and not feature.shape:
-            return TensorSpace(spec)  # Gymnasium warns at every look at a stacked Sequence of such
+            return TensorSpace(spec)  # Gymnasium warns each time a stacked Sequence of these is used
         return spaces.Sequence(feature, stack=spec.data_type != pb.STRING)
     if spec.data_type == pb.STRING:
         text = spaces.Text(4096, min_length=0, charset=string.printable)

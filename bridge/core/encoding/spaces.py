@@ -2,14 +2,14 @@
 
 A `Layout` splits a space into leaves, each of which is one tensor. Box, Discrete, MultiBinary, MultiDiscrete and Text
 are one leaf each. Dict and Tuple nest, with a `.` in the name for each level. A Sequence of numbers or texts is a leaf
-whose first dimension varies. Spaces that no plain tensor holds (Graph, OneOf, a Sequence of composites) are one uint8
-leaf in the values codec.
+whose first dimension varies. Spaces that no plain tensor holds (Graph, OneOf, a Sequence of composites) are one leaf of
+uint8 bytes of the values codec.
 
 A batch of samples is stored as columns, one for each leaf: an array with a leading dimension for the slots, or a list
 if slots differ in shape.
 
-Dict keys in names: `%` is written `%25`, `.` is `%2E`, the empty key `%_`, and the i-th key where it is no string
-`%[i]`.
+Dict keys in names: `%` is written `%25`, `.` is `%2E`, the empty key `%_`, and the i-th key `%[i]` if it is no
+string.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Column: TypeAlias = "Array | list[Any]"
 
 _ARRAYS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
 _BYTES = np.dtype(np.uint8)
-# Bytes of an observation that is handed out as a part of the array of all slots.
+# The most bytes of an observation that is returned as a view of the array of all slots.
 _SMALL_ROW = 1024
-# What comes of taking something of another structure apart.
+# The errors that splitting a sample of another structure can raise.
 _MISFITS = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError, CustomSpaceError)
 
 
@@ -48,21 +48,21 @@ class Leaf:
     name: str
     """The tensor's name on the wire."""
     space: Space[Any]
-    """The part of the space that it holds."""
+    """The part of the space that the tensor holds."""
     path: tuple[Any, ...]
     """The keys from the whole sample to this part."""
     kind: str
     """`array`, `scalar`, `text`, `sequence`, `tensor` (as a foreign spec says), or `encoded` (the values codec)."""
     spec: Spec
-    """Of a single sample."""
+    """The spec of a single sample's tensor."""
     lane_spec: Spec | None
-    """Of the samples of `lanes` lanes; None where the layout has none."""
+    """The spec of a batch of `lanes` samples; None if the layout has no lanes."""
 
     def pack(self, part: Any, rounding: bool) -> Array:
         """Return the tensor's array for this part of a sample.
 
         Raises:
-            TensorError: It has another shape or type, or does not fit the dtype.
+            TensorError: The part has another shape or type, or does not fit the dtype.
         """
         try:
             return self._pack(part, rounding)
@@ -105,7 +105,7 @@ class Leaf:
         if is_text(feature):
             return _texts(list(part), (len(part),), self.name)
         array = to_array(part)
-        # NumPy makes float64 of shape (0,) of an empty list, whatever its items would be.
+        # NumPy makes an empty list float64 of shape (0,), whatever the items' type.
         if not array.size:
             array = np.empty((len(part), *feature.shape), feature.dtype)
         array = self._cast(array, feature.dtype, rounding)
@@ -117,7 +117,7 @@ class Leaf:
         """Return the part of a sample that a tensor's array holds.
 
         Raises:
-            TensorError: It does not fit the dtype, or holds an encoded value of another structure.
+            TensorError: The array does not fit the dtype, or holds an encoded value of another structure.
         """
         if self.kind == "array":
             return _narrow(array, self.space.dtype)
@@ -138,7 +138,7 @@ class Leaf:
             raise self._misfit(plain, error) from error
 
     def check(self, part: Any) -> None:
-        """Raise TensorError where a part is not in the space."""
+        """Raise TensorError if a part is not in the space."""
         try:
             inside = self.space.contains(part)
         except _MISFITS:
@@ -155,8 +155,8 @@ class Leaf:
             return array
         if isinstance(feature, spaces.Discrete):
             return tuple(feature.dtype.type(item) for item in array)
-        # Copy each part: one that is kept must not keep the whole array. `[i, ...]` is an array where `[i]` is a
-        # scalar.
+        # Copy each part, so that a part that is kept does not keep the whole array. `[i, ...]` gives an array where
+        # `[i]` gives a scalar.
         return tuple(
             item.copy() if item.ndim else np.asarray(item) for item in (array[i, ...] for i in range(len(array)))
         )
@@ -200,7 +200,7 @@ class Leaf:
         return [self._decode(item) for item in items]
 
     def read_item(self, item: Any) -> Any:
-        """Return the sample of a lane that came as an item of an encoded list; raises TensorError where it is none."""
+        """Return the sample of a lane from an item of an encoded list; raises TensorError if the item is no sample."""
         if self.kind != "text":
             return self._decode(item)
         if not isinstance(item, str):
@@ -224,10 +224,10 @@ class Layout:
         space: A space of Gymnasium's own kinds.
         name: The name of the root: `observation` or `action`.
         lanes: The number of lanes where a world steps several at once; None for a single environment.
-        foreign: The space was made from a third-party server's specs: names have no root and no escapes.
+        foreign: True if the space was made from a third-party server's specs: names have no root and no escapes.
 
     Raises:
-        TensorError: A dtype has no form on the wire.
+        TensorError: A dtype cannot be sent.
     """
 
     def __init__(self, space: Space[Any], name: str, lanes: int | None = None, *, foreign: bool = False) -> None:
@@ -240,49 +240,48 @@ class Layout:
         self.leaves = tuple(leaves)
         self.specs = tuple(leaf.lane_spec or leaf.spec for leaf in self.leaves)
         self.single = len(self.leaves) == 1 and not self.leaves[0].path
-        # Batches have no forms: Gymnasium's vector environments, too, use the space's order of keys and its dtypes.
+        # Batches have no forms: Gymnasium's vector environments also use the space's order of keys and its dtypes.
         self.has_forms = lanes is None and any(leaf.kind == "scalar" or leaf.path for leaf in self.leaves)
         self._encoded = [index for index, leaf in enumerate(self.leaves) if leaf.kind == "encoded"]
         first = self.leaves[0] if self.single else None
         holds_numbers = first is not None and first.kind in ("array", "scalar")
         self._batch_dtype: Any = first.space.dtype if first is not None and lanes and holds_numbers else None
-        """The dtype of a batch of lanes that is one array; None: it is none."""
+        """The dtype of a batch of lanes that is one array; None: the batch is not one array."""
         self.is_array = first is not None and first.kind == "array" and first.spec.dtype == first.space.dtype
-        """True if a sample is the very array of its tensor: `unpack` changes nothing."""
+        """True if a sample is the array of its tensor, so that `unpack` changes nothing."""
 
     def pack(self, sample: Any, *, rounding: bool = False) -> list[Array]:
-        """Cut a sample, or a batch of `lanes` samples, into the arrays of its tensors.
+        """Split a sample, or a batch of `lanes` samples, into the arrays of its tensors.
 
         Args:
-            sample: A sample of the space; for a layout with lanes the batch of them, as Gymnasium batches.
-            rounding: Let floats be rounded to a narrower float.
+            sample: A sample of the space; for a layout with lanes a batch of them, as Gymnasium batches.
+            rounding: Whether floats may be rounded to a narrower float.
 
         Raises:
-            TensorError: It is not of the space's structure, shapes or types.
+            TensorError: The sample does not have the space's structure, shapes or types.
         """
         if self.lanes is None:
             return [leaf.pack(_part(sample, leaf), rounding) for leaf in self.leaves]
         return [leaf.pack_lanes(_part(sample, leaf), self.lanes, rounding) for leaf in self.leaves]
 
     def split(self, batch: Any, num_envs: int) -> list[Column]:
-        """Cut a batch of actions for `num_envs` slots into columns, casting where nothing but a float's digits are
-        lost.
+        """Split a batch of actions for `num_envs` slots into columns. Casts may lose only digits of floats.
 
         Raises:
-            InvalidActionError: It is not of the space's structure, shapes or types, or out of its range.
+            InvalidActionError: The batch does not have the space's structure, shapes or types, or is out of its range.
         """
         columns: list[Column] = []
         try:
-            # Missing keys are found below, but not extra ones.
+            # Missing keys are found below, but extra keys are not.
             if not self.single:
                 check_structure(self.space, batch, self.name)
             for leaf in self.leaves:
                 part = _part(batch, leaf) if leaf.path else batch
                 if leaf.kind in ("array", "scalar"):
                     spec = leaf.spec
-                    # Subclasses, such as masked arrays, take the slower path.
+                    # Instances of subclasses, such as masked arrays, take the slower path.
                     exact = type(part) is np.ndarray and part.dtype == leaf.space.dtype == spec.dtype
-                    if exact and part.shape == (num_envs, *spec.shape):  # as nearly always: there is nothing to cast
+                    if exact and part.shape == (num_envs, *spec.shape):  # the usual case: nothing to cast
                         array = part
                     else:
                         _refuse_fractions(part, leaf)
@@ -299,7 +298,7 @@ class Layout:
         return columns
 
     def pack_action(self, action: Any) -> list[Array]:
-        """Cut one action into the arrays of its tensors; casts and raises as `split`."""
+        """Split one action into the arrays of its tensors; casts and raises as `split`."""
         try:
             arrays = []
             check_structure(self.space, action, self.name)
@@ -317,7 +316,7 @@ class Layout:
         return arrays
 
     def pack_columns(self, columns: Sequence[Column], slot: int) -> list[Array]:
-        """Return the arrays of the tensors for the slot, or for the `lanes` slots, from `slot` on."""
+        """Return the arrays of the tensors for the slot, or for the `lanes` slots, that begin at `slot`."""
         if self.lanes is None:
             return [
                 np.asarray(column[slot]) if isinstance(column, np.ndarray) else leaf.pack(column[slot], rounding=True)
@@ -332,7 +331,7 @@ class Layout:
         ]
 
     def pack_leaf(self, index: int, sample: Any) -> Array:
-        """Return the array of one tensor of `pack`, with rounding; raises as `pack`."""
+        """Return the array of one tensor, with rounding; raises as `pack`."""
         leaf = self.leaves[index]
         part = _part(sample, leaf)
         return leaf.pack(part, True) if self.lanes is None else leaf.pack_lanes(part, self.lanes, True)
@@ -349,10 +348,10 @@ class Layout:
         return leaf.pack_lanes(chosen, len(chosen), True).tobytes()
 
     def write_lanes(self, columns: list[Column], index: int, slots: list[int], rows: bytes) -> None:
-        """Write what `pack_rows` gave into some slots of the column of leaf `index`.
+        """Write the rows that `pack_rows` returned into some slots of the column of leaf `index`.
 
         Raises:
-            TensorError: It is not of that many lanes, or not of the space.
+            TensorError: The bytes are not the rows of that many lanes, or not in the space.
         """
         leaf, column = self.leaves[index], columns[index]
         if isinstance(column, np.ndarray):
@@ -362,7 +361,8 @@ class Layout:
             array: Array = np.ndarray(shape, dtype, rows)
             if dtype.kind == "b" and (array.view(_BYTES) > 1).any():
                 raise TensorError(f"{leaf.name!r}: expected bytes that are true or false")
-            # One by one: NumPy takes five times as long for a list of a few, such as the lanes that end in a step.
+            # One by one: for a few rows, such as the lanes that end in a step, indexing with a list takes five times as
+            # long in NumPy.
             for slot, row in zip(slots, _narrow(array, column.dtype), strict=True):
                 column[slot] = row
             return
@@ -373,18 +373,18 @@ class Layout:
             column[slot] = leaf.read_item(item)
 
     def form(self, sample: Any) -> Any:
-        """Return what the space does not say of a sample: a Dict's order of keys, and which Discrete is an int.
+        """Return what the space does not say about a sample: a Dict's order of keys, and which Discrete is an int.
 
         Returns:
-            None where the sample is as the space says; something that the values codec carries else.
+            None if the sample is as the space says, otherwise a value for the codec.
         """
         return form_of(self.space, sample) if self.has_forms else None
 
     def note_type(self, index: int, sample: Any, notes: values.Notes) -> None:
-        """Note where a single sample is no array of its space's dtype, although it arrives as one.
+        """Add a note if a single sample is no array of its space's dtype, although it arrives as one.
 
         Raises:
-            TensorError: It has no such part.
+            TensorError: The sample has no such part.
         """
         leaf = self.leaves[index]
         if leaf.kind == "array" and self.lanes is None:
@@ -395,16 +395,16 @@ class Layout:
                 notes.add(leaf.name, f"{text}, as its space says")
 
     def unpack(self, arrays: Sequence[Array], *, check: bool = False, form: Any = None) -> Any:
-        """Return the sample, or the batch of `lanes` samples, that the arrays of its tensors make up.
+        """Return the sample, or the batch of `lanes` samples, from the arrays of its tensors.
 
         Args:
-            arrays: Of each spec's shape and dtype.
+            arrays: The arrays, each of its spec's shape and dtype.
             check: Also check that texts, sequences and encoded values are in their space, which specs do not express,
-                and that a client has sent no more values than are soon read.
-            form: Of a single sample, what `form` gave.
+                and that a client did not send more values than can be read quickly.
+            form: The result of `form` for a single sample.
 
         Raises:
-            TensorError: A part does not fit its dtype, is of another structure, or not in its space.
+            TensorError: A part does not fit its dtype, has another structure, or is not in its space.
         """
         for index in self._encoded if check else ():
             values.check_count(arrays[index].tobytes(), most=values.MAX_VALUES_IN_ACTION * (self.lanes or 1))
@@ -415,7 +415,7 @@ class Layout:
                     leaf.check(part)
             sample = parts[0] if self.single else _assemble(self.space, iter(parts))
             return sample if form is None else apply_form(self.space, sample, form)
-        if self._batch_dtype is not None:  # as nearly always: the batch is the very tensor
+        if self._batch_dtype is not None:  # the usual case: the batch is the tensor itself
             array = arrays[0]
             if array.dtype == self._batch_dtype and (flags := array.flags).writeable and flags.aligned:
                 return array
@@ -439,15 +439,15 @@ class Layout:
     def write(self, columns: list[Column], index: int, slot: int, array: Array) -> None:
         """Write the tensor of leaf `index` into its column, starting at `slot`.
 
-        An array that fills the whole column, and that nobody else may write to, replaces the column without a copy.
+        An array that fills the whole column, and that no other code may write to, replaces the column without a copy.
         """
         leaf, column = self.leaves[index], columns[index]
         if isinstance(column, np.ndarray):
             array = _narrow(array, column.dtype)
             if self.lanes == len(column):
                 flags = array.flags
-                # An unaligned array, which begins wherever the bytes before it end, would be slower to read each time.
-                if flags.writeable and flags.aligned:  # the memory of a large message, which is read but once
+                # An unaligned array, which can begin at any byte of a message, would be slower to read each time.
+                if flags.writeable and flags.aligned:  # memory of a large message that nothing else uses
                     columns[index] = array
                     return
         if self.lanes is None:
@@ -456,12 +456,12 @@ class Layout:
             column[slot : slot + self.lanes] = leaf.unpack_lanes(array, self.lanes)
 
     def write_rows(self, columns: list[Column], index: int, slots: Any, arrays: Array) -> None:
-        """Put the stacked tensors of leaf `index` of single environments into its column, which is an array."""
+        """Write the stacked tensors of leaf `index` of single environments into its column, which is an array."""
         column = columns[index]
         column[slots] = _narrow(arrays, column.dtype)  # type: ignore[union-attr]
 
     def batch(self, columns: Sequence[Column]) -> Any:
-        """Return the columns as Gymnasium batches a space: arrays, dicts and tuples of arrays, tuples of the rest."""
+        """Return the columns as Gymnasium batches the space: arrays, dicts and tuples of arrays, otherwise tuples."""
         if self.single:
             column = columns[0]
             return column if isinstance(column, np.ndarray) else tuple(column)
@@ -477,18 +477,18 @@ class Layout:
     def rows_of(self, columns: Sequence[Column], slots: list[int]) -> list[Any]:
         """Return the samples of some slots; they share no memory with the columns."""
         column = columns[0] if self.single else None
-        if isinstance(column, np.ndarray) and column.ndim > 1:  # as `row`, in fewer calls
+        if isinstance(column, np.ndarray) and column.ndim > 1:  # the same as `row`, in fewer calls
             return [column[slot].copy() for slot in slots]
         return [self.row(columns, slot) for slot in slots]
 
     def rows(self, columns: Sequence[Column], count: int) -> tuple[Any, ...]:
         """Return the samples of `count` slots.
 
-        Small arrays are parts of the column: to copy each took ten times as long, and who keeps one keeps little more.
+        Small arrays are views of the column: copying each took ten times as long, and a view keeps little memory.
         """
         if self.single:
             column = columns[0]
-            # In a column of one dimension rows would be scalars, but samples are arrays of shape ().
+            # Rows of a column of one dimension would be scalars, but samples are arrays of shape ().
             small = isinstance(column, np.ndarray) and column.ndim > 1 and column[0].nbytes <= _SMALL_ROW
             if small or self.leaves[0].kind == "scalar":
                 return tuple(column)
@@ -517,12 +517,12 @@ def _widen(array: Array, spec: Spec) -> Array:
 
 
 def _narrow(array: Array, dtype: Any) -> Array:
-    """Undo `_widen`: what a peer sends may be too large for the narrow dtype (D-19)."""
+    """Undo `_widen`: a value from a peer may be too large for the narrow dtype (D-19)."""
     return array if array.dtype == dtype else cast(array, dtype, rounding=True)
 
 
 def check_structure(space: Space[Any], sample: Any, name: str) -> None:
-    """Raise TensorError where a sample, or a batch of them, has other keys or another length than a Dict or Tuple."""
+    """Raise TensorError if a sample, or a batch, has other keys or another length than its Dict or Tuple."""
     if isinstance(space, spaces.Dict):
         if not isinstance(sample, Mapping) or set(sample) != set(space.spaces):
             got = f"the keys {list(sample)}" if isinstance(sample, Mapping) else f"{sample!r:.80}"
@@ -539,7 +539,7 @@ def check_structure(space: Space[Any], sample: Any, name: str) -> None:
 
 
 def _texts(value: Any, shape: tuple[int, ...], name: str) -> Array:
-    # dtype=object, as NumPy's own text dtype would cut off trailing NULs.
+    # dtype=object, because NumPy's own text dtype would cut off trailing NULs.
     array = np.empty(shape, dtype=object)
     array[...] = value
     for item in array.ravel():
@@ -560,7 +560,7 @@ def _part(sample: Any, leaf: Leaf) -> Any:
 
 def _assemble(space: Space[Any], parts: Iterator[Any]) -> Any:
     if isinstance(space, spaces.Dict):
-        # The parts come in the order in which `_leaves` found them.
+        # The parts are in the order of `_leaves`.
         return {key: _assemble(item, parts) for key, item in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(_assemble(item, parts) for item in space.spaces)
@@ -600,9 +600,9 @@ def _leaf_spec(space: Space[Any], name: str) -> tuple[str, Spec]:
         feature = space.feature_space
         if is_text(feature) and not space.stack:
             return "sequence", Spec.text(name, (-1,))
-        # Items without elements could not be counted: their number is inferred from the number of elements.
+        # The number of items is inferred from the number of elements, so each item needs at least one.
         if isinstance(feature, (*_ARRAYS, spaces.Discrete)) and 0 not in (feature.shape or ()):
-            # Only scalar ranges are allowed beside a variable dimension (D-20).
+            # Only scalar ranges are allowed with a variable dimension (D-20).
             bounds = [b if (b == b.flat[0]).all() else None for b in map(np.asarray, bounds_of(feature))]
             return "sequence", Spec.number(name, (-1, *(feature.shape or ())), feature.dtype, *bounds)
     return "encoded", Spec.number(name, (-1,), _BYTES)
@@ -622,12 +622,12 @@ def bounds_of(space: Space[Any]) -> tuple[Array, Array]:
 
 
 def is_picture(space: Space[Any]) -> bool:
-    """True if samples are pictures in colour: bytes of shape (height, width, 3)."""
+    """True if samples are colour pictures: bytes of shape (height, width, 3)."""
     return isinstance(space, spaces.Box) and space.dtype == np.uint8 and len(space.shape) == 3 and space.shape[2] == 3
 
 
 def _key_name(key: Any, index: int) -> str:
-    # Named by position, as keys such as 1 and "1" need different names.
+    # Named by position, because keys such as 1 and "1" need different names.
     if not isinstance(key, str):
         return f"%[{index}]"
     return key.replace("%", "%25").replace(".", "%2E") or "%_"

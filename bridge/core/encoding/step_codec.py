@@ -26,7 +26,7 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 __all__ = ["StepAnswer", "StepCodec"]
 
 # Payload member and the bytes of each element; 0: an integer from 0 to 127 as a varint of one byte.
-# An integer of 128 or more takes several bytes, and moves everything behind it: protobuf then writes the message.
+# An integer of 128 or more takes several bytes, and shifts everything behind it: protobuf then writes the message.
 _MEMBERS: Mapping[str, tuple[int, int]] = {
     "f4": (1, 4),
     "f8": (2, 8),
@@ -41,11 +41,11 @@ _MEMBERS: Mapping[str, tuple[int, int]] = {
 _BYTE = np.dtype(np.uint8)
 _ARRAYS = (np.ndarray, np.generic)
 _REQUEST_ENTRY, _RESPONSE_ENTRY = b"\x0a", b"\x12"
-# From here on a payload is sent from its array instead of being copied into the message.
+# A payload of this size or more is sent from its array instead of being copied into the message.
 _LARGE = 65536
-# From here on a regular expression is slower than bytes' own methods.
+# For more elements than this, the methods of bytes are faster than a regular expression.
 _MANY = 32
-# Lengths in the entry of an info.
+# The number of length fields in the entry of an info.
 _LENGTHS = 6
 _SMALL = tuple(bytes([number]) for number in range(128))
 _RUNNING = pb.RUNNING
@@ -53,36 +53,36 @@ _RUNNING = pb.RUNNING
 
 @dataclasses.dataclass(frozen=True)
 class _Hole:
-    """Where a tensor's elements are."""
+    """The place of a tensor's elements in a message."""
 
     before: bytes
     """The constant bytes in front of it."""
     offset: int
-    """Where it starts, from the first constant's start."""
+    """The offset of the hole from the start of the first constant."""
     size: int
     """Bytes."""
     count: int
     """Elements."""
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    """Of the tensor's elements."""
+    """The dtype of the tensor's elements."""
     stored: np.dtype[Any]
-    """Of the bytes in the hole."""
+    """The dtype of the bytes in the hole."""
     one_byte: bool
     """True if the elements are varints, each of one byte."""
     most: int
-    """The largest byte, where they are."""
+    """The largest value of a byte, if the elements are varints."""
     scalar: str
-    """The format by which `struct` packs a Python float or bool as the hole's bytes; "": it is another array."""
+    """The `struct` format that packs a Python float or bool as the hole's bytes; "": the tensor is no such scalar."""
 
     def array(self, data: bytes | bytearray, start: int) -> Array:
-        """Return the tensor, where the first constant is at `start`; it may share memory."""
+        """Return the tensor, given the position of the first constant; it may share memory with `data`."""
         array: Array = np.ndarray(self.shape, self.stored, data, start + self.offset)
         return array if self.stored is self.dtype else array.astype(self.dtype)
 
 
-# Scalars that are written from Python's own float or bool, and read as such.
-# The reward and the flags are such scalars: no arrays are made for them.
+# Scalars that are written from and read as Python's own float or bool. The reward and the flags are such scalars: no
+# arrays are made for them.
 _SCALARS: Mapping[str, str] = {np.dtype("<f8").str: "d", np.dtype(np.bool_).str: "?"}
 
 
@@ -93,9 +93,9 @@ class _Template:
         holes: list[_Hole] = []
         before, offset = b"", 0
         for uid, spec in specs:
-            # An entry is: `entry`, its length; the key (08, the UID); the value (12, its length), a Tensor. The tensor
-            # has the payload (tag, length; 0A, length, elements) and, unless it is (), the shape. Protobuf writes this
-            # order.
+            # An entry has `entry` and its length; the key (08, the UID); the value (12, its length), a Tensor. The
+            # tensor has the payload (tag, length; 0A, length, elements) and, unless it is (), the shape. Protobuf
+            # writes this order.
             field, width = _MEMBERS[spec.dtype.str[1:]]
             count = math.prod(spec.shape)
             size = count * (width or 1)
@@ -115,7 +115,7 @@ class _Template:
             offset += size
             before = shape
         self.holes = tuple(holes)
-        # In the order in which `write` asks: each look into a hole would be a step more.
+        # In the order in which `write` uses them, because each attribute look-up costs time.
         self._arrays = [
             (index, hole.dtype, hole.shape, hole.stored is not hole.dtype, hole.size >= _LARGE, hole)
             for index, hole in enumerate(holes)
@@ -123,14 +123,14 @@ class _Template:
         ]
         self._pieces = _pieces(holes, before)
         self.has_large = len(self._pieces) > 1
-        """True if a tensor is large, and sent from its own memory."""
-        # Of the scalars their values, of the other tensors nothing.
+        """True if a tensor is large: it is sent from its own memory."""
+        # Unpacks the values of scalars; other tensors are skipped.
         form = "".join(f"{len(hole.before)}x{hole.scalar or f'{hole.size}x0s'}" for hole in holes)
         self._unpack_scalars = struct.Struct("<" + form).unpack_from
         self.tail = before
         self.size = offset + len(before)
-        # A byte from 128 on would belong to a longer varint, and a bool is 0 or 1 when written by anybody sane.
-        self.many = [hole for hole in holes if hole.one_byte and hole.count > _MANY]  # looked at in another way
+        # A byte of 128 or more would belong to a longer varint. A bool is 0 or 1 from any usual writer.
+        self.many = [hole for hole in holes if hole.one_byte and hole.count > _MANY]  # checked in another way
         elements = (b"[\\x00-\\x%02x]" % hole.most if hole.one_byte and hole.count <= _MANY else b"." for hole in holes)
         # One call into C compares all constants and checks all small integers.
         self.pattern = re.compile(
@@ -157,12 +157,12 @@ class _Template:
         )
 
     def write(self, arrays: Sequence[Array | float | bool], parts: list[bytes | memoryview]) -> bool:
-        """Add the entries with these elements to `parts`; False: an array has another form."""
+        """Append the entries with these elements to `parts`. Return False if an array has another form."""
         filled: list[Any] = list(arrays)
         for index, dtype, shape, narrows, large, _ in self._arrays:
             array = filled[index]
             if not isinstance(array, _ARRAYS) or array.dtype != dtype or array.shape != shape:
-                return False  # before anything is added to `parts`: protobuf writes the message as a whole
+                return False  # before anything is appended: protobuf writes the whole message
             if narrows and array.size <= FEW:
                 try:
                     filled[index] = stored = bytes(array.ravel().tolist())
@@ -175,7 +175,7 @@ class _Template:
                 if array.min() < 0 or array.max() > 127:
                     return False
                 array = array.astype(_BYTE)
-            # A large one is sent from its own memory.
+            # A large array is sent from its own memory.
             filled[index] = array.data.cast("B") if large and array.flags.c_contiguous else array.tobytes()
         for pack, constants, first, stop in self._pieces:
             if pack is None:
@@ -187,11 +187,11 @@ class _Template:
         return True
 
     def whole(self, head: bytes, tail: bytes) -> _Whole | None:
-        """Return how a message with these entries is packed by one call; None: not all of it is.
+        """Return what packs a whole message with these entries in one call; None: a tensor is large.
 
         Args:
             head: The bytes before the entries.
-            tail: The bytes behind them.
+            tail: The bytes after the entries.
         """
         plain = [
             (index, dtype, shape) for index, dtype, shape, narrows, large, _ in self._arrays if not (narrows or large)
@@ -206,7 +206,7 @@ class _Template:
         return struct.Struct(form).pack, fields, plain
 
     def matches(self, data: bytes | bytearray, start: int) -> bool:
-        """True if the entries are in `data`, from `start` on, to the byte."""
+        """True if `data` has the entries at `start`, with equal constant bytes."""
         return self.pattern.match(data, start) is not None and self.many_match(data, start)
 
     def many_match(self, data: bytes | bytearray, start: int) -> bool:
@@ -219,16 +219,16 @@ class _Template:
         return True
 
     def values(self, data: bytes | bytearray, start: int) -> list[Any]:
-        """Return the tensors of a match as `read`, but those of one float or bool as Python's own."""
+        """Return the tensors of a match as `read` does, but single floats and bools as Python's own."""
         found: list[Any] = list(self._unpack_scalars(data, start))
         for index, _, _, _, _, hole in self._arrays:
             found[index] = hole.array(data, start)
         return found
 
     def read_many(self, answers: Sequence[StepAnswer]) -> list[Array]:
-        """Return the tensors of matches of this template, stacked along a new first dimension."""
+        """Return the tensors of several matches of this template, stacked along a new first dimension."""
         size = self.size
-        # Join the answers to one table of bytes: NumPy is then called once for each tensor, not for each answer.
+        # Join the answers to one table of bytes, so that NumPy is called once per tensor, not once per answer.
         stacked = b"".join([answer.data[answer.start : answer.start + size] for answer in answers])
         table: Array = np.frombuffer(stacked, _BYTE).reshape(len(answers), size)
         found: list[Array] = []
@@ -240,17 +240,17 @@ class _Template:
         return found
 
     def blank(self) -> bytes:
-        """Return the entries of zeros."""
+        """Return the entries with zeros as elements."""
         parts: list[bytes | memoryview] = []
         self.write([np.zeros(hole.shape, hole.dtype) for hole in self.holes], parts)
         return b"".join(parts)
 
     def write_many(self, blank: Array, columns: Sequence[Array]) -> list[bytes] | None:
-        """Return, for each row of the columns, a message; None: an array has another form.
+        """Return one message for each row of the columns; None: an array has another form.
 
         Args:
-            blank: The bytes of a message that ends with the entries of zeros.
-            columns: An array of `(rows, *shape)` for each tensor.
+            blank: The bytes of a message whose entries, with zeros as elements, come last.
+            columns: An array of shape `(rows, *shape)` for each tensor.
         """
         count, first = len(columns[0]), len(blank) - self.size
         table = np.tile(blank, (count, 1))
@@ -268,18 +268,18 @@ class _Template:
         return [data[start : start + size] for start in range(0, count * size, size)]
 
     def read(self, data: bytes | bytearray, start: int, count: int | None = None) -> list[Array]:
-        """Return the first `count` tensors of a match, or (None) all; they may share its memory."""
+        """Return the first `count` tensors of a match, or all (None); they may share its memory."""
         return [hole.array(data, start) for hole in self.holes[:count]]
 
 
 _Piece = tuple["Callable[..., bytes] | None", list[Any], int, int]
-# What packs a message, its arguments with None for the elements, and which of these are arrays: their types and shapes.
+# What packs a message, its arguments with None for the elements, and the types and shapes of those that are arrays.
 _Whole = tuple["Callable[..., bytes] | None", list[Any], list[tuple[int, np.dtype[Any], tuple[int, ...]]]]
 _NOT_WHOLE: _Whole = None, [], []
 
 
 def _pieces(holes: Sequence[_Hole], tail: bytes) -> list[_Piece]:
-    """Cut a message into pieces: constants and small tensors, which one call packs, and single large tensors.
+    """Cut a message into pieces: constants and small tensors, which one call packs, and large tensors, one per piece.
 
     A large tensor is sent from its own memory; its piece has no function.
 
@@ -301,26 +301,26 @@ def _pieces(holes: Sequence[_Hole], tail: bytes) -> list[_Piece]:
     return pieces
 
 
-# Slots of like worlds share one template: answers are stacked if their template is the same object.
+# Slots of equal worlds share one template: answers are stacked if their template is the same object.
 @functools.lru_cache(maxsize=256)
 def _template_of(entry: bytes, forms: tuple[tuple[int, str, tuple[int, ...]], ...]) -> _Template:
     return _Template(entry, [(uid, Spec.number("", shape, np.dtype(dtype))) for uid, dtype, shape in forms])
 
 
 def _template(entry: bytes, specs: Sequence[tuple[int, Spec]]) -> _Template:
-    """Return the one template of tensors of these UIDs, types and shapes."""
+    """Return the shared template of tensors of these UIDs, types and shapes."""
     return _template_of(entry, tuple((uid, spec.dtype.str, spec.shape) for uid, spec in specs))
 
 
 @functools.lru_cache(maxsize=1024)
 def _response_head(size: int) -> bytes:
-    """Return what stands before the state in a response to a Step of so many bytes."""
+    """Return the bytes before the state in the response to a Step of this size."""
     return b"\x1a" + pack_varint(size) + b"\x08"
 
 
 @functools.lru_cache(maxsize=1024)
 def _info_frame(uid: int, size: int) -> tuple[bytes, bytes]:
-    """Return what stands before and behind an info of this size in its entry, as protobuf writes it."""
+    """Return the bytes before and after an info of this size in its entry, as protobuf writes it."""
     member = b"\x0a" + pack_varint(size) if size else b""
     payload = b"\x32" + pack_varint(len(member) + size) + member
     dims = pack_varint(size)
@@ -331,7 +331,7 @@ def _info_frame(uid: int, size: int) -> tuple[bytes, bytes]:
 
 
 class StepAnswer:
-    """A Step's response that matched a template: its bytes, and what was read of them."""
+    """The response to a Step that matched a template: its bytes, and the fields read from them."""
 
     __slots__ = ("data", "info", "start", "state", "template")
 
@@ -341,26 +341,26 @@ class StepAnswer:
         self.data, self.start, self.state, self.info, self.template = data, start, state, info, template
 
     def values(self) -> list[Any]:
-        """Return the observations but for the info: single floats and bools as Python's, else as `arrays`."""
+        """Return the observations except the info: single floats and bools as Python's, others as `arrays`."""
         return self.template.values(self.data, self.start)
 
     def arrays(self, count: int | None = None) -> list[Array]:
-        """Return the first `count` observations, or (None) all but the info; they may share the response's memory."""
+        """Return the first `count` observations, or without the info all (None); may share the response's memory."""
         return self.template.read(self.data, self.start, count)
 
     @staticmethod
     def stack(answers: Sequence[StepAnswer]) -> list[Array]:
-        """Return the observations of answers with the same `template`, but for the info, stacked."""
+        """Return the observations, except the info, of answers with the same `template`, stacked."""
         return answers[0].template.read_many(answers)
 
 
 class StepCodec:
-    """Writes and reads the Steps of one agent that always asks for the same observations.
+    """Writes and reads the Steps of one agent that requests the same observations each time.
 
     Args:
         actions: The actions' UIDs and specs, in the order in which they are written.
-        observations: The observations' UIDs and specs, in the order in which they are requested, but for the info.
-        info_uid: The UID of the info, of shape `(-1,)` and type uint8, which is requested last; 0: there is none.
+        observations: The observations' UIDs and specs, in the order in which they are requested, without the info.
+        info_uid: The UID of the info, of shape `(-1,)` and type uint8, which is requested last; 0: no info.
     """
 
     def __init__(
@@ -368,32 +368,32 @@ class StepCodec:
     ) -> None:
         wanted = [*(uid for uid, _ in observations), *([info_uid] if info_uid else [])]
         self.first = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted)).SerializeToString()
-        """The Step without actions, by which a sequence begins."""
+        """The Step without actions, with which a sequence begins."""
         self._info_uid = info_uid
         self.has_info = info_uid > 0
         """True if the last observation is the info."""
         self._actions = _template(_REQUEST_ENTRY, actions)
         self._observations = _template(_RESPONSE_ENTRY, observations)
         wants = pb.StepRequest(requested_observations=wanted).SerializeToString()
-        # Fields may come in any order: with `requested_observations` before `actions`, all constants are one piece. It
-        # must be one message: protobuf merges two in a row, but other readers keep the second only.
+        # Fields may come in any order: with `requested_observations` before `actions`, all constants are one piece.
+        # `actions` must be one field: protobuf merges two in a row, but other readers keep only the second.
         self._request_head = b"\x1a" + pack_varint(len(wants) + self._actions.size) + wants
         self._request_size = len(self._request_head) + self._actions.size
         self._blank_request: Array = np.frombuffer(self._request_head + self._actions.blank(), _BYTE)
         self.form: object = (self._request_head, self._actions)
-        """A key that is equal for codecs whose requests are written in the same way."""
+        """A key that is equal for codecs that write equal requests."""
         entry = self._write_info(b"") if self.has_info else b""
-        # Of the response that was written last: its info, the bytes of that, and what stands before the state.
-        # `self` equals no info, so the first info is always written.
+        # The last written response: its info, the bytes of the info, and the bytes before the state. `self` equals no
+        # info, so the first info is always written.
         self._last_written: tuple[object, bytes, bytes] = (self, b"", b"")
-        # What packs a response of a running sequence with that info in one call; None: it was not needed yet.
+        # What packs a response with that info, in a running sequence, in one call; None: not needed yet.
         self._whole: _Whole | None = None
-        # Of the last answer: its size, its bytes up to the state, its info, and the bytes of that.
+        # The last answer: its size, its bytes up to the state, its info, and the bytes of the info.
         self._last_answer: tuple[int, bytes, bytes | None, bytes] = (-1, b"", b"" if self.has_info else None, entry)
 
     @classmethod
     def make(cls, actions: Sequence[tuple[int, Spec]], observations: Sequence[tuple[int, Spec]]) -> StepCodec | None:
-        """Return a codec, or None where a tensor varies in size or holds no numbers."""
+        """Return a codec; None: a tensor varies in size or holds no numbers."""
         has_info = bool(observations) and observations[-1][1].shape == (-1,) and observations[-1][1].dtype == _BYTE
         fixed = observations[:-1] if has_info else observations
         if not fixed or not actions or not _Template.holds(fixed) or not _Template.holds(actions):
@@ -403,12 +403,12 @@ class StepCodec:
         return cls(actions, fixed, observations[-1][0] if has_info else 0)
 
     def write_request(self, arrays: Sequence[Array]) -> bytes | None:
-        """Return the Step with these actions; None: one has no fixed size, such as an integer over 127."""
+        """Return the Step with these actions; None: an action has no fixed size, such as an integer over 127."""
         parts: list[bytes | memoryview] = [self._request_head]
         return b"".join(parts) if self._actions.write(arrays, parts) else None
 
     def write_requests(self, columns: Sequence[Array]) -> list[bytes] | None:
-        """Return, for each row of the columns, the Step with these actions; None: `write_request` is to do it."""
+        """Return the Step for each row of the columns; None: the caller must use `write_request`."""
         return self._actions.write_many(self._blank_request, columns)
 
     def read_request(self, data: bytes | bytearray) -> list[Array] | None:
@@ -424,7 +424,7 @@ class StepCodec:
         """Return a response in parts, large ones sharing memory with the arrays; None: protobuf must write it.
 
         Args:
-            state: The Step's.
+            state: The state of the sequence after the Step.
             arrays: The observations; those of one element may be Python's float or bool.
             info: The info's bytes.
         """
@@ -432,14 +432,14 @@ class StepCodec:
         if info is not None and not isinstance(info, bytes):
             info = info.tobytes()
         known, entry, head = self._last_written
-        # Most infos are empty, and so equal to the last one, whose entry is used again.
+        # Most infos are empty, and so equal to the last one, whose entry is then used again.
         if info != known:
             entry = self._write_info(info or b"") if self.has_info else b""
             size = 2 + self._observations.size + len(entry)
             head = _response_head(size)
             self._last_written, self._whole = (info, entry, head), None
         elif state == _RUNNING:
-            # Made only now: infos may change in each step.
+            # Made only when needed: infos may change in each step.
             if self._whole is None:
                 self._whole = self._observations.whole(head + _SMALL[state], entry) or _NOT_WHOLE
             pack, constants, tensors = self._whole
@@ -475,13 +475,13 @@ class StepCodec:
         # RUNNING, TERMINATED or INTERRUPTED. Other states are left to the reader of protobuf messages.
         if not 1 <= state <= 3 or template.pattern.match(data, start) is None:
             return None
-        # This is `matches`, without its call in every step.
+        # The body of `matches`, to save a call in every step.
         if template.many and not template.many_match(data, start):
             return None
         return StepAnswer(data, start, state, known, template)
 
     def _expect(self, data: bytes | bytearray) -> bool:
-        """Remember how a response begins and ends, to compare the next ones with it; False: it is no Step's."""
+        """Remember how a response begins and ends, for comparison with later ones. Return False if it is no Step's."""
         try:
             size, start = read_varint(data, 1, 5)
         except TensorError:
@@ -499,9 +499,9 @@ class StepCodec:
         return True
 
     def _read_info(self, rest: bytes) -> bytes | None:
-        """Read the last entry; None if protobuf would write it differently."""
-        # What is around an info grows with it, by a byte for each length that needs one more. Around one as large as
-        # the whole entry there is as much, or a few bytes more.
+        """Read the last entry; None: protobuf would write it in another way."""
+        # The frame around an info grows with it, by a byte for each length that needs one more. The frame of an info as
+        # large as the whole entry has the same size, or is a few bytes larger.
         around = sum(map(len, _info_frame(self._info_uid, len(rest))))
         for size in range(max(len(rest) - around, 0), len(rest) - around + _LENGTHS):
             head, tail = _info_frame(self._info_uid, size)

@@ -41,7 +41,7 @@ __all__ = [
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# Payload member, data type and NumPy dtype of everything that is a number. Strings and protos are object arrays.
+# Payload member, data type and NumPy dtype of all numeric types. Strings and protos are object arrays.
 _NUMBERS: tuple[tuple[str, int, str], ...] = (
     ("floats", pb.FLOAT, "<f4"),
     ("doubles", pb.DOUBLE, "<f8"),
@@ -63,27 +63,27 @@ _MEMBER_OF_TYPE: dict[int, str] = {
 }
 _TYPE_OF_DTYPE: dict[np.dtype[Any], int] = {np.dtype(code): number for _, number, code in _NUMBERS}
 _BYTES = frozenset({"int8s", "uint8s"})
-# Packed, these are the bytes of the array. Copying 28,000 floats as bytes takes 0.01 ms, by a list 0.7 ms.
+# Packed fields of these are the bytes of the array. Copying 28,000 floats as bytes takes 0.01 ms, as a list 0.7 ms.
 _BUFFERS = frozenset({"floats", "doubles", "bools"})
-# Dtypes that travel in a wider one, from which they come back exactly.
+# Dtypes that travel in a wider dtype, and are restored exactly.
 _WIDENED = {np.dtype("f2"): np.dtype("<f4"), np.dtype("i2"): np.dtype("<i4"), np.dtype("u2"): np.dtype("<u4")}
 FEW = 256
-"""Elements up to which a list of Python's is quicker than NumPy, whose functions take longer to begin."""
-# A message of a few bytes must not claim any amount of memory.
+"""For up to this many elements a Python list is faster than NumPy, whose functions take longer to start."""
+# The limit of memory that a message of a few bytes may claim.
 _MAX_BROADCAST = 512 * 1024 * 1024
-_MAX_DIMENSIONS = 32  # of the oldest NumPy that is served
+_MAX_DIMENSIONS = 32  # the limit of the oldest supported NumPy
 # TensorSpec.Value has no member for bools.
 _RANGED = frozenset(member for member, _, _ in _NUMBERS) - {"bools"}
 
 WIRE_DTYPES: tuple[np.dtype[Any], ...] = tuple(_MEMBER_OF_DTYPE)
-"""The dtypes that a tensor holds as they are."""
+"""The dtypes that travel unchanged."""
 
 
 def wire_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     """Return the dtype in which `dtype` travels: itself, or a wider one for float16, int16 and uint16.
 
     Raises:
-        TensorError: Nothing on the wire holds it (complex numbers, extended precision, dates, records).
+        TensorError: No tensor can hold it (complex numbers, extended precision, dates, records).
     """
     plain: np.dtype[Any] = np.dtype(dtype).newbyteorder("<")
     plain = _WIDENED.get(plain, plain)
@@ -94,12 +94,12 @@ def wire_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
 
 
 def cast(value: Any, dtype: npt.DTypeLike | None, *, rounding: bool = False) -> Array:
-    """Return `value` as an array of `dtype`, or raise where that would change it.
+    """Return `value` as an array of `dtype`; raise TensorError if the conversion would change a value.
 
     Args:
-        value: Anything that NumPy makes an array of.
+        value: Anything that NumPy can convert to an array.
         dtype: The dtype wanted.
-        rounding: Let a float be rounded to a narrower float, though never to infinity.
+        rounding: Whether a float may be rounded to a narrower float, though never to infinity.
 
     Raises:
         TensorError: A number does not fit (300 in uint8), would lose its fraction (1.7 in int64) or digits.
@@ -115,18 +115,18 @@ def cast(value: Any, dtype: npt.DTypeLike | None, *, rounding: bool = False) -> 
     wide_integer = array.dtype.kind in "iu" and array.dtype.itemsize == 8
     if np.can_cast(array.dtype, wanted, "safe") and not (wide_integer and wanted.kind == "f"):
         return array.astype(wanted)
-    # NumPy warns of casts that overflow. The result is compared below.
+    # NumPy warns of casts that overflow. The result is compared below instead.
     with np.errstate(all="ignore"):
         result = array.astype(wanted)
         if rounding and array.dtype.kind == wanted.kind == "f":
             same = np.isfinite(result) | ~np.isfinite(array)
         else:
-            # Both ways, for a float64 beside an int64 is compared as float64, which hides a lost digit.
+            # Compared in both dtypes, because float64 beside int64 is compared as float64, which hides a lost digit.
             same = (result == array) & (result.astype(array.dtype) == array)
             if array.dtype.kind in "iu" and wanted.kind in "iu":
                 # -1 becomes 2**64 - 1 as uint64, and comes back as -1.
                 same &= (result < 0) == (array < 0)
-            # What a float beyond an integer's range becomes depends on the processor; 2**63 may come back as 2**63 - 1.
+            # The result for a float beyond an integer's range depends on the processor; 2**63 may become 2**63 - 1.
             if array.dtype.kind == "f" and wanted.kind in "iu":
                 same &= (array >= float(np.iinfo(wanted).min)) & (array < float(np.iinfo(wanted).max) + 1.0)
             if array.dtype.kind in "iu" and wanted.kind == "f":
@@ -143,13 +143,13 @@ def cast(value: Any, dtype: npt.DTypeLike | None, *, rounding: bool = False) -> 
 
 
 def to_array(value: Any) -> Array:
-    """Make an array; refuse values that NumPy would alter, such as `[1, "a"]` or `[2**53 + 1, 0.5]`."""
+    """Make an array; refuse values that NumPy would change, such as `[1, "a"]` or `[2**53 + 1, 0.5]`."""
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise TensorError(f"expected a regular array, got a ragged {type(value).__name__}: {error}") from error
     if isinstance(value, (list, tuple)) and array.dtype.kind in "fU":
-        # Nothing was converted, so there is no need to look at each number.
+        # Nothing was converted, so the numbers need no check.
         if all(isinstance(item, np.ndarray) and item.dtype == array.dtype for item in value):
             return array
         for item in np.asarray(value, dtype=object).flat:
@@ -165,7 +165,7 @@ def to_array(value: Any) -> Array:
 
 
 def pack_varint(number: int) -> bytes:
-    """Return a number of zero or more as Protocol Buffers write it."""
+    """Return a non-negative number as a varint of Protocol Buffers."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -188,7 +188,7 @@ def _fill_payload(payload: Any, member: str, array: Array) -> None:
         payload.array.extend(array.ravel().tolist())
         return
     if data:
-        # This is the field `array` (1) as on the wire: protobuf copies it in one call, without a Python object for each
+        # The field `array` (1) as on the wire: protobuf copies it in one call, without a Python object for each
         # number.
         payload.MergeFromString(b"\x0a" + pack_varint(len(data)) + data)
 
@@ -197,14 +197,14 @@ def fill_tensor(tensor: pb.Tensor, array: Array) -> None:
     """Write an array of a wire dtype, or an object array of strings or messages, into an empty tensor message.
 
     Raises:
-        TensorError: The dtype is not one that travels as it is.
+        TensorError: The dtype cannot travel unchanged.
     """
     member = _MEMBER_OF_DTYPE.get(array.dtype)
     if member is None:
         _fill_other(tensor, array)
         return
     payload = getattr(tensor, member)
-    # Without elements the member of the oneof must still be set: otherwise the tensor holds nothing.
+    # Without elements the member of the oneof must still be set: otherwise the tensor is empty.
     if array.size == 0:
         payload.SetInParent()
     _fill_payload(payload, member, array)
@@ -231,7 +231,7 @@ def _fill_other(tensor: pb.Tensor, array: Array) -> None:
             if not hasattr(item, "DESCRIPTOR"):
                 raise TensorError(f"expected numbers, strings or protobuf messages, got a {type(item).__name__}")
             entry = tensor.protos.array.add()
-            # An Any, as servers send them, goes back unchanged, not inside another Any.
+            # An Any, as servers send them, is sent back unchanged, not inside another Any.
             if item.DESCRIPTOR.full_name == "google.protobuf.Any":
                 entry.CopyFrom(item)
             else:
@@ -240,14 +240,14 @@ def _fill_other(tensor: pb.Tensor, array: Array) -> None:
 
 
 def pack_tensor(value: Any, dtype: npt.DTypeLike | None = None) -> pb.Tensor:
-    """Make a tensor of a number, a string, a protobuf message, or an array or nested list of them.
+    """Make a tensor from a number, a string, a protobuf message, or an array or nested list of them.
 
     Args:
-        value: What to send. Python's own int, float and bool travel as int64, float64 and bool.
+        value: The value. Python's own int, float and bool travel as int64, float64 and bool.
         dtype: The dtype to send it in, by a cast that loses nothing.
 
     Raises:
-        TensorError: It is ragged, of a type that no tensor holds, or does not fit `dtype`.
+        TensorError: The value is ragged, of a type that no tensor holds, or does not fit `dtype`.
     """
     tensor = pb.Tensor()
     if dtype is not None:
@@ -264,7 +264,7 @@ def pack_tensor(value: Any, dtype: npt.DTypeLike | None = None) -> pb.Tensor:
 
 
 def _elements(message: Any, member: str) -> Array:
-    """Read the elements of a payload as a flat array; one of int8 or uint8 is the message's own, read-only."""
+    """Read the elements of a payload as a flat array. For int8 and uint8 it is the message's own memory, read-only."""
     payload = getattr(message, member)
     dtype = _DTYPE_OF_MEMBER.get(member)
     if dtype is None:
@@ -279,13 +279,13 @@ def _elements(message: Any, member: str) -> Array:
 
 
 def _check_dimensions(shape: tuple[int, ...], where: str) -> None:
-    """Raise TensorError where a shape has too many dimensions: their product could take hours, and fill a message."""
+    """Raise TensorError if a shape has too many dimensions: their product could take hours, and fill a message."""
     if len(shape) > _MAX_DIMENSIONS:
         raise TensorError(f"{where}: expected at most {_MAX_DIMENSIONS} dimensions, got {len(shape)}")
 
 
 def _shaped(flat: Array, shape: tuple[int, ...], name: str) -> Array:
-    """Give a flat array its shape: a variable dimension inferred, a single element broadcast, always writable."""
+    """Give a flat array its shape: infer a variable dimension, broadcast a single element. The result is writable."""
     where = f"tensor {name!r}" if name else "tensor"
     _check_dimensions(shape, where)
     count = flat.size
@@ -303,7 +303,7 @@ def _shaped(flat: Array, shape: tuple[int, ...], name: str) -> Array:
     needed = math.prod(shape)
     if count != needed:
         if count == 1 and needed:
-            # D-11 allows this, but the peer can name a shape of any size in a few bytes.
+            # D-11 allows this, but the peer can declare a shape of any size in a few bytes.
             if needed * flat.itemsize > _MAX_BROADCAST:
                 raise TensorError(
                     f"{where}: a single element for the shape {list(shape)} would fill {needed * flat.itemsize} bytes; "
@@ -313,22 +313,22 @@ def _shaped(flat: Array, shape: tuple[int, ...], name: str) -> Array:
         expected = "exactly one element" if not shape else f"{needed} elements (or one, to fill it)"
         raise TensorError(f"{where}: the shape {list(shape)} needs {expected}, got {count}")
     array = flat.reshape(shape)
-    # int8 and uint8 arrays share the message's bytes and are read-only: all other arrays are writable.
+    # int8 and uint8 arrays share the message's bytes and are read-only. All other arrays are writable.
     return array if array.flags.writeable else array.copy()
 
 
 def unpack_tensor(tensor: pb.Tensor, name: str = "") -> Array:
-    """Read a tensor into a writable array that shares nothing with the message.
+    """Read a tensor into a writable array that shares no memory with the message.
 
     Args:
         tensor: The message.
-        name: What to call it in an error.
+        name: The tensor's name in errors.
 
     Returns:
         An array of the tensor's shape (`()` for a scalar) and dtype; strings and protos as an object array.
 
     Raises:
-        TensorError: It holds nothing, or its elements do not fill its shape.
+        TensorError: The tensor is empty, or its elements do not fill its shape.
     """
     member = tensor.WhichOneof("payload")
     if member is None:
@@ -343,7 +343,7 @@ class Spec:
     name: str
     """Unique among the actions or among the observations; a `.` separates levels of nesting."""
     shape: tuple[int, ...]
-    """One dimension may be -1: its length varies."""
+    """The shape. One dimension may be -1: its length varies."""
     dtype: np.dtype[Any]
     """The dtype on the wire; object for strings and protos."""
     data_type: int
@@ -362,7 +362,7 @@ class Spec:
         low: Array | None = None,
         high: Array | None = None,
     ) -> Spec:
-        """Make the spec of numbers; bounds of shape `()` or `shape` are left out where they say nothing (D-20)."""
+        """Make a spec of numbers. Bounds have shape `()` or `shape`; useless ones are dropped (D-20)."""
         wire = wire_dtype(dtype)
         return cls(name, shape, wire, _TYPE_OF_DTYPE[wire], _bound(low, wire, -1), _bound(high, wire, 1))
 
@@ -376,7 +376,7 @@ class Spec:
         """Read a spec.
 
         Raises:
-            TensorError: Its data type is unknown, or a bound does not fit its shape or type.
+            TensorError: The data type is unknown, or a bound does not fit the shape or type.
         """
         member = _MEMBER_OF_TYPE.get(message.dtype)
         if member is None:
@@ -409,7 +409,7 @@ class Spec:
         return dataclasses.replace(self, shape=(lanes, *self.shape), minimum=bounds[0], maximum=bounds[1])
 
     def describe(self) -> str:
-        """Say in a line what is expected, for errors."""
+        """Return a line that says what is expected, for errors."""
         parts = [f"{pb.DataType.Name(self.data_type)} of shape {list(self.shape)}"]
         if self.minimum is not None:
             parts.append(f"min {_short(self.minimum)}")
@@ -418,13 +418,13 @@ class Spec:
         return ", ".join(parts)
 
     def read(self, tensor: pb.Tensor) -> Array:
-        """Read a tensor of this spec's type and shape; its range is not checked (`check_range` does).
+        """Read a tensor of this spec's type and shape. `check_range` checks the range.
 
         Returns:
             A writable array of this spec's shape and dtype.
 
         Raises:
-            TensorError: Another data type, or a shape that is not this one (D-11).
+            TensorError: The tensor has another data type, or a shape that does not fit (D-11).
         """
         member = _MEMBER_OF_TYPE[self.data_type]
         if tensor.WhichOneof("payload") != member:
@@ -432,14 +432,14 @@ class Spec:
             raise TensorError(f"{self.name!r}: expected {self.describe()}, got a tensor that holds {got}")
         flat = _elements(tensor, member)
         shape = tuple(tensor.shape)
-        # The usual case. The other branch is for variable dimensions, for single elements that fill the shape, and for
-        # none at all, which a variable dimension may have beside one of 0.
+        # The usual case. The other branch is for variable dimensions, for a single element that fills the shape, and
+        # for no elements, which a tensor can have if another dimension is 0.
         if shape == self.shape and flat.size == math.prod(shape) > 0:
             array = flat.reshape(shape)
             if not array.flags.writeable:
                 array = array.copy()
         else:
-            # Looked at before a single element is broadcast to it: the shape may be of any size.
+            # Checked before a single element is broadcast: the shape may be of any size.
             fits = min(shape, default=0) < 0 or self.fits(shape)
             array = _shaped(flat, shape, self.name) if fits else flat
             if not fits or not self.fits(array.shape):
@@ -453,8 +453,8 @@ class Spec:
         )
 
     def check_range(self, array: Array) -> None:
-        """Raise TensorError where an element is below the minimum, above the maximum, or NaN beside a bound."""
-        # As the actions of some lanes: of so few integers Python finds the extremes quicker than NumPy.
+        """Raise TensorError if an element is below the minimum, above the maximum, or NaN where a bound is set."""
+        # The usual case for the actions of lanes: Python finds the extremes of so few integers faster than NumPy.
         if array.ndim and 0 < array.size <= FEW and array.dtype.kind in "iu":
             low, high, elements = self.minimum, self.maximum, array.ravel().tolist()
             if (low is None or (not low.ndim and min(elements) >= low.item())) and (
@@ -466,10 +466,10 @@ class Spec:
             (self.maximum, operator.le, np.maximum.reduce, ", which is above the maximum"),
         ):
             if bound is not None:
-                # Python compares a number many times faster.
+                # For a single number Python's comparison is many times faster than NumPy's.
                 if not array.ndim and not bound.ndim and holds(array.item(), bound.item()):
                     continue
-                # One pass over the elements, and no array of bools. A NaN is the extreme, and holds nothing.
+                # One pass over the elements, without an array of bools. A NaN becomes the extreme and fails the test.
                 if array.size and not bound.ndim and holds(extreme(array, axis=None), bound):
                     continue
                 inside = holds(array, bound)
@@ -494,7 +494,7 @@ def _bound(bound: Array | None, dtype: np.dtype[Any], sign: int) -> Array | None
         array = array.reshape(-1)[:1].reshape(())
     elif not array.size:
         return None
-    # If only some elements are unbounded, the infinite bounds stay: the wire has one bound, or one for each element.
+    # If only some elements are unbounded, keep the infinite bounds: the wire has one bound, or one for each element.
     limit = sign * math.inf if dtype.kind == "f" else np.iinfo(dtype).max if sign > 0 else np.iinfo(dtype).min
     return None if (array == limit).all() else array
 
@@ -509,7 +509,7 @@ def _read_bound(message: pb.TensorSpec, side: str, member: str, shape: tuple[int
     if got != member or member not in _RANGED:
         raise TensorError(f"the spec {message.name!r} is of {member}, but its {side} is of {got}")
     flat = _elements(value, member)
-    # The bounds are copied below: `flat` may share the message's bytes, and bounds outlive it.
+    # The bounds are copied below: `flat` may share the message's bytes, and bounds outlive the message.
     if flat.size == 1:
         return np.array(flat.reshape(()))
     # With a variable dimension only scalar bounds are allowed (D-20).
@@ -518,19 +518,19 @@ def _read_bound(message: pb.TensorSpec, side: str, member: str, shape: tuple[int
     return np.array(flat.reshape(shape))
 
 
-_MOST = 8  # items along a variable dimension of a sample
+_MOST = 8  # most items along a variable dimension of a sample
 
 
 class TensorSpace(Space[Any]):
     """The tensors that a TensorSpec allows.
 
-    Elements are arrays of the spec's shape, one of whose dimensions may be of any length: of its dtype for numbers, of
-    `str` or of protobuf messages (dtype object) else. A message arrives as a `google.protobuf.Any`, and is sent as one.
-    An element of shape `()` is the string or message itself.
+    Elements are arrays of the spec's shape, in which one dimension may have any length. Their dtype is the spec's for
+    numbers, and object for text and protobuf messages. A message arrives as a `google.protobuf.Any`, and is sent as
+    one. An element of shape `()` is the string or message itself.
 
     Args:
         spec: The server's spec.
-        seed: For `sample`.
+        seed: The seed for `sample`.
     """
 
     def __init__(self, spec: Spec, seed: int | np.random.Generator | None = None) -> None:
@@ -539,7 +539,7 @@ class TensorSpace(Space[Any]):
 
     @property
     def is_np_flattenable(self) -> bool:
-        """No: there is no fixed length."""
+        """False: the length is not fixed."""
         return False
 
     def sample(self, mask: Any = None, probability: Any = None) -> Any:
@@ -557,14 +557,14 @@ class TensorSpace(Space[Any]):
         return self.np_random.uniform(low, high, shape).astype(self.spec.dtype)
 
     def element(self, array: Array) -> Any:
-        """Return the element that a tensor's array stands for."""
+        """Return the element from a tensor's array."""
         return array[()] if array.dtype == object and array.shape == () else array
 
     def to_array(self, element: Any, *, rounding: bool = False) -> Array:
         """Return the array of an element.
 
         Raises:
-            TensorError: It has another shape or type, or is out of range.
+            TensorError: The element has another shape or type, or is out of range.
         """
         if self.spec.dtype == object:
             array = np.empty((), object)
@@ -583,7 +583,7 @@ class TensorSpace(Space[Any]):
         return array
 
     def contains(self, x: Any) -> bool:
-        """True if something is an element."""
+        """True if `x` is an element of the space."""
         try:
             self.to_array(x, rounding=True)
         except (TensorError, ValueError, TypeError):

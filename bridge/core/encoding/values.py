@@ -47,81 +47,81 @@ __all__ = [
 T = TypeVar("T")
 EMPTY_DICT = pb.Value(dict=pb.Value.Dict()).SerializeToString()
 """The result of `encode` for an empty dict."""
-# What an empty info starts with that tells nothing else than how lanes began, which is the rest of it.
+# The first bytes of an empty info whose only remark says how lanes began; the rest of the info is that remark.
 _BEGUN_ALONE = EMPTY_DICT + pb.Value(begun=pb.Value.Begun()).SerializeToString()[:-1]
-# What `numpy.dtype.str` gives for them; NumPy would evaluate other text.
+# The results of `numpy.dtype.str` for these dtypes; NumPy would evaluate other text.
 _DTYPE = re.compile(r"[<>|]?[biufcUSMm]\d{1,9}(\[\d*[a-zμ]+\])?", re.IGNORECASE)
-# Protobuf refuses more than a hundred nested messages, and each level takes two. A structure that contains itself ends
-# here too.
+# Protobuf refuses more than a hundred nested messages, and each level takes two. The limit also ends the encoding of a
+# structure that contains itself.
 _MAX_DEPTH = 32
 _INT64 = 1 << 63
 # Python itself reads no integer of more than 4300 digits.
 MAX_DIGITS = 4000
 _MAX_BITS = int(MAX_DIGITS * math.log2(10))
-MAX_DIMENSIONS = 64  # of the newest NumPy
-# Elements of an array that takes no bytes on the wire.
+MAX_DIMENSIONS = 64  # the limit of the newest NumPy
+# The most elements of an array whose elements take no bytes.
 _MAX_WITHOUT_BYTES = 1 << 16
-# Limited, as an environment may have ever new keys in its infos, and each note is remembered.
+# Limited, because an environment may use ever new keys in its infos, and each note is remembered.
 _MAX_NOTES = 100
-# Of one message. To read as many takes a server up to half a second, and some ten MiB, whatever they are.
+# The most values of one message. Reading as many takes a server up to half a second and some ten MiB.
 _MOST_VALUES = 100_000
 MAX_VALUES_IN_ACTION = 10_000
-"""The most values in an action, for each lane: a Step is to take no longer than an environment does."""
+"""The most values in an action, for each lane: a Step should take no longer than the environment does."""
 # An item of a column takes a reader less than a quarter of the time and the memory of a value.
 _ITEMS_A_VALUE = 4
 _MAX_ALIKE = 1000
-# Kinds of fields on the wire.
+# Wire types of fields.
 _VARINT, _WITH_LENGTH = 0, 2
 _FIXED_BYTES = {1: 8, 5: 4}
 _COLUMN = pb.Value.Column.DESCRIPTOR
 UNCHANGED: Any = object()
-"""Stands for the form of observations, or for the type of rewards, where it has not changed."""
+"""Stands for the form of observations, or for the type of rewards, if it has not changed."""
 
 
 class StepInfo(NamedTuple):
-    """An info, and what travels beside it."""
+    """An info, and the remarks that travel with it."""
 
     info: Any
     """A dict, or a list of the lanes' dicts."""
     notes: Sequence[str] = ()
-    """Remarks for the user."""
+    """Notes for the user."""
     form: Any = UNCHANGED
-    """What `Layout.form` says of the observations from here on."""
+    """The result of `Layout.form` for the observations from here on."""
     reward: Any = UNCHANGED
-    """The reward, whose type those that follow have."""
+    """A reward of the type that the following rewards have."""
     agents: Sequence[str] = ()
-    """Of several agents those that are alive; none: as before, without those that ended."""
+    """With several agents: the ids of those alive; empty: as before, without those that ended."""
     missing: Sequence[str] = ()
-    """Of one of several agents: what the environment did not return for it."""
+    """For one of several agents: the parts that the environment did not return for it."""
     failed: Sequence[int] = ()
-    """Of lanes: those whose environments failed, each with an `error` in its info."""
+    """For lanes: the lanes whose environments failed, each with an `error` in its info."""
     begun: pb.Value.Begun | None = None
-    """Of lanes: how those that ended began their next episodes; None: it was not asked for, or none ended."""
+    """For lanes: how the ended ones began their next episodes; None: not requested, or no lane ended."""
 
 
 class _TooDeepError(TensorError):
-    """A value is nested too deep, as each value is that contains itself.
+    """A value is nested too deep. A value that contains itself always is.
 
-    Only the two upper levels of an info leave it out. If each level did, and went on with its other items, a value that
-    contains itself twice would be filled in once at the first level, twice at the second, 4 times at the third, and so
-    on.
+    Only the two upper levels of an info leave such a value out. If each level did, and went on with its other items, a
+    value that contains itself twice would be filled in once at the first level, twice at the second, 4 times at the
+    third, and so on.
     """
 
 
 class Notes:
-    """Remarks for the receiver of infos, each told once: on values that did not travel, or not as they were."""
+    """Notes for the receiver of infos, each sent once: on values that did not travel, or were changed."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
         self.fresh: list[str] = []
-        """Those that were not taken yet; also names of attributes, which have changed."""
+        """The notes not taken yet; also the names of attributes, if they have changed."""
 
     def __bool__(self) -> bool:
         return bool(self.fresh)
 
     def add(self, place: str, text: str) -> None:
-        """Note something of a place; nothing where that place has a note already, or there are 100 of them."""
-        place = re.sub(r"\[\d+\]", "[]", place)  # all items of a list are one place
+        """Add a note on a place, unless the place has one already, or there are 100 notes."""
+        place = re.sub(r"\[\d+\]", "[]", place)  # all items of a list count as one place
         if place not in self._seen and len(self._seen) < _MAX_NOTES:
             self._seen.add(place)
             self.fresh.append(text)
@@ -141,10 +141,10 @@ def encode(value: Any, *, columns: bool = False) -> bytes:
 
     Args:
         value: The value.
-        columns: Whether the reader takes long lists of what is alike as columns.
+        columns: Whether the reader can read long lists of similar items as columns.
 
     Raises:
-        TensorError: It holds something that the codec does not carry; the message says where.
+        TensorError: The value has a part that the codec cannot carry; the message says where.
     """
     return to_value(value, columns=columns).SerializeToString()
 
@@ -159,18 +159,18 @@ def encode_info(
     missing: Sequence[str] = (),
     failed: Sequence[int] = (),
 ) -> bytes:
-    """Encode an info; what cannot be carried is left out of dicts and sets, and None in lists.
+    """Encode an info. Values that cannot be sent are left out of dicts and sets, and replaced by None in lists.
 
     Args:
         info: The environment's own dict, or a list of the lanes' dicts.
-        notes: Grows by what is left out; those that were not sent yet go along.
-        form: As of `StepInfo`, like the arguments that follow.
-        reward: Where the tensor does not say what it is.
-        agents: Where they are others than expected.
-        missing: Of one of several agents.
-        failed: Of lanes.
+        notes: The values that are left out are added; all notes that were not sent yet are sent.
+        form: See `StepInfo`, as for the following arguments.
+        reward: Given if the tensor does not tell the reward's type.
+        agents: Given if other agents are alive than the receiver expects.
+        missing: For one of several agents.
+        failed: For lanes.
     """
-    # Most steps have nothing to tell: both ends then skip building and parsing.
+    # The usual case: there is nothing to send, and both ends skip building and parsing a message.
     if not (info or notes or agents or missing or failed) and form is UNCHANGED and reward is UNCHANGED:
         return EMPTY_DICT
     message = pb.Value()
@@ -191,21 +191,21 @@ def encode_info(
 
 
 def decode_info(data: bytes) -> tuple[Any, list[str], Any]:
-    """Decode what `encode_info` gave; raises as `decode`.
+    """Decode the result of `encode_info`; raises as `decode`.
 
     Returns:
         The info, the notes that came with it, and the form of observations from here on, or `UNCHANGED`. Names of
-        attributes are an `AttributeNames` behind the notes.
+        attributes are an `AttributeNames` after the notes.
     """
     info, notes, form, *_ = decode_step_info(data)
     return info, list(notes), form
 
 
 def decode_step_info(data: bytes) -> StepInfo:
-    """Decode what `encode_info` gave, with everything that travels beside it; raises as `decode`."""
+    """Decode the result of `encode_info` with all its remarks; raises as `decode`."""
     if data == EMPTY_DICT:
         return StepInfo({})
-    if data.startswith(_BEGUN_ALONE) and len(data) > len(_BEGUN_ALONE):  # as most infos are that say how lanes began
+    if data.startswith(_BEGUN_ALONE) and len(data) > len(_BEGUN_ALONE):  # most infos that say how lanes began
         at = len(_BEGUN_ALONE)
         size, start = (data[at], at + 1) if data[at : at + 1] < b"\x80" else read_varint(data, at, 5)
         if start + size == len(data):
@@ -221,7 +221,7 @@ def decode_step_info(data: bytes) -> StepInfo:
 
 
 def remarks_of(data: bytes) -> pb.Value | None:
-    """Return the notes, the form and the names that came with an encoded info; None: none. Raises as `decode`."""
+    """Return the notes, the form and the names of an encoded info; None: it has none. Raises as `decode`."""
     if data == EMPTY_DICT:
         return None
     message = _parse(data)
@@ -234,7 +234,7 @@ def remarks_of(data: bytes) -> pb.Value | None:
 
 
 def with_remarks(data: bytes, remarks: pb.Value) -> bytes:
-    """Return an encoded info that says these notes, this form and these names, in place of its own."""
+    """Return an encoded info with these notes, this form and these names in place of its own."""
     message = _parse(data)
     message.ClearField("notes")
     message.ClearField("form")
@@ -244,44 +244,44 @@ def with_remarks(data: bytes, remarks: pb.Value) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Decode what `encode` or `encode_info` gave; arrays are writable.
+    """Decode the result of `encode` or `encode_info`; arrays are writable.
 
     Raises:
-        TensorError: The bytes are not such a value.
+        TensorError: The bytes are no encoded value.
     """
     return {} if data == EMPTY_DICT else from_value(_parse(data))
 
 
 def decode_request(data: bytes) -> Any:
-    """Decode what a client sent: as `decode`, but of at most 100,000 values.
+    """Decode a value from a client: as `decode`, but with at most 100,000 values.
 
-    A list or a dict counts as one and what it holds; an array of numbers is one. In a column four numbers or strings
-    are one.
+    A list or a dict counts as one value plus its contents; an array of numbers counts as one. In a column four numbers
+    or strings count as one.
     """
     check_count(data)
     return decode(data)
 
 
 def check_count(data: bytes, kind: type[Message] = pb.Value, most: int = _MOST_VALUES) -> None:
-    """Raise TensorError where a message of a client holds more values than are soon read, before it is read.
+    """Raise TensorError if a client's message has too many values to be read quickly. The message is not parsed.
 
-    Each value takes a server some microseconds, and a hundred bytes or more where it takes two on the wire. What no
-    writer of protobuf makes (groups, long forms of small integers, lengths past the end) is refused: a reader that
-    understood it in another way would find values that were not counted.
+    Each value takes a server some microseconds, and a hundred bytes or more for two on the wire. Bytes that no writer
+    of protobuf makes (groups, long forms of small integers, lengths past the end) are refused: a reader that understood
+    them in another way would find values that were not counted.
 
     Args:
         data: A message on the wire (https://protobuf.dev/programming-guides/encoding), which is not trusted.
-        kind: Its class, `Value` or one that holds some.
-        most: The values that it may hold.
+        kind: The message's class: `Value`, or a class with fields of that type.
+        most: The most values that the message may have.
     """
-    if len(data) <= most:  # a value takes more than a byte, and an item of a column a byte at least
+    if len(data) <= most:  # a value takes more than a byte, and an item of a column at least a byte
         return
-    # A stack instead of recursion: the client would choose its depth.
+    # A stack instead of recursion, because the client chooses the depth.
     waiting, values, fields, items = [(0, len(data), kind.DESCRIPTOR)], 1, 0, 0
     while waiting:
         at, end, descriptor = waiting.pop()
         while at < end:
-            # Nearly all are of one byte: to call a function for each took half of the time.
+            # Nearly all tags and lengths have one byte: calling a function for each took half of the time.
             tag, at = data[at], at + 1
             if tag >= 0x80:
                 # Five bytes hold 32 bits. Protobuf has no longer tags, and refuses longer lengths.
@@ -301,7 +301,7 @@ def check_count(data: bytes, kind: type[Message] = pb.Value, most: int = _MOST_V
                 at += length
             elif tag & 7 == _VARINT:
                 number, at = read_varint(data, at, 10)
-                # The reader refuses a column that does not hold as many.
+                # The reader refuses a column that does not have as many items.
                 if descriptor is _COLUMN and tag >> 3 == pb.Value.Column.COUNT_FIELD_NUMBER:
                     items += number
                 elif descriptor is _COLUMN and tag >> 3 == pb.Value.Column.OBJECTS_FIELD_NUMBER:
@@ -311,13 +311,13 @@ def check_count(data: bytes, kind: type[Message] = pb.Value, most: int = _MOST_V
             else:
                 raise _malformed(data)
             fields += 1
-            # A value is a field of a list or a dict, and has one or two of its own; a dict's key is a further one.
+            # A value is a field of a list or a dict, and has one or two fields itself; a dict's key is another one.
             if values + items // _ITEMS_A_VALUE > most or fields > 4 * most:
                 raise TensorError(f"expected at most {most} values, got more; send numbers as NumPy arrays")
 
 
 def read_varint(data: bytes | bytearray, at: int, most: int) -> tuple[int, int]:
-    """Return an integer of seven bits a byte, and where it ends; raise TensorError where it has more than `most`."""
+    """Return an integer of seven bits per byte, and where it ends; raise TensorError if it has more than `most`."""
     value = 0
     for index, byte in enumerate(data[at : at + most]):
         value |= (byte & 0x7F) << (7 * index)
@@ -338,13 +338,13 @@ def _parse(data: bytes) -> pb.Value:
 
 
 def to_value(value: Any, *, columns: bool = False) -> pb.Value:
-    """Return the message of a value; has the arguments of `encode`, and raises as it does."""
+    """Return the message of a value; arguments and errors are those of `encode`."""
     if columns:
         message = pb.Value()
         try:
             _fill(message, value, "value", 0, columns=True)
         except TensorError:
-            pass  # without columns it is told in which item something is that cannot be sent
+            pass  # without columns the error says which item cannot be sent
         else:
             return message
     message = pb.Value()
@@ -398,7 +398,7 @@ def _fill(
     elif isinstance(value, enum.Enum):
         _fill(message, value.value, where, depth, notes, columns=columns)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        # `asdict` would copy all values deeply, which fails for those that cannot be copied.
+        # `asdict` would copy all values deeply, which fails for values that cannot be copied.
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         _fill(message, fields, where, depth, notes, columns=columns)
     else:
@@ -409,7 +409,7 @@ def _fill(
 
 
 def _fill_column(column: pb.Value.Column, items: Sequence[Any], where: str, depth: int) -> bool:
-    """Fill in a list as a column; return False, and change nothing, where its items are not alike."""
+    """Fill in a list as a column. Return False, and change nothing, if its items are not similar."""
 
     def fill_array(message: pb.Value.Array, array: Any) -> None:
         _fill_array(message, array, where, depth)
@@ -424,20 +424,20 @@ def _fill_column(column: pb.Value.Column, items: Sequence[Any], where: str, dept
 def _fill_item(
     message: pb.Value, value: Any, where: str, depth: int, notes: Notes | None, *, columns: bool = False
 ) -> None:
-    """Fill in an item of a list; with `notes`, None for one that does not travel: the others keep their places."""
+    """Fill in an item of a list; with `notes`, an item that cannot be sent becomes None, to keep the others' places."""
     try:
         _fill(message, value, where, depth, notes, columns=columns)
     except TensorError as error:
         if notes is None or (depth > 2 and isinstance(error, _TooDeepError)):
             raise
         notes.add(where, f"None stands for what does not travel: {error}")
-        # Remove what was filled in before the error, such as the first items of a list.
+        # Remove the parts that were filled in before the error, such as the first items of a list.
         message.Clear()
         message.none.SetInParent()
 
 
 def _fill_member(items: pb.Value.List, value: Any, where: str, depth: int, notes: Notes | None) -> None:
-    # Fill a separate message, so that a member that fails halfway leaves nothing behind.
+    # Fill in a separate message, so that a member that fails halfway leaves nothing behind.
     entry = pb.Value()
     try:
         _fill_hashable(entry, value, where, depth)
@@ -463,11 +463,11 @@ def _fill_dict(
     *,
     columns: bool = False,
 ) -> None:
-    # Nearly all dicts have keys of text only. Such a key is a string on the wire instead of a message of its own.
+    # Nearly all dicts have only text keys. Such a key is a string on the wire, not a message.
     texts = all(isinstance(key, str) for key in value)
     for key, item in value.items():
         path = f"{where}[{key!r}]"
-        # Fill separate messages, as `_fill_member` does: there must be as many keys as values.
+        # Fill in separate messages, as `_fill_member` does: there must be as many keys as values.
         entry, other = pb.Value(), pb.Value()
         try:
             if texts:
@@ -512,7 +512,7 @@ def _fill_array(
         for index, item in enumerate(items):
             _fill_item(message.items.add(), item, f"{where}[{index}]", depth + 1, notes, columns=columns)
     elif array.dtype.kind in PLAIN_KINDS:
-        # The wire has one byte order, whichever machine writes.
+        # The wire has one byte order, whatever the writing machine's.
         plain = array.astype(array.dtype.newbyteorder("<"), copy=False)
         message.dtype = plain.dtype.str
         message.data = plain.tobytes()
@@ -563,27 +563,27 @@ def _read_dict(message: pb.Value.Dict, depth: int) -> dict[Any, Any]:
     values = message.values
     if len(keys) != len(values):
         raise TensorError(f"a dict came with {len(keys)} keys and {len(values)} values")
-    if not values:  # as most infos
+    if not values:  # the usual case of an info
         return {}
     items = [from_value(value, depth + 1) for value in values]
-    # Nobody can choose the hashes of text.
+    # A client cannot choose the hashes of text.
     return _hashed(lambda: dict(zip(keys, items, strict=True)), "a dict", () if message.keys else keys)
 
 
 def _hashed(make: Callable[[], T], kind: str, members: Iterable[Any] = ()) -> T:
     try:
-        # The multiples of a prime all have the hash 0, and a set of such takes time by the square of their number.
+        # The multiples of a certain prime all have the hash 0, and a set of them takes time quadratic in their number.
         if max(collections.Counter(map(hash, members)).values(), default=0) > _MAX_ALIKE:
             raise ValueError(f"more than {_MAX_ALIKE} have the same hash")
         return make()
-    except (TypeError, ValueError) as error:  # spans of time without a unit raise ValueError
+    except (TypeError, ValueError) as error:  # timedeltas without a unit raise ValueError
         raise TensorError(f"{kind} cannot hold what travels: {error}") from error
 
 
 def _read_array(message: pb.Value.Array, depth: int) -> Any:
     shape = tuple(message.shape)
     try:
-        # NumPy would refuse them too, but not before the product of a million numbers was found, which takes hours.
+        # NumPy would refuse them too, but only after computing the product of a million numbers, which takes hours.
         if len(shape) > MAX_DIMENSIONS:
             raise ValueError(f"it has more than {MAX_DIMENSIONS} dimensions")
         if message.dtype == "object":
@@ -611,12 +611,12 @@ def _read_plain(message: pb.Value.Array, shape: tuple[int, ...]) -> Any:
     if not _DTYPE.fullmatch(message.dtype):
         raise ValueError("this dtype is not allowed")
     dtype = np.dtype(message.dtype)
-    # Texts of length 0 take no bytes: the shape alone, which may be of any size, says how many there are.
+    # Texts of length 0 take no bytes: only the shape, which may be of any size, says how many there are.
     if dtype.itemsize == 0:
         if math.prod(shape) > _MAX_WITHOUT_BYTES:
             raise ValueError(f"it has more than {_MAX_WITHOUT_BYTES} elements without any bytes")
         return np.empty(math.prod(shape), dtype)
-    # Copied, as an array over bytes is read-only.
+    # Copied, because an array over bytes is read-only.
     array = np.frombuffer(message.data, dtype).copy() if message.data else np.empty(0, dtype)
     # Otherwise NumPy raises SystemError later, when the text is read.
     if dtype.kind == "U" and (array.view(dtype.str[0] + "u4") > 0x10FFFF).any():
