@@ -1,18 +1,18 @@
-"""Parses URLs.
+"""Parse URLs.
 
 `grpc://HOST:PORT`, `grpcs://HOST:PORT` (TLS) or bare `HOST:PORT`. An optional path is the environment id
 (`grpc://host:50051/ALE/Pong-v5`), query parameters are CreateWorld settings (`?num_envs=8`), and `?world=NAME` joins
-a world that exists.
+an existing world.
 
-`?compression=zstd` has the server compress its answers.
+With `?compression=zstd` the server compresses its answers.
 
-`?token=…`, as a server prints that has made its own token, is what the client shows; no message repeats it.
+`?token=…` is the token that the client sends. A server that made its own token prints such a URL. No message shows it.
 
-`ws://HOST` and `wss://HOST` (TLS) are the same over WebSocket, at port 80 or 443 unless the URL names another one. The
-path is not that of the WebSocket, which is always the gRPC method's.
+`ws://HOST` and `wss://HOST` (TLS) are the same over WebSocket, at port 80 or 443 unless the URL has a port. The path
+is the environment id here too; the WebSocket itself always uses the path of the gRPC method.
 
-`unix:///PATH` is gRPC over a Unix socket of this machine. The path is the socket's, so the environment id is the query
-parameter `env_id`.
+`unix:///PATH` is gRPC over a Unix socket of this machine. The path is that of the socket, so the environment id is
+given by the query parameter `env_id`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ += ["shown_token", "withheld"]
 
 SCHEMES = ("grpc", "grpcs", "ws", "wss", "unix")
 _UNIX_PATH = 107
-"""Bytes that Linux takes; other systems take a few less."""
+"""The longest path in bytes on Linux; other systems allow a few less."""
 _DIALED, _DIALED_WEBSOCKET = "dialed", "dialed+ws"
 SERVER_SCHEMES = (*SCHEMES, _DIALED, _DIALED_WEBSOCKET)
-"""Also those of servers that have dialed in, which a listener of this process gives."""
+"""Also the URLs of servers that have dialed in, which a listener of this process makes."""
 _OF_DIRECTORIES = (
     ", which the servers of a directory have; another scheme is used only for a URL that your own call names"
 )
@@ -49,17 +49,17 @@ _DEFAULT_PORTS = {"ws": 80, "wss": 443}
 _INSTEAD = {"tcp": "grpc", "tcps": "grpcs", "http": "grpc", "https": "grpcs"}
 _HAS_USER = "it holds a user name or password"
 _NO_SLASHES = re.compile(
-    # A host may have such a name: `grpc:50051`.
+    # A host may have the name of a scheme: `grpc:50051`.
     rf"(?i:(?P<scheme>{'|'.join((*SCHEMES, *_INSTEAD))}))(?::/?|//)(?!/|\d+(?:[/?]|$))(?P<rest>.+)"
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """A URL in its parts."""
+    """The parts of a URL."""
 
     url: str
-    """The URL as it was given, without its token: it is shown in messages."""
+    """The URL as it was given, without its token, because messages show it."""
     scheme: str
     """One of `SCHEMES`."""
     host: str
@@ -69,26 +69,26 @@ class Address:
     env_id: str | None = None
     """The environment that the path names."""
     world: str | None = None
-    """The existing world to join; None: make one."""
+    """The existing world to join; None: create one."""
     settings: tuple[tuple[str, str], ...] = ()
     """The other query parameters, in order, as text."""
     path: str = ""
     """The socket's path for `unix`."""
     credentials: ClientCredentials = dataclasses.field(default_factory=ClientCredentials)
-    """The credentials for the server; no part of the URL."""
+    """The credentials for the server, from keyword arguments and the URL's token."""
     compression: Compression | None = None
     """The compression that the server is asked for; None: no compression."""
     client_version: str = __version__
-    """The version of this package that the client says it has; empty where it asks for a client of another package."""
+    """The version of this package that the client reports; empty for a client of another package."""
 
     @property
     def hello(self) -> list[tuple[str, str]]:
-        """The metadata by which servers of this package know a client of it."""
+        """The metadata by which servers of this package recognise a client of this package."""
         return [(HELLO, self.client_version)] if self.client_version else []
 
     @property
     def tls(self) -> bool:
-        """True if what travels is encrypted, and the server proves who it is."""
+        """True if the connection is encrypted, and the server is authenticated."""
         return self.scheme in ("grpcs", "wss")
 
     @property
@@ -98,12 +98,12 @@ class Address:
 
     @property
     def websocket(self) -> bool:
-        """True if it is spoken over WebSocket."""
+        """True if the connection uses WebSocket."""
         return self.scheme in (*_DEFAULT_PORTS, _DIALED_WEBSOCKET)
 
     @property
     def server_name(self) -> str:
-        """With TLS: the name or address that the server's certificate must hold."""
+        """With TLS: the name or address that the server's certificate must contain."""
         return self.credentials.tls_server_name or self.host
 
     @property
@@ -119,14 +119,14 @@ class Address:
     def target(self) -> str:
         """The name of the server as gRPC writes it: `host:port`, or `unix:` and a path.
 
-        An IPv6 address stands in brackets; a name of other than English letters is as DNS has it.
+        An IPv6 address is written in brackets; a name with non-ASCII letters is written as in DNS.
         """
         if self.path:
             return f"unix:{quote(self.path)}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host.encode('idna').decode()}:{self.port}"
 
     def with_credentials(self, given: ClientCredentials) -> Address:
-        """Return this address with what keywords give, and the token of the URL where it has one.
+        """Return this address with the credentials of keywords, and with the URL's token if it has one.
 
         Raises:
             SettingError: A keyword gives another token than the URL.
@@ -134,10 +134,10 @@ class Address:
         return dataclasses.replace(self, credentials=given.with_token_of(self.credentials, self.url))
 
     def check_tls(self, url: str | None = None) -> None:
-        """Raise SettingError where the credentials are for TLS, and the URL is without.
+        """Raise SettingError if the credentials are for TLS, but the URL is without TLS.
 
         Args:
-            url: As the user has written it; None: it is this address's.
+            url: The URL as the user wrote it; None: this address's.
         """
         if self.credentials.has_tls and not self.tls:
             url = url or self.url
@@ -146,8 +146,8 @@ class Address:
 
 
 def scheme_of(url: Any) -> str:
-    """Return the scheme of a URL in lower case; `grpc` where it names none, or is no URL."""
-    # Only before the query, which may hold a URL of its own.
+    """Return the scheme of a URL in lower case; `grpc` if it has none, or is no URL."""
+    # Only before the query, which may contain another URL.
     scheme, colon, _ = url.strip().partition("?")[0].partition("://") if isinstance(url, str) else ("", "", "")
     return scheme.lower() if colon else "grpc"
 
@@ -157,11 +157,11 @@ def parse_address(url: str, *, listed: bool = False) -> Address:
 
     Args:
         url: The URL.
-        listed: Whether it came from a directory, and not from the user's own call. The error says so where its scheme
-            is none of a server, for which nothing else is looked up then.
+        listed: Whether the URL came from a directory, and not from the user's own call. The error for an unsupported
+            scheme says so.
 
     Raises:
-        AddressError: It has another scheme, no host, no port, or a part that has no meaning.
+        AddressError: The URL has another scheme, no host, no port, or a part that has no meaning.
     """
     if not isinstance(url, str):
         raise AddressError(str(url), f"it is of type {type(url).__name__}, not a string")
@@ -174,7 +174,7 @@ def parse_address(url: str, *, listed: bool = False) -> Address:
         text = f"grpc://{text}"
     try:
         parts = urlsplit(text)
-        if "@" in parts.netloc:  # looked at first: no other message may show a password
+        if "@" in parts.netloc:  # checked first: no other message may show a password
             user = f"{parts.netloc.rpartition('@')[0]}@"
             raise AddressError(url.replace(user, "…@"), _HAS_USER)
         # `port` is parsed here, and raises ValueError if it is no number.
@@ -217,7 +217,7 @@ def parse_address(url: str, *, listed: bool = False) -> Address:
 
 
 def _check_slashes(url: str, text: str) -> None:
-    """Raise AddressError where a scheme is written without its `://`: `grpc:host:50051`, `grpc//host:50051`."""
+    """Raise AddressError if a scheme is written without its `://`: `grpc:host:50051`, `grpc//host:50051`."""
     found = _NO_SLASHES.fullmatch(text)
     if found is not None:
         scheme, rest = found["scheme"].lower(), found["rest"]
@@ -228,7 +228,7 @@ def _check_slashes(url: str, text: str) -> None:
 
 
 def _check_host(url: str, parts: SplitResult, port: int | None) -> None:
-    """Raise AddressError where the parts of a URL name no host and port that a client can connect to."""
+    """Raise AddressError if a URL has no host and port that a client can connect to."""
     if not parts.hostname:
         raise AddressError(url, "it names no host")
     if port is None:
@@ -245,7 +245,7 @@ def _check_host(url: str, parts: SplitResult, port: int | None) -> None:
 
 
 def _read_query(url: str, query: str) -> dict[str, str]:
-    """Return the parameters of a query, or raise AddressError where it is none."""
+    """Return the parameters of a query; raise AddressError if it is malformed."""
     try:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
     except ValueError as error:
@@ -258,31 +258,31 @@ def _read_query(url: str, query: str) -> dict[str, str]:
 
 
 def secret_url(url: str) -> str:
-    """Return a URL for where it is kept: one with a token leaves that out of its `repr`."""
+    """Return a URL for storage: if it has a token, its `repr` omits the token."""
     return url if shown_url(url) == url else _SecretUrl(url)
 
 
 class _SecretUrl(str):
-    """A URL with a token."""
+    """A URL with a token, which `repr` omits."""
 
     def __repr__(self) -> str:
         return repr(shown_url(self))
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine reaches an address."""
+    """True if an address can be reached only from this machine."""
     with contextlib.suppress(ValueError):
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     return False
 
 
 def shown_token(address: Address) -> str | None:
-    """Return the token that is shown to a server; None: there is none, or it is not for everybody to read."""
+    """Return the token to send; None: there is none, or it is the environment's and would travel unencrypted."""
     held, token = address.credentials, address.credentials.token
-    # A Unix socket is this machine's own, where nobody reads along. A server that dials may call itself localhost.
+    # Nobody else can read a Unix socket or loopback. But a server that dials in may call itself localhost.
     if token is None or address.tls or address.scheme == "unix" or (is_loopback(address.host) and not address.dialed):
         return None if token is None else token.reveal()
-    if held.from_environment:  # it was given for any server there is
+    if held.from_environment:  # the variable names no server, so it may be meant for another one
         return None
     text = f"the token travels unencrypted to {address.host}; use a server with TLS, and grpcs://"
     warnings.warn(text, RuntimeWarning, stacklevel=2)
@@ -290,7 +290,7 @@ def shown_token(address: Address) -> str | None:
 
 
 def withheld(address: Address) -> str:
-    """Say in brackets that the token of the environment was not shown to a server; "": it was, or there is none."""
+    """Return a note in brackets that the environment's token was not sent to a server; "": it was, or there is none."""
     if not address.credentials.from_environment or shown_token(address) is not None:
         return ""
     return f" ({TOKEN_VARIABLE} is not sent unencrypted to another machine: use grpcs:// or wss://, or pass token=)"

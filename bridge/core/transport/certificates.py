@@ -1,7 +1,7 @@
-"""Certificates for development: an authority of one's own, and a server's and a client's certificate of it.
+"""Certificates for development: a CA of one's own, and certificates for a server and a client.
 
-`gymnasium-bridge cert` is its command. What it makes encrypts and keeps strangers out; nobody but those who are given
-`ca.pem` trusts it.
+The command is `gymnasium-bridge cert`. The certificates encrypt the connection and keep strangers out. Only programs
+that are given `ca.pem` trust them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridge.errors import SettingError
 __all__ = ["DAYS", "FILES", "make_certificates", "register", "run"]
 
 DAYS = 365
-"""Days that a certificate holds unless told otherwise."""
+"""Days that a certificate is valid by default."""
 FILES = ("ca.pem", "ca.key", "server.pem", "server.key", "client.pem", "client.key")
 """The files that are made."""
 
@@ -33,7 +33,7 @@ _EPILOG = """examples:
   gymnasium-bridge info grpcs://gpu-box.lan:50051 --token-file token --tls-ca certs/ca.pem
 """
 
-# cryptography wants to be told of each.
+# The package cryptography requires a value for each of them.
 _KEY_USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
@@ -47,13 +47,13 @@ def make_certificates(
     days: float = DAYS,
     now: datetime.datetime | None = None,
 ) -> dict[str, Path]:
-    """Make a CA, and certificates for a server and a client that it signs, in a folder that has none yet.
+    """Make a CA, and certificates for a server and a client signed by it, in a folder that has none yet.
 
     Args:
-        folder: Where to; made if it is not there. Keys are readable by this user alone.
+        folder: The folder; created if it does not exist. Only this user can read the keys.
         names: The names and addresses by which clients reach the server, besides those of this machine.
-        days: How long they are valid.
-        now: When they begin to; None: now.
+        days: How long the certificates are valid.
+        now: The beginning of their validity; None: the current time.
 
     Returns:
         The path of each of `FILES`, by its name.
@@ -95,11 +95,11 @@ def make_certificates(
 
 
 class _Authority:
-    """A certificate authority that is made for one call of `make_certificates`.
+    """A certificate authority for one call of `make_certificates`.
 
     Args:
-        begin: From when on its certificates hold.
-        end: Until when.
+        begin: The beginning of its certificates' validity.
+        end: The end of their validity.
     """
 
     def __init__(self, begin: datetime.datetime, end: datetime.datetime) -> None:
@@ -113,7 +113,7 @@ class _Authority:
         self._title = self._name("gymnasium-bridge development authority")
         builder = self._builder(self._title, self.key.public_key())
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        # RFC 5280 asks for it, and Python's own clients look for it from 3.13 on (`ssl.VERIFY_X509_STRICT`).
+        # RFC 5280 requires it, and Python's own clients check it since 3.13 (`ssl.VERIFY_X509_STRICT`).
         builder = builder.add_extension(self._key_usage("key_cert_sign"), critical=True)
         identifier = x509.SubjectKeyIdentifier.from_public_key(self.key.public_key())
         self.certificate = self._sign(builder.add_extension(identifier, critical=False))
@@ -122,8 +122,8 @@ class _Authority:
         """Return a certificate and its key.
 
         Args:
-            name: What it is for: `server` or `client`.
-            reached: The names and addresses that a server's is for.
+            name: The certificate's use: `server` or `client`.
+            reached: The names and addresses in a server's certificate.
         """
         x509 = self._x509
         usages = x509.oid.ExtendedKeyUsageOID
@@ -166,14 +166,14 @@ def _general_name(x509: Any, name: str) -> Any:
     except ValueError:
         pass
     try:
-        # A name of other than English letters stands in a certificate as DNS has it, and clients look for that.
+        # Certificates contain a name with non-ASCII letters in the form of DNS, and clients compare that form.
         return x509.DNSName(name if name.isascii() else name.encode("idna").decode())
     except UnicodeError as error:
         raise SettingError(f"expected the name of a host, got {name!r:.80}: {error}") from error
 
 
 def register(commands: Any) -> argparse.ArgumentParser:
-    """Add the sub-command `cert` to those of a parser."""
+    """Add the sub-command `cert` to a parser."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "cert",
         description="Make a CA for development, and certificates for a server and a client that it signs.",
@@ -193,7 +193,7 @@ def register(commands: Any) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Make them, say where they are and what each is for."""
+    """Make the certificates, and print where they are and how to use each."""
     paths = make_certificates(arguments.out, arguments.name, days=arguments.days)
     print(f"wrote {arguments.out}, valid for {arguments.days:g} days:")
     server, key, ca = paths["server.pem"], paths["server.key"], paths["ca.pem"]

@@ -1,6 +1,6 @@
 """Credentials: the token, and PEM certificates and keys, from values, files, options or the environment.
 
-A secret is never shown: `repr` of all that holds one is without it, and so are the messages of errors.
+A secret is never shown: neither the `repr` of an object that holds one nor an error message contains it.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ __all__ = [
 ]
 
 TOKEN_VARIABLE = "BRIDGE_TOKEN"
-"""The environment variable that holds the token where neither `token` nor `token_file` is given."""
+"""The environment variable that holds the token if neither `token` nor `token_file` is given."""
 _MAX_TOKEN = 4096
 
 
 class Token:
-    """A bearer token: visible ASCII characters, 1 to 4096 of them. Shown by no `repr`, `str` or message.
+    """A bearer token: 1 to 4096 visible ASCII characters. No `repr`, `str` or message shows it.
 
     Args:
         value: The token.
 
     Raises:
-        SettingError: It is no token.
+        SettingError: The value is no token.
     """
 
     __slots__ = ("_value",)
@@ -73,11 +73,11 @@ class Token:
         self._value = value
 
     def reveal(self) -> str:
-        """Return the secret itself."""
+        """Return the secret."""
         return self._value
 
     def equals(self, shown: str | None) -> bool:
-        """Tell whether a token that somebody showed is this one, in a time that does not depend on how it differs."""
+        """True if a received token is this one. The time does not depend on where they differ."""
         # Compare bytes: `compare_digest` accepts only ASCII text, and a client may send anything.
         return hmac.compare_digest(self._value.encode(), (shown or "").encode(errors="replace"))
 
@@ -97,19 +97,19 @@ class Token:
 TokenLike: TypeAlias = "str | Token"
 """The types that `token=` takes."""
 Pem: TypeAlias = "str | os.PathLike[str] | bytes"
-"""A PEM file's path, or what is in it."""
+"""A PEM file's path, or its content."""
 
 
 def read_token(token: TokenLike | None, file: str | os.PathLike[str] | None, *, name: str = "token") -> Token | None:
     """Return the token of a value, a file, or else of the environment variable `BRIDGE_TOKEN`; None: there is none.
 
     Args:
-        token: The token itself.
-        file: A file that holds it; blanks and line ends around it do not count.
-        name: What the keyword is called, for messages; that of the file ends in `_file`.
+        token: The token.
+        file: A file that contains it; whitespace around it is ignored.
+        name: The name of the keyword, for messages; the file's ends in `_file`.
 
     Raises:
-        SettingError: Both are given, the file cannot be read, or what is there is no token.
+        SettingError: Both are given, the file cannot be read, or the text is no token.
     """
     if token is not None and file is not None:
         raise SettingError(f"expected {name} or {name}_file, got both; give one of them")
@@ -133,14 +133,14 @@ def read_token(token: TokenLike | None, file: str | os.PathLike[str] | None, *, 
 
 
 def read_pem(name: str, value: Pem | None) -> bytes | None:
-    """Return the bytes of a PEM file that is given by its path or its content.
+    """Return the bytes of a PEM file, given by its path or its content.
 
     Args:
         name: The field of `TLS`, for messages.
         value: A path, or bytes.
 
     Raises:
-        SettingError: It cannot be read, or holds no PEM.
+        SettingError: The file cannot be read, or contains no PEM.
     """
     if value is None:
         return None
@@ -168,12 +168,12 @@ def read_pem(name: str, value: Pem | None) -> bytes | None:
 
 
 def shown_file(path: str | os.PathLike[str]) -> str:
-    """Return the path of a secret's file as messages show it: "…" where it may be the secret itself.
+    """Return the path of a secret's file as messages show it: "…" if it may be the secret itself.
 
-    A file that exists, or whose folder does, was meant as one. A name alone may be what the file should hold.
+    If the file or its folder exists, a path was meant. A bare name may be the secret, given by mistake.
     """
     folder = os.path.dirname(os.fspath(path))
-    # The root is the folder of whatever begins with a slash, as Base64 may.
+    # A leading slash makes the root the folder, but a Base64 text may begin with a slash too.
     is_file = os.path.lexists(path) or (len(folder) > 1 and os.path.isdir(folder)) or folder == "."
     return repr(os.fspath(path)) if is_file else "…"
 
@@ -187,8 +187,8 @@ def file_error(what: str, error: OSError | ValueError) -> SettingError:
     """Return the error for a file that cannot be read.
 
     Args:
-        what: The keyword or option that named it, and its path, see `shown_file`.
-        error: What opening it raised; a ValueError for a path that no file can have.
+        what: The keyword or option that gave the path, and the path, see `shown_file`.
+        error: The error of opening it; a ValueError for a path that no file can have.
     """
     reason = error.strerror if isinstance(error, OSError) else str(error)
     hidden = "; the name is left out here, as it may be the secret itself" if what.endswith("…") else ""
@@ -196,10 +196,10 @@ def file_error(what: str, error: OSError | ValueError) -> SettingError:
 
 
 def write_secret(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file that its owner alone may read.
+    """Write a file that only its owner can read.
 
     Raises:
-        SettingError: It exists already, or cannot be written.
+        SettingError: The file exists already, or cannot be written.
     """
     try:
         # Create it with this mode: between writing a file and `chmod`, others could open it.
@@ -212,7 +212,7 @@ def write_secret(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def warn_of_readers(path: str | os.PathLike[str]) -> None:
-    """Warn where other users of this machine can read a file with a secret; Windows does not say."""
+    """Warn if other users of this machine can read a file with a secret. Windows does not tell."""
     if os.name == "posix" and os.stat(path).st_mode & stat.S_IROTH:
         text = (
             f"other users of this machine can read the token in {os.fspath(path)}: run `chmod 600 {os.fspath(path)}`; "
@@ -233,14 +233,13 @@ class TLS:
         >>> of_a_client = TLS(ca="certs/ca.pem")
 
     Args:
-        certificate: A server's certificate: its port then speaks TLS only. Or a client's, for a server that asks for
-            one.
+        certificate: A server's certificate: its port then speaks only TLS. Or a client's certificate, for a server
+            that asks for one.
         key: The private key of `certificate`.
         client_ca: On a server: the CA that must have signed each client's certificate; None: clients need none.
-        ca: On a client, for `grpcs://` URLs: the CA that signed the server's certificate; None: those that the system
-            trusts.
-        server_name: On a client: the name that the server's certificate must hold, where the URL has an address or
-            another name; None: the URL's host.
+        ca: On a client, for `grpcs://` URLs: the CA that signed the server's certificate; None: the system's CAs.
+        server_name: On a client: the name that the server's certificate must contain, if it is not the host of the
+            URL; None: the URL's host.
 
     Raises:
         SettingError: One of `certificate` and `key` is given without the other.
@@ -268,17 +267,17 @@ class TLS:
         return f"TLS({', '.join(shown)})"
 
     def read(self) -> TLS:
-        """Return the same with the content of files in the place of their paths.
+        """Return a copy with the content of files in place of their paths.
 
         Raises:
-            SettingError: A file cannot be read, or holds no PEM.
+            SettingError: A file cannot be read, or contains no PEM.
         """
         pem = {name: read_pem(name, getattr(self, name)) for name in ("certificate", "key", "client_ca", "ca")}
         return TLS(**pem, server_name=self.server_name)
 
 
 class AccessKeywords(TypedDict, total=False):
-    """The keywords that make `Access`, for type checkers."""
+    """The keywords of `Access`, for type checkers."""
 
     token: TokenLike | None
     token_file: str | os.PathLike[str] | None
@@ -287,14 +286,14 @@ class AccessKeywords(TypedDict, total=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Access:
-    """The keywords of everything that connects or listens: what the two ends know each other by.
+    """The credentials that every call that connects or listens takes as keywords.
 
-    Each end says in a class of its own what `tls` is there.
+    Each end defines the meaning of `tls` in a class of its own.
 
     Args:
-        token: The secret that clients show and the server expects; None: that in `token_file`, else in the environment
-            variable `BRIDGE_TOKEN`.
-        token_file: A file that holds the token.
+        token: The secret that clients send and the server expects; None: the token in `token_file`, or else in the
+            environment variable `BRIDGE_TOKEN`.
+        token_file: A file that contains the token.
     """
 
     token: TokenLike | None = dataclasses.field(default=None, repr=False)
@@ -304,18 +303,18 @@ class Access:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClientAccess(Access):
-    """What a client shows, and what it knows its server by.
+    """The credentials that a client sends, and those by which it verifies its server.
 
     Args:
         tls: With TLS, as for `grpcs://` and `wss://`: the CA of the server's certificate, `TLS(ca="ca.pem")`, and a
-            certificate where the server asks for one. None: the system's CAs, and no certificate.
+            certificate if the server asks for one. None: the system's CAs, and no certificate.
 
     Raises:
-        SettingError: Something cannot be read, is given twice, or is for servers.
+        SettingError: A file cannot be read, a value is given twice, or is for servers.
     """
 
     credentials: ClientCredentials = dataclasses.field(init=False, repr=False)
-    """What the keywords say, read."""
+    """The credentials that were read from the keywords."""
 
     def __post_init__(self) -> None:
         tls = checked_tls(self.tls)
@@ -333,22 +332,22 @@ class ClientAccess(Access):
             self.token is None and self.token_file is None and bool(os.environ.get(TOKEN_VARIABLE)),
         )
         object.__setattr__(self, "credentials", credentials)
-        for name in ("token", "token_file"):  # kept where it does not print
+        for name in ("token", "token_file"):  # the token is in `credentials`, which does not print it
             object.__setattr__(self, name, None)
 
 
 def given_access(keywords: Mapping[str, Any]) -> AccessKeywords:
-    """Return those of a call's keywords that are of `Access`."""
+    """Return those keywords of a call that belong to `Access`."""
     given = {name: value for name, value in keywords.items() if name in AccessKeywords.__annotations__}
     return cast(AccessKeywords, given)
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientCredentials:
-    """The secrets that a client shows, and the certificates by which it knows its server."""
+    """The secrets that a client sends, and the certificates by which it verifies its server."""
 
     token: Token | None = None
-    """Shown to the server; None: no token."""
+    """Sent to the server; None: no token."""
     tls_ca: bytes | None = dataclasses.field(default=None, repr=False)
     """PEM: the CA that signed the server's certificate; None: the system's CAs."""
     tls_certificate: bytes | None = dataclasses.field(default=None, repr=False)
@@ -356,28 +355,28 @@ class ClientCredentials:
     tls_key: bytes | None = dataclasses.field(default=None, repr=False)
     """PEM: the key of `tls_certificate`."""
     tls_server_name: str | None = None
-    """The name that the server's certificate must hold; None: the URL's host."""
+    """The name that the server's certificate must contain; None: the URL's host."""
     from_environment: bool = dataclasses.field(default=False, repr=False)
-    """True if the token is that of the environment variable."""
+    """True if the token is from the environment variable."""
 
     @classmethod
     @grouped(ClientAccess, tls=TLS)
     def of(cls, **keywords: Unpack[AccessKeywords]) -> ClientCredentials:
-        """Read what the keywords of `make_remote` and `make_vec_remote` say.
+        """Read the keywords of `make_remote` and `make_vec_remote`.
 
         Args:
             keywords: The fields of `ClientAccess`, which the signature lists.
 
         Raises:
-            SettingError: Something cannot be read, is given twice, or is for servers.
+            SettingError: A file cannot be read, a value is given twice, or is for servers.
         """
         return ClientAccess(**keywords).credentials
 
     def with_token_of(self, other: ClientCredentials, url: str) -> ClientCredentials:
-        """Return these credentials with the token of a URL, where it has one.
+        """Return these credentials with the token of a URL, if it has one.
 
         Raises:
-            SettingError: A keyword gives another one.
+            SettingError: A keyword gives another token.
         """
         if other.token is None:
             return self
@@ -387,11 +386,11 @@ class ClientCredentials:
 
     @property
     def has_tls(self) -> bool:
-        """True if something is given that only TLS uses."""
+        """True if a value is given that only TLS uses."""
         return any(item is not None for item in (self.tls_ca, self.tls_certificate, self.tls_server_name))
 
     def keywords(self) -> dict[str, Any]:
-        """Return the keywords that make equal credentials; the token in a form that does not print."""
+        """Return the keywords that make equal credentials, with the token in a form that does not print it."""
         found: dict[str, Any] = {}
         if not self.from_environment and self.token is not None:
             found["token"] = self.token
@@ -400,14 +399,14 @@ class ClientCredentials:
 
 
 def checked_tls(tls: Any) -> TLS:
-    """Return the keyword `tls`, empty where it is None, or raise SettingError where it is something else."""
+    """Return the keyword `tls`, an empty TLS for None; raise SettingError if it has another type."""
     if tls is not None and not isinstance(tls, TLS):
         raise SettingError(f"expected tls to be bridge.TLS(…), got a {type(tls).__name__}")
     return tls or TLS()
 
 
 def _check_server_name(name: Any) -> None:
-    """Raise SettingError where a certificate can hold no such name."""
+    """Raise SettingError if no certificate can contain such a name."""
     try:
         fits = isinstance(name, str) and bool(name.encode("idna")) and not set(name) & set("/:?#@ ")
     except UnicodeError:
@@ -448,10 +447,11 @@ def add_credential_options(
     """Add the options of `Access` and of the fields of `TLS` to a command.
 
     Args:
-        parser: The command's.
-        prefix: What the options' names begin with, such as `upstream-`; with one, no environment variable counts.
-        title: What the help calls them.
-        listens: Whether the command listens; False: it connects.
+        parser: The command's parser.
+        prefix: The first part of the options' names, such as `upstream-`; with a prefix, no environment variable is
+        read.
+        title: The title of the group in the help.
+        listens: True if the command listens, False if it connects.
     """
     group = parser.add_argument_group(f"{title} (certificates and keys are PEM files)")
     for name, (metavar, text) in (_SERVER_OPTIONS if listens else _CLIENT_OPTIONS).items():
@@ -463,7 +463,7 @@ def add_credential_options(
 
 
 def credential_keywords(arguments: argparse.Namespace, prefix: str = "") -> dict[str, Any]:
-    """Return what the command line says, as the keywords of `Access`.
+    """Return the options of the command line as the keywords of `Access`.
 
     Args:
         arguments: The command line.

@@ -1,6 +1,6 @@
-"""HTTP/2's frames, error codes, events and streams (RFC 9113), which both halves of a connection share.
+"""Frames, error codes, events and streams of HTTP/2 (RFC 9113), for both halves of a connection.
 
-The functions check single frames (section 6), whatever the connection's state.
+The functions check single frames (section 6), independent of the connection's state.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""The first bytes of a client."""
+"""The first bytes that a client sends."""
 
 
 class FrameType:
@@ -60,9 +60,9 @@ class FrameType:
     WINDOW_UPDATE = 8
     CONTINUATION = 9
     OF_STREAMS = (DATA, HEADERS, PRIORITY, RST_STREAM, PUSH_PROMISE, CONTINUATION)
-    """Those that name a stream; WINDOW_UPDATE may."""
+    """The types that need a stream number. WINDOW_UPDATE may have one."""
     OF_CONNECTIONS = (SETTINGS, PING, GOAWAY)
-    """Those that name none."""
+    """The types that must not have one."""
 
 
 class Flag:
@@ -107,10 +107,10 @@ INITIAL_WINDOW = 65535
 MAX_WINDOW = (1 << 31) - 1
 """The largest flow-control window, and the largest stream number."""
 MIN_FRAME_SIZE = 16384
-"""Bytes that every peer takes in a frame."""
+"""The size of a frame that every peer accepts, in bytes."""
 
-# The number of closed streams that are remembered: frames that the peer sent before it knew may still come. It is
-# limited because a connection may open any number of streams.
+# The number of closed streams that are remembered, because frames that the peer sent before it knew may still arrive.
+# Limited, because a connection may open any number of streams.
 _MAX_REMEMBERED = 1000
 
 Fields: TypeAlias = "Iterable[tuple[str, str]]"
@@ -118,7 +118,7 @@ Fields: TypeAlias = "Iterable[tuple[str, str]]"
 
 
 class Http2Error(Exception):
-    """The peer breaks the rules of HTTP/2; its connection is of no more use.
+    """The peer broke the rules of HTTP/2; the connection cannot be used any more.
 
     Args:
         text: What is wrong.
@@ -131,10 +131,10 @@ class Http2Error(Exception):
 
 
 class StreamError(Exception):
-    """The peer breaks the rules of HTTP/2 on one stream, which is reset; the others go on.
+    """The peer broke the rules of HTTP/2 on one stream. This stream is reset; the others continue.
 
     Args:
-        number: The stream's.
+        number: The stream's number.
         text: What is wrong.
         code: HTTP/2's error code.
     """
@@ -147,10 +147,10 @@ class StreamError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class HeadersReceived:
-    """Header fields came: the first of the stream, or its trailers."""
+    """Header fields arrived: the first of the stream, or its trailers."""
 
     fields: dict[str, str]
-    """Values by name; those of a name that came several times are joined by `, ` (RFC 9110, section 5.3)."""
+    """Values by name; the values of a repeated name are joined by `, ` (RFC 9110, section 5.3)."""
     end_stream: bool
     """True if the peer sends nothing more on the stream."""
 
@@ -170,38 +170,38 @@ class StreamReset:
 
 
 Event: TypeAlias = Any
-"""One of the classes above, or what a stream's reader makes of its bytes."""
+"""One of the classes above, or an event that a stream's reader makes from its bytes."""
 
 
 class StreamReader(Protocol):
-    """Takes the bytes of one stream, and makes events of them: `bridge.core.transport.messages.MessageReader`."""
+    """Turns the bytes of one stream into events, as `bridge.core.transport.messages.MessageReader` does."""
 
     @property
     def receives_large(self) -> bool:
-        """True if most of a large message is to come."""
+        """True if most bytes of a large message are still missing."""
 
     def receive_data(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:
-        """Take `data[start:stop]`; add what it completes to `events`."""
+        """Read `data[start:stop]`; append the events that it completes to `events`."""
 
     def get_buffer(self) -> memoryview | None:
-        """Return where the next bytes of a large message go; None: to `receive_data`."""
+        """Return the memory for the next bytes of a large message; None: pass them to `receive_data`."""
 
     def buffer_updated(self, stream: Stream, count: int, events: list[Any]) -> None:
         """Note that `count` bytes were received into the buffer."""
 
     def end(self, stream: Stream, events: list[Any]) -> None:
-        """Note that the stream has ended: in the midst of a message, that is an event of its own."""
+        """Note that the stream has ended. In the middle of a message, that is an event of its own."""
 
     def close(self) -> None:
-        """Give up a message that has begun."""
+        """Drop an incomplete message."""
 
 
 class Stream:
     """One stream of a connection.
 
     Args:
-        number: HTTP/2's.
-        recv_window: Bytes that the peer may send.
+        number: The stream's number in HTTP/2.
+        recv_window: The number of bytes that the peer may send.
     """
 
     __slots__ = (
@@ -222,58 +222,58 @@ class Stream:
     def __init__(self, number: int, recv_window: int) -> None:
         self.number = number
         self.owner: Any = None
-        """The object that it belongs to, such as a call; set and read by the user of the connection."""
+        """The object that the stream belongs to, such as a call; set and read by the user of the connection."""
         self.reader: StreamReader | None = None
-        """The reader that takes its bytes; None: they are dropped."""
+        """The reader of the stream's bytes; None: they are dropped."""
         self.headers_received = False
         self.remote_closed = False
         """True if the peer sends nothing more."""
         self.local_closed = False
         """True if this end sends nothing more, once `pending` is sent."""
         self.trailers: list[tuple[str, str]] | None = None
-        """Header fields that end it after what is `pending`."""
+        """Header fields that end the stream after the `pending` bytes."""
         self.recv_window = recv_window
         self.deferred = 0
-        """Bytes that were handed out, but for which the peer gets no new window yet."""
+        """Received bytes for which the peer gets no new window yet."""
         self.send_window = 0
-        """Bytes that may be sent beyond the initial window of the peer's settings."""
+        """The window for sending, relative to the initial window of the peer's settings."""
         self.pending: deque[memoryview] = deque()
-        """Bytes that the peer has no window for yet."""
+        """Bytes to send for which the peer has no window yet."""
         self.expected_bytes: int | None = None
-        """The bytes left of `content-length`; None: there was none."""
+        """The bytes that remain of `content-length`; None: there was none."""
 
     def discard(self) -> None:
-        """Drop what comes from now on, and what is incomplete."""
+        """Drop all bytes from now on, and incomplete messages."""
         reader, self.reader = self.reader, None
         if reader is not None:
             reader.close()
 
 
-# A stream is idle until HEADERS open it. It closes when both ends have said that they send nothing more
-# (`remote_closed` and `local_closed`), or at once when either end resets it. It then leaves the table, and only how it
-# closed is kept. Frames for a stream that this end has reset were sent before the peer knew, and are dropped. Frames
-# after the peer's own end or reset break the rules (RFC 9113, 5.1). If the peer answers our reset by its own, it knows,
-# and further frames break the rules too.
+# A stream is idle until HEADERS open it. It closes when both ends have declared that they send nothing more
+# (`remote_closed` and `local_closed`), or at once when either end resets it. It then leaves the table, which remembers
+# only how it closed. Frames for a stream that this end has reset were sent before the peer knew, and are dropped.
+# Frames after the peer's own end or reset break the rules (RFC 9113, 5.1). If the peer answers our reset with its own,
+# it knows of ours, and further frames break the rules too.
 class StreamTable(dict[int, Stream]):
-    """The open streams of a connection, by number. It remembers those that were closed lately (RFC 9113, section 5.1).
+    """The open streams of a connection, by number, and the recently closed ones (RFC 9113, section 5.1).
 
     Args:
         client: True for the end that opens the streams.
-        max_open: On a server: the most that may be open at a time.
+        max_open: On a server: the most streams that may be open at a time.
     """
 
     def __init__(self, *, client: bool, max_open: int) -> None:
         super().__init__()
-        # A client numbers its streams 1, 3, 5, …: each is the last one plus 2.
+        # A client numbers its streams 1, 3, 5, …: each number is the last one plus 2.
         self.last = -1 if client else 0
-        """The largest number of a stream that was opened."""
+        """The largest stream number that was opened."""
         self._max_open = max_open
         self._closed: OrderedDict[int, bool] = OrderedDict()
-        """True if this end reset a stream, so that what the peer had sent on it before it knew is to be ignored."""
+        """For each recently closed stream, whether this end reset it, so that frames sent before are ignored."""
 
     def is_idle(self, number: int) -> bool:
-        """Return whether a number is of a stream that was never opened."""
-        # Even numbers belong to streams that a server opens by PUSH_PROMISE, which is switched off.
+        """True if no stream of this number was ever opened."""
+        # Even numbers belong to streams that a server opens by PUSH_PROMISE, which is disabled.
         return number > self.last or not number & 1
 
     def check_new(self, number: int) -> None:
@@ -285,7 +285,7 @@ class StreamTable(dict[int, Stream]):
 
     @property
     def full(self) -> bool:
-        """True if the peer may open no further stream for now."""
+        """True if the peer may open no more streams for now."""
         return len(self) >= self._max_open
 
     def open(self, stream: Stream) -> Stream:
@@ -295,23 +295,23 @@ class StreamTable(dict[int, Stream]):
         return stream
 
     def refuse(self, number: int) -> None:
-        """Note a stream that the peer opened and this end reset at once."""
+        """Note that the peer opened a stream and this end reset it at once."""
         self.last = number
         self.note_closed(number, reset=True)
 
     def close(self, number: int, *, reset: bool) -> None:
-        """Take a stream out; again: nothing. `reset`: this end resets it."""
+        """Remove a stream; do nothing if it was removed before. `reset`: this end resets it."""
         if self.pop(number, None) is not None:
             self.note_closed(number, reset=reset)
 
     def note_closed(self, number: int, *, reset: bool) -> None:
-        """Remember a stream that is closed, and forget the oldest of many."""
+        """Remember a closed stream, and forget the oldest if there are too many."""
         self._closed[number] = reset
         if len(self._closed) > _MAX_REMEMBERED:
             self._closed.popitem(last=False)
 
     def was_reset(self, number: int) -> bool:
-        """Return whether this end reset a stream, and the peer may not know it yet."""
+        """True if this end reset a stream, and the peer may not know it yet."""
         return self._closed.get(number, False)
 
     def note_peer_reset(self, number: int) -> None:
@@ -321,14 +321,14 @@ class StreamTable(dict[int, Stream]):
 
 
 def pack_frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
-    """Return a frame's bytes."""
+    """Return the bytes of a frame."""
     size = len(payload)
     return FRAME.pack(size >> 16, size & 0xFFFF, kind, flags, number) + payload
 
 
 def has_preface(data: bytes) -> bool:
-    """Return whether a client's connection preface is there as a whole. Raises Http2Error where it is another one."""
-    # Compare what has arrived: a client of another protocol may send less than 24 bytes and then wait for an answer.
+    """True if a client's connection preface is complete. Raises Http2Error if the bytes are not the preface."""
+    # Compare the bytes so far: a client of another protocol may send less than 24 bytes and then wait for an answer.
     if not PREFACE.startswith(data[: len(PREFACE)]):
         # 0x16 0x03 begins a TLS handshake. The second byte may not have arrived yet.
         if data[0] == 0x16 and data[1:2] in (b"\x03", b""):
@@ -338,7 +338,7 @@ def has_preface(data: bytes) -> bool:
 
 
 def check_greeting(data: bytes, kind: int | None, flags: int) -> None:
-    """See to it that the peer's first frame is SETTINGS.
+    """Check that the peer's first frame is SETTINGS.
 
     Args:
         data: The peer's first bytes.
@@ -346,12 +346,12 @@ def check_greeting(data: bytes, kind: int | None, flags: int) -> None:
         flags: The frame's flags.
 
     Raises:
-        Http2Error: It is something else.
+        Http2Error: The first frame is another one.
     """
     # Read as a frame's header, `HTT` announces a frame of 4.7 MB, for which the client would wait.
     if data.startswith(b"HTTP/"):
         raise Http2Error("an HTTP server is there, but it does not speak HTTP/2")
-    # 0x15 0x03 begins a TLS alert, with which a server that expects TLS answers the preface.
+    # 0x15 0x03 begins a TLS alert, the answer to the preface from a server that expects TLS.
     if data[0] == 0x15 and data[1:2] in (b"\x03", b""):
         raise Http2Error("the port speaks TLS")
     if kind is not None and (kind != FrameType.SETTINGS or flags & Flag.ACK):
@@ -365,7 +365,7 @@ def check_length(name: str, payload: bytes, expected: int) -> None:
 
 
 def check_size(kind: int, length: int, most: int) -> None:
-    """Raise Http2Error where a frame, of another type than DATA, is larger than is taken."""
+    """Raise Http2Error if a frame, except DATA, is too large."""
     if length <= most:
         return
     if kind in (FrameType.HEADERS, FrameType.CONTINUATION):
@@ -374,14 +374,14 @@ def check_size(kind: int, length: int, most: int) -> None:
 
 
 def check_settings(payload: bytes, client: bool) -> dict[int, int]:
-    """Return the settings of a frame, the last of each kind.
+    """Return the settings of a frame; the last value of each counts.
 
     Args:
-        payload: The frame's.
-        client: True if they came from a server.
+        payload: The frame's payload.
+        client: True if this end is the client: the settings are a server's.
 
     Raises:
-        Http2Error: One has a value that it may not have.
+        Http2Error: A setting has an invalid value.
     """
     if len(payload) % 6:
         raise Http2Error(f"a SETTINGS frame of {len(payload)} bytes", ErrorCode.FRAME_SIZE_ERROR)
@@ -399,7 +399,7 @@ def check_settings(payload: bytes, client: bool) -> dict[int, int]:
 
 
 def header_fragment(flags: int, payload: bytes) -> bytes:
-    """Return the fragment of a header block in a HEADERS frame. Raises Http2Error where the frame is too short."""
+    """Return the fragment of a header block in a HEADERS frame. Raises Http2Error if the frame is too short."""
     start, stop = 0, len(payload)
     if flags & Flag.PADDED:
         # An empty frame lacks even the byte with the length of its padding: `start > stop` is true then too.
@@ -411,18 +411,18 @@ def header_fragment(flags: int, payload: bytes) -> bytes:
 
 
 def padding_of(data: bytes, start: int, length: int) -> int:
-    """Return how many bytes of a DATA frame are padding, its length among them. Raises Http2Error where all are."""
+    """Return the bytes of padding in a DATA frame, including the length byte. Raises Http2Error if all are padding."""
     if not length or data[start] >= length:
         raise Http2Error("a frame is all padding")
     return data[start] + 1
 
 
 def read_goaway(payload: bytes) -> tuple[int, str]:
-    """Return the last stream that a GOAWAY frame allows, and the reason. Raises Http2Error where it is too short."""
+    """Return the last stream that a GOAWAY frame allows, and the reason. Raises Http2Error if it is too short."""
     if len(payload) < 8:
         raise Http2Error(f"a GOAWAY frame of {len(payload)} bytes", ErrorCode.FRAME_SIZE_ERROR)
     last, number = struct.unpack_from(">II", payload)
     debug = payload[8:].decode("utf-8", "replace")
-    # gRPC servers give the reason here, such as `too_many_pings`.
+    # gRPC servers put the reason here, such as `too_many_pings`.
     reason = f"the server takes no further calls (HTTP/2's error {number})" + (f": {debug}" if debug else "")
     return last & MAX_WINDOW, reason

@@ -1,4 +1,4 @@
-"""Header fields of HTTP/2: assembled from frames, decompressed by the `hpack` library, and checked.
+"""Header fields of HTTP/2: assemble their frames, decompress them with the `hpack` library, and check them.
 
 The checks are those of RFC 9113, sections 8.2 and 8.3.
 """
@@ -14,13 +14,13 @@ from bridge.core.transport.frames import ErrorCode, Fields, Http2Error, Setting
 
 __all__ = ["HeaderReader", "HeaderWriter", "MalformedHeadersError", "check_fields"]
 
-logging.getLogger("hpack").setLevel(logging.INFO)  # it would log every header field, tokens too
+logging.getLogger("hpack").setLevel(logging.INFO)  # it would log every header field, and so tokens
 
-# Frames that go on a block. A server's account of processor time would bound them too, but clients, which read what
-# servers send by the same code, have no account: empty frames would keep them busy without end.
+# The most CONTINUATION frames of a block. A server also accounts for a client's processor time. But a client, which
+# reads a server's frames with the same code, has no account: endless empty frames would keep it busy.
 _MAX_CONTINUATIONS = 64
-# HPACK's default, which `hpack` itself keeps to where it decodes. Peers may offer larger tables, but each takes memory
-# for as long as its connection lasts.
+# HPACK's default, which `hpack` itself observes for decoding. Peers may offer larger tables, but each takes memory for
+# the lifetime of its connection.
 _MAX_TABLE = 4096
 _NAME = re.compile(r":?[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(r"[\0\r\n]|^[ \t]|[ \t]$")
@@ -28,27 +28,27 @@ _BAD_RESPONSE_VALUE = re.compile(r"[\0\r\n]")
 _OF_A_CONNECTION = frozenset(("connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"))
 _REQUEST = frozenset((":method", ":scheme", ":path", ":authority"))
 _RESPONSE = frozenset((":status",))
-# Fields that may stand once: two different values would mean different things to different readers.
+# Fields that may appear once: readers would choose between two different values in different ways.
 _ONCE = frozenset(("authorization", "content-length", "content-type", "host"))
 _SECRET = frozenset(("authorization", "cookie"))
 
 
 class MalformedHeadersError(Exception):
-    """Header fields that no request or response may have; the stream is reset."""
+    """Header fields are not valid in a request or response; the stream is reset."""
 
 
 class HeaderReader:
     """Reads the header blocks of one connection, in order.
 
     Args:
-        max_bytes: The most that one block may take, and its fields decompressed, as SETTINGS_MAX_HEADER_LIST_SIZE
-            counts them.
+        max_bytes: The most bytes of one block, and of its decompressed fields, as SETTINGS_MAX_HEADER_LIST_SIZE counts
+            them.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.number: int | None = None
-        """The stream of a block whose rest is still to come; None: there is none."""
+        """The stream of an incomplete block; None: there is none."""
         self.end_stream = False
         """True if that block ends its stream."""
         self._block = bytearray()
@@ -56,13 +56,13 @@ class HeaderReader:
         self._decoder = hpack.Decoder(max_header_list_size=max_bytes)
 
     def begin(self, number: int, fragment: bytes, *, end_stream: bool) -> None:
-        """Take the first fragment of a block. Raises Http2Error where it is too large."""
+        """Add the first fragment of a block. Raises Http2Error if it is too large."""
         self.number, self.end_stream = number, end_stream
         self._block, self._continuations = bytearray(), 0
         self._add(fragment)
 
     def go_on(self, fragment: bytes) -> None:
-        """Take a further fragment. Raises Http2Error where there are too many, or they are too large."""
+        """Add another fragment. Raises Http2Error if there are too many, or they are too large together."""
         self._continuations += 1
         if self._continuations > _MAX_CONTINUATIONS:
             raise Http2Error(f"a header block of more than {_MAX_CONTINUATIONS} frames", ErrorCode.ENHANCE_YOUR_CALM)
@@ -74,15 +74,15 @@ class HeaderReader:
             raise Http2Error(f"a header block of more than {self.max_bytes} bytes", ErrorCode.ENHANCE_YOUR_CALM)
 
     def finish(self) -> list[tuple[str, str]]:
-        """Return the fields of the block that is complete.
+        """Return the fields of the complete block.
 
         Raises:
-            Http2Error: It cannot be read; nothing that follows on the connection can.
+            Http2Error: The block cannot be read, nor can any later one on the connection.
         """
         block, self._block, self.number = bytes(self._block), bytearray(), None
         try:
             fields = self._decoder.decode(block, raw=True)
-            # Values may hold any bytes. Latin-1 reads all of them; UTF-8 would raise an error that is none of HPACK's.
+            # Values may hold any bytes. Latin-1 decodes all of them; UTF-8 would raise an error that is not HPACK's.
             return [(str(name, "latin-1"), str(value, "latin-1")) for name, value in fields]
         except hpack.OversizedHeaderListError as error:
             raise Http2Error(
@@ -92,7 +92,7 @@ class HeaderReader:
             raise Http2Error(
                 f"header fields that cannot be decompressed: {error}", ErrorCode.COMPRESSION_ERROR
             ) from error
-        except (IndexError, ValueError, OverflowError) as error:  # a block that ends in the midst of a field
+        except (IndexError, ValueError, OverflowError) as error:  # a block that ends in the middle of a field
             raise Http2Error("a header block that ends in the midst of a field", ErrorCode.COMPRESSION_ERROR) from error
 
 
@@ -101,13 +101,13 @@ class HeaderWriter:
 
     def __init__(self) -> None:
         self._encoder = hpack.Encoder()
-        # The next block must begin with both (RFC 7541, 4.2). `hpack` itself would keep every change until then, so a
-        # peer that sends settings without end would fill the memory.
+        # The next block must begin with both (RFC 7541, 4.2). `hpack` would store every change until then, so a peer
+        # that sends endless settings would fill the memory.
         self._table: tuple[int, int] | None = None
-        """The smallest size of the table that the peer has asked for since the last block, and the last."""
+        """The smallest table size that the peer has asked for since the last block, and the latest."""
 
     def setting_changed(self, key: int, value: int) -> None:
-        """Note a setting of the peer."""
+        """Note a changed setting of the peer."""
         if key == Setting.HEADER_TABLE_SIZE:
             size = min(value, _MAX_TABLE)
             self._table = min(size, self._table[0]) if self._table is not None else size, size
@@ -127,17 +127,17 @@ class HeaderWriter:
             )
             for name, value in fields
         ]
-        # Huffman codes would save 30 of 125 bytes a call, and double the time of both ends: 70 µs to write, 91 to read.
+        # Huffman codes would save 30 of 125 bytes a call, and double the time at both ends: 70 µs to write, 91 to read.
         return bytes(self._encoder.encode(items, huffman=False))
 
 
 def check_fields(fields: list[tuple[str, str]], *, request: bool, trailers: bool) -> dict[str, str]:
-    """Return header fields by name, those of a name that came several times joined.
+    """Return header fields by name; the values of a repeated name are joined.
 
     Args:
-        fields: As they were decompressed.
+        fields: The decompressed fields.
         request: True if they came from a client.
-        trailers: True if they end a stream that has others.
+        trailers: True if they are trailers.
 
     Raises:
         MalformedHeadersError: They break a rule of RFC 9113, section 8.2 or 8.3.
@@ -157,7 +157,7 @@ def check_fields(fields: list[tuple[str, str]], *, request: bool, trailers: bool
                 raise MalformedHeadersError(f"the pseudo-header field {name!r:.80} stands where it may not")
         else:
             regular = True
-            # HTTP/2 forbids them (RFC 9113, 8.2.2): passed on to HTTP/1.1, they would change where a request ends.
+            # HTTP/2 forbids them (RFC 9113, 8.2.2): forwarded over HTTP/1.1, they would change where a request ends.
             if name in _OF_A_CONNECTION or (name == "te" and value.lower() != "trailers"):
                 raise MalformedHeadersError(f"the header field {name!r} is not for HTTP/2")
         if name not in found:

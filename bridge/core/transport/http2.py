@@ -1,8 +1,8 @@
 """HTTP/2 without input or output (RFC 9113): either end of a connection, and its streams. `http2_sender.py` sends.
 
-What is needed here are streams that are opened once and then carry bytes both ways: no priorities, no push. A frame
-costs either end a fraction of what it does through the general library (docs/performance.md). Bytes go in and events
-come out; `data_to_send` gives what is to be sent. What the bytes of a stream mean is the business of its reader.
+It supports what gRPC needs: streams that are opened once and then carry bytes both ways, without priorities and push. A
+frame costs either end a fraction of its cost in the general library (docs/performance.md). Bytes go in, events come
+out, and `data_to_send` returns the bytes to send. The reader of a stream interprets its bytes.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from bridge.core.transport.http2_sender import Http2Sender
 
 __all__ = ["MAX_FRAME_SIZE", "Http2", "Http2Receiver"]
 
-# The most that RFC 9113 allows. Data is handed on as it arrives, so a large frame takes no more memory than a small
+# The most that RFC 9113 allows. Data is passed on as it arrives, so a large frame takes no more memory than a small
 # one, and a large message needs fewer headers.
 MAX_FRAME_SIZE = (1 << 24) - 1
-"""Bytes that the peer may send in a DATA frame."""
-# The windows of streams limit what a peer may send. With a narrow window of the connection, one call whose requests
-# wait would stop all other calls.
+"""The most bytes that the peer may send in a DATA frame."""
+# The windows of streams limit what a peer may send. With a narrow window for the connection, one call with waiting
+# requests would stop all other calls.
 _CONNECTION_WINDOW = MAX_WINDOW
-_DATA = FrameType.DATA  # which each frame is compared with
-# No data has the length -1: the comparison in `receive_data` fails without a check for None.
+_DATA = FrameType.DATA  # each frame is compared with it
+# No data has the length -1, so the comparison in `receive_data` fails without a check for None.
 _OTHER = (-1, b"", Stream(0, 0))
 
 
 class _DataFrame:
-    """A DATA frame whose rest is still to come."""
+    """A DATA frame that is not complete."""
 
     __slots__ = ("end_stream", "left", "padding", "stream")
 
@@ -64,27 +64,27 @@ class _DataFrame:
         self.stream, self.left, self.padding, self.end_stream = stream, left, padding, end_stream
 
     def receive_data(self, data: bytes, at: int, events: list[Any]) -> int:
-        """Take what is there of it from `at` on; return where that ends."""
+        """Read the frame's bytes from `at` on; return where they end."""
         stream = self.stream
         stop = min(len(data), at + self.left)
         if stream.reader is not None and stop > at:
             stream.reader.receive_data(stream, data, at, stop, events)
         self.left -= stop - at
-        # Padding follows the data, and its rest may come in later pieces.
+        # Padding follows the data, and may arrive in later pieces.
         skipped = 0 if self.left else min(self.padding, len(data) - stop)
         self.padding -= skipped
         return stop + skipped
 
 
 class Http2Receiver:
-    """Reads what the peer sends, and answers what HTTP/2 itself asks for.
+    """Reads what the peer sends, and sends the answers that HTTP/2 itself requires.
 
     Args:
         client: True for the end that opens the streams.
         stream_window: Flow-control window of a stream, in bytes.
         max_streams: On a server: the most streams that may be open at a time.
         max_header_bytes: The largest header block, compressed and decompressed.
-        sender: Sends.
+        sender: The sending half.
     """
 
     def __init__(
@@ -93,39 +93,39 @@ class Http2Receiver:
         self._client = client
         self._stream_window = stream_window
         self.streams = StreamTable(client=client, max_open=max_streams)
-        """Those that are open, by number."""
+        """The open streams, by number."""
         self.goaway_received: str | None = None
-        """Why the peer takes no further streams, where it has said so; those it has may go on."""
+        """The reason why the peer accepts no more streams, if it said so; open streams may continue."""
         self.goaway_sent = False
-        """True if this end takes no further streams."""
+        """True if this end accepts no more streams."""
         self.replies = 0
-        """Frames sent only because the peer sent some. A client leaves a server that reads none of 10,000."""
+        """Frames sent only in answer to the peer's. A client closes the connection if a server reads none of 10,000."""
         self.settings_received = False
         """True if the peer is known to speak HTTP/2."""
         self.resets = 0
-        """How many streams were reset by the peer, or by this end for what the peer did."""
+        """The number of streams that the peer reset, or that this end reset because of the peer's mistakes."""
         # Unlimited until a setting says otherwise (RFC 9113, 6.5.2).
         self.max_peer_streams = 1 << 31
-        """How many streams the peer takes at a time, as far as is known."""
+        """The most streams that the peer accepts at a time, as far as is known."""
         self.error: Http2Error | None = None
         """The error in the bytes after those whose events `receive_data` returned."""
         self.paused = False
-        """True if `receive_data(b"")` is to be called once the events are handled: there are further bytes."""
+        """True if `receive_data(b"")` must be called after the events are handled: there are more bytes."""
         self._headers = HeaderReader(max_header_bytes)
         self._preface = not client
         self._rest = b""
-        """Bytes of a frame that is not complete."""
+        """The bytes of an incomplete frame."""
         self.frame: _DataFrame | None = None
-        """A DATA frame whose rest is still to come; None: there is none."""
+        """An incomplete DATA frame; None: there is none."""
         self._recv_window = _CONNECTION_WINDOW
         self._sender = sender
-        # The frame that was all of what came last, if it was DATA: its size, header and stream. Else a size of -1.
+        # If the last bytes received were exactly one DATA frame: its size, header and stream. Otherwise a size of -1.
         self._last_frame = _OTHER
 
-    # The end of streams
+    # The ends of streams
 
     def reset_stream(self, stream: Stream, code: int) -> None:
-        """Reset a stream; what is pending is dropped. If it has ended: nothing."""
+        """Reset a stream, and drop its pending data. Do nothing if it has ended."""
         if self.streams.get(stream.number) is stream:
             self._sender.reset_stream(stream.number, code)
             self._forget(stream, reset=True)
@@ -143,35 +143,35 @@ class Http2Receiver:
         if self._sender.send_pending(stream):
             if stream.remote_closed:
                 self._forget(stream, reset=False)
-            elif not self._client:  # all was said; what the client may still send is not wanted
-                # NO_ERROR has the client stop sending, and keep the answer that it got (RFC 9113, 8.1).
+            elif not self._client:  # all is sent; more bytes from the client are not needed
+                # With NO_ERROR the client stops sending, and keeps the answer that it got (RFC 9113, 8.1).
                 self.reset_stream(stream, ErrorCode.NO_ERROR)
 
     # Receiving
 
     @property
     def receives_large(self) -> bool:
-        """True if the bytes of a large message are being received: a large frame may hold any number of small ones."""
+        """True if the bytes of a large message are being received. (A large frame may contain many small messages.)"""
         frame = self.frame
         return frame is not None and frame.stream.reader is not None and frame.stream.reader.receives_large
 
     def get_buffer(self) -> memoryview | None:
-        """Return where the next bytes are to be received into, for `buffer_updated`; None: they go to `receive_data`.
+        """Return the memory to receive the next bytes into, for `buffer_updated`; None: pass them to `receive_data`.
 
-        Whoever gets it must release it before anything else is called.
+        The caller must release it before any other call.
         """
         frame = self.frame
         if frame is None or not frame.left or frame.stream.reader is None:
             return None
         buffer = frame.stream.reader.get_buffer()
-        # What follows the frame is the header of the next one, which must not end up in the message's memory.
+        # The bytes after the frame are the header of the next one, which must not get into the message's memory.
         return None if buffer is None else buffer[: frame.left]
 
     def buffer_updated(self, count: int) -> list[tuple[Stream, Event]]:
         """Note that `count` bytes were received into the buffer; return the events that they complete.
 
         Raises:
-            Http2Error: The peer breaks the rules of HTTP/2.
+            Http2Error: The peer broke the rules of HTTP/2.
         """
         events: list[tuple[Stream, Event]] = []
         frame = self.frame
@@ -183,22 +183,23 @@ class Http2Receiver:
         return events
 
     def receive_data(self, data: bytes) -> list[tuple[Stream, Event]]:
-        """Take bytes; return the events that they complete, each with its stream, in order.
+        """Read bytes; return the events that they complete, each with its stream, in order.
 
-        A server handles the events up to a new stream before it reads on: see `paused`.
+        A server must handle the events up to a new stream before more bytes are read: see `paused`.
 
         Raises:
-            Http2Error: The peer breaks the rules of HTTP/2; where there are events before, it is `error` instead.
+            Http2Error: The peer broke the rules of HTTP/2. If there are events before the error, it is set as `error`
+                instead.
         """
         events: list[tuple[Stream, Event]] = []
         self.paused = False
         size, head, stream = self._last_frame
         try:
-            # This path saves each end 120 of some 1,500 bytecodes a step. It may skip the checks of `_read`: only
-            # `_read` sets `_last_frame`, after it checked a frame that left nothing incomplete, and it clears it before
-            # it reads other bytes.
+            # This path saves each end 120 of some 1,500 bytecodes per step. It may skip the checks of `_read`: only
+            # `_read` sets `_last_frame`, after it checked a frame that left nothing incomplete, and `_read` clears it
+            # before it reads other bytes.
             if len(data) == size and data.startswith(head) and stream.reader is not None:
-                # One frame with the header of the one before, as nearly always where a step follows the other.
+                # One frame with the same header as the one before: the usual case when one step follows the other.
                 self._recv_window -= size - 9
                 stream.recv_window -= size - 9
                 stream.reader.receive_data(stream, data, 9, size, events)
@@ -216,13 +217,13 @@ class Http2Receiver:
             elif data:
                 self._read(data, events)
         except Http2Error as error:
-            # Requests before the mistake are complete, and are served first. Otherwise it would depend on how TCP cuts
-            # the bytes whether they are served.
+            # Requests before the mistake are complete, and are served first. Otherwise it would depend on TCP's
+            # segments whether they are served.
             if not events:
                 raise
             self.error = error
-        # This is done once a read, not once a frame: a client that sends many SETTINGS frames, each with a wider
-        # window, would otherwise have all waiting streams tried for each of them.
+        # Done once per read, not once per frame: a client may send many SETTINGS frames, each with a wider window, and
+        # all waiting streams would be tried for each of them.
         if self._sender.widened:
             for stream in self._sender.take_widened():
                 self._send_pending(stream)
@@ -243,7 +244,7 @@ class Http2Receiver:
             stop = start + length
             # Each condition sends a rarer case to the slower path below, which counts it or finds the error: a closed
             # stream, data before the header fields, a content-length, a frame within a header block.
-            if kind == _DATA and not flags and stop <= size:  # as nearly all frames are
+            if kind == _DATA and not flags and stop <= size:  # nearly all frames
                 stream = streams.get(number)
                 if (
                     stream is not None
@@ -266,7 +267,7 @@ class Http2Receiver:
             if not self.settings_received:
                 check_greeting(data[at:], kind, flags)
                 self.settings_received = True
-            # Frames of other types are kept until they are complete, so a frame that is too long is refused by its
+            # Frames of other types are stored until they are complete, so a frame that is too long is refused by its
             # header.
             if kind != _DATA:
                 check_size(kind, length, self._headers.max_bytes)
@@ -274,12 +275,12 @@ class Http2Receiver:
             try:
                 if kind == _DATA:
                     if flags & Flag.PADDED and size == start:
-                        break  # how much is padding stands in the next byte
+                        break  # the next byte says how much is padding
                     at = self._begin_data(data, start, length, flags, number, events)
                     continue
                 if stop > size:
                     break
-                # Set before the frame is handled, so that after a StreamError the loop goes on with the next frame.
+                # Set before the frame is handled, so that the loop continues with the next frame after a StreamError.
                 at = stop
                 self._on_frame(kind, flags, number, data[start:stop], events)
             except StreamError as error:
@@ -306,9 +307,9 @@ class Http2Receiver:
             raise Http2Error(f"a frame of stream {number}, which was never opened")
 
     def _on_stream_error(self, error: StreamError, events: list[tuple[Stream, Event]]) -> None:
-        """Reset the stream on which the peer has broken a rule."""
-        # Count it like a reset by the peer: streams that the client has the server reset ("MadeYouReset") are limited
-        # like streams that it resets itself ("rapid reset").
+        """Reset the stream on which the peer broke a rule."""
+        # Count it like a reset by the peer: streams that the client makes the server reset ("MadeYouReset") are
+        # limited like streams that the client resets itself ("rapid reset").
         self.resets += 1
         self.replies += 1
         self._sender.reset_stream(error.number, error.code)
@@ -323,7 +324,7 @@ class Http2Receiver:
     # Data
 
     def _begin_data(self, data: bytes, start: int, length: int, flags: int, number: int, events: list[Any]) -> int:
-        """Begin a DATA frame whose header ends at `start`; return where what was taken of it ends."""
+        """Begin a DATA frame whose header ends at `start`; return where the bytes read end."""
         # Padding and dropped data count for flow control too (RFC 9113, 6.9.1).
         self._recv_window -= length
         padding = padding_of(data, start, length) if flags & Flag.PADDED else 0
@@ -333,21 +334,21 @@ class Http2Receiver:
             if not self._client and not self.streams.was_reset(number):
                 error = StreamError(number, f"data came on stream {number}, which has ended", ErrorCode.STREAM_CLOSED)
                 self._on_stream_error(error, events)
-            stream = Stream(number, length)  # what was on its way when this end reset the stream is dropped
+            stream = Stream(number, length)  # data sent before the peer knew of the reset is dropped
             stream.remote_closed = True
         elif not stream.headers_received:
             raise Http2Error("data came before the header fields")
         elif stream.expected_bytes is not None:
             stream.expected_bytes -= length - padding
         stream.recv_window -= length
-        # `padding` counts its length byte, which was read already.
+        # `padding` includes its length byte, which was read already.
         frame = self.frame = _DataFrame(stream, length - padding, max(0, padding - 1), bool(flags & Flag.END_STREAM))
         stop = frame.receive_data(data, start, events)
         self._on_data_taken(frame, events)
         return stop
 
     def _on_data_taken(self, frame: _DataFrame, events: list[Any]) -> None:
-        """Note that bytes of a DATA frame were taken; with the last of them its stream may end."""
+        """Note that bytes of a DATA frame were read; after the last of them the stream may end."""
         stream = frame.stream
         # Wait until half of a window is used: otherwise each frame with data would be answered by a WINDOW_UPDATE.
         if stream.recv_window < self._stream_window >> 1 or self._recv_window < _CONNECTION_WINDOW >> 1:
@@ -357,7 +358,8 @@ class Http2Receiver:
         self.frame = None
         if (stream.expected_bytes or 0) < 0:
             self._on_stream_error(StreamError(stream.number, "more data came than content-length says"), events)
-        # It is closed if it was reset between two pieces of the frame, or if it is the stand-in of `_begin_data`.
+        # The stream is closed already if it was reset between two pieces of the frame, or is the dummy of
+        # `_begin_data`.
         elif frame.end_stream and not stream.remote_closed:
             self._end_remote(stream, events)
 
@@ -375,7 +377,7 @@ class Http2Receiver:
             self._forget(stream, reset=False)
 
     def _send_window_update(self, stream: Stream) -> None:
-        """Give the peer windows for what was taken."""
+        """Give the peer windows for the bytes that were read."""
         # This is the only check: a window below 0 is also below its half, so every overrun gets here.
         if stream.recv_window < 0 or self._recv_window < 0:
             raise Http2Error("more data came than the flow-control window allows", ErrorCode.FLOW_CONTROL_ERROR)
@@ -384,7 +386,7 @@ class Http2Receiver:
             self._recv_window += more
             self._sender.update_window(0, more)
         more = self._stream_window - stream.recv_window - stream.deferred
-        # If most of the window is deferred, the rest would be given back in small pieces, frame by frame. A stream
+        # If most of the window is deferred, the rest would be returned in small pieces, frame by frame. A stream
         # without a reader needs no window.
         if more >= self._stream_window >> 2 and stream.reader is not None:
             stream.recv_window += more
@@ -393,7 +395,7 @@ class Http2Receiver:
     # Other frames
 
     def _on_frame(self, kind: int, flags: int, number: int, payload: bytes, events: list[Any]) -> None:
-        # Frames of types that RFC 9113 does not have are ignored, as it asks (5.5).
+        # Frames of types that RFC 9113 does not define are ignored, as it requires (5.5).
         if kind in (FrameType.HEADERS, FrameType.CONTINUATION):
             self._on_headers(kind, flags, number, payload, events)
         elif kind == FrameType.SETTINGS:
@@ -438,9 +440,9 @@ class Http2Receiver:
             self._fail(number, "a window is widened by nothing")
         stream = self.streams.get(number)
         if number and stream is None:
-            return  # it has ended
+            return  # the stream has ended
         self._sender.on_window_update(stream, more)
-        if stream is not None and stream.pending:  # without it the stream's end was said already, if it has one
+        if stream is not None and stream.pending:  # otherwise the stream's end was sent already, if it has one
             self._send_pending(stream)
 
     def _on_reset(self, number: int, payload: bytes, events: list[Any]) -> None:
@@ -451,8 +453,7 @@ class Http2Receiver:
             self._forget(stream, reset=False)
             events.append((stream, StreamReset(int.from_bytes(payload, "big"))))
         else:
-            # The peer sends nothing after its own reset: frames that follow were not on their way, they break the
-            # rules.
+            # After its own reset the peer must send nothing: frames that follow break the rules.
             self.streams.note_peer_reset(number)
 
     def _on_goaway(self, payload: bytes, events: list[Any]) -> None:
@@ -479,7 +480,7 @@ class Http2Receiver:
         stream = self.streams.get(number)
         was_reset = self.streams.was_reset(number)
         if stream is None and self._client:
-            return  # it has ended
+            return  # the stream has ended
         if stream is None and not was_reset:
             stream = self._accept(number)
             if stream is None:
@@ -488,7 +489,7 @@ class Http2Receiver:
             raise StreamError(
                 number, f"header fields came on stream {number}, which has ended", ErrorCode.STREAM_CLOSED
             )
-        # On a stream that this end has reset, they can only be trailers that were sent before the client knew.
+        # On a stream that this end has reset, they can only be trailers that were sent before the peer knew.
         trailers = was_reset or (stream is not None and stream.headers_received)
         if trailers and not last:
             raise Http2Error("a second header block that does not end the stream")
@@ -496,14 +497,14 @@ class Http2Receiver:
             found = check_fields(fields, request=not self._client, trailers=trailers)
         except MalformedHeadersError as error:
             raise StreamError(number, str(error)) from error
-        # Ignore trailers of a stream that was reset, and informational answers (1xx), which the final one follows.
+        # Ignore trailers of a stream that was reset, and informational answers (1xx), which precede the final one.
         if stream is None or (self._client and not last and found[":status"][0] == "1"):
             return
         if "content-length" in found and not trailers:
             stream.expected_bytes = int(found["content-length"])
         stream.headers_received = True
-        # The stream gets its reader when the server handles this event. Data that came in the same bytes would be
-        # dropped before that.
+        # The stream gets its reader when the server handles this event. Until then, data from the same bytes would be
+        # dropped.
         self.paused = not self._client and not trailers
         if last:
             self._end_remote(stream, events, HeadersReceived(found, True))
@@ -530,7 +531,7 @@ class Http2(Http2Receiver):
         stream_window: Flow-control window of a stream, in bytes.
         max_streams: On a server: the most streams that may be open at a time.
         max_header_bytes: The largest header block, compressed and decompressed.
-        outgoing: Where to append what is to be sent; None: `data_to_send` gives it.
+        outgoing: The list to append bytes to send to; None: `data_to_send` returns them.
     """
 
     def __init__(
@@ -551,9 +552,9 @@ class Http2(Http2Receiver):
             sender.send_grpc_message,
             sender.send_headers,
         )
-        """Send bytes, a message of gRPC, and header fields, of a stream: the methods of `Http2Sender`."""
+        """Methods of `Http2Sender` that send the bytes, a gRPC message, or the header fields of a stream."""
         self.discard_pending = sender.discard_pending
-        """Drops what a stream still had to send: `Http2Sender.discard_pending`."""
+        """Drops the unsent bytes of a stream: `Http2Sender.discard_pending`."""
         settings = [
             (Setting.INITIAL_WINDOW_SIZE, stream_window),
             (Setting.MAX_FRAME_SIZE, MAX_FRAME_SIZE),
@@ -563,24 +564,24 @@ class Http2(Http2Receiver):
         if client:
             sender.outgoing.append(PREFACE)
         sender.frame(FrameType.SETTINGS, 0, 0, b"".join(struct.pack(">HI", *setting) for setting in settings))
-        # SETTINGS change the windows of streams only, not that of the connection (RFC 9113, 6.9.2).
+        # SETTINGS change only the windows of streams, not that of the connection (RFC 9113, 6.9.2).
         sender.update_window(0, MAX_WINDOW - INITIAL_WINDOW)
 
     def data_to_send(self) -> list[bytes | memoryview]:
-        """Return what is to be sent now, in parts."""
+        """Return the bytes to send now, in parts."""
         outgoing = self.outgoing[:]
         self.outgoing.clear()
         return outgoing
 
     def open_stream(self, fields: Fields) -> Stream:
-        """Open a stream by its header fields. Raises ValueError where they are too many."""
+        """Open a stream by its header fields. Raises ValueError if they are too large."""
         stream = Stream(self.streams.last + 2, self._stream_window)
-        # Sent before the stream is added: it raises ValueError if the fields are too many.
+        # Sent before the stream is added, because it raises ValueError if the fields are too large.
         self._sender.send_headers(stream, fields)
         return self.streams.open(stream)
 
     def end_stream(self, stream: Stream, trailers: Fields | None = None) -> None:
-        """End the stream once all its data is sent, by trailers if there are some."""
+        """End the stream after all its data is sent, by trailers if there are any."""
         if not stream.local_closed:
             stream.local_closed = True
             stream.trailers = None if trailers is None else list(trailers)
@@ -591,14 +592,14 @@ class Http2(Http2Receiver):
         self._sender.frame(FrameType.PING, 0, 0, bytes(8))
 
     def go_away(self, code: int = ErrorCode.NO_ERROR, reason: str = "") -> None:
-        """Send GOAWAY: no further streams are accepted, and those that are open go on."""
+        """Send GOAWAY: no more streams are accepted, and open streams continue."""
         self.goaway_sent = True
-        # A server opens no streams, so a client names stream 0 as the last one.
+        # A server opens no streams, so a client gives stream 0 as the last one.
         payload = struct.pack(">II", self.streams.last if not self._client else 0, code) + reason.encode()[:1000]
         self._sender.frame(FrameType.GOAWAY, 0, 0, payload)
 
     def acknowledge_data(self, stream: Stream, size: int) -> None:
-        """Give the peer the window again for bytes that were `deferred`."""
+        """Give the peer window again for bytes that were `deferred`."""
         stream.deferred -= size
         # `receive_data` raises the error for a window below 0. The caller here has served a request, and could not
         # handle it.
@@ -606,7 +607,7 @@ class Http2(Http2Receiver):
             self._send_window_update(stream)
 
     def connection_lost(self) -> None:
-        """Free what the streams hold, at once and without the garbage collector."""
+        """Free the memory of the streams at once, without the garbage collector."""
         for stream in list(self.streams.values()):
             self._forget(stream, reset=True)
             # A call and its stream refer to each other. Both would stay until the garbage collector runs, although

@@ -25,19 +25,19 @@ from bridge.core.transport.messages import PREFIX, pack_prefix
 
 __all__ = ["SMALL", "Http2Sender"]
 
-_DATA = FrameType.DATA  # which nearly each frame is
-# Packs a frame's header, and the prefix of the one message of gRPC in it.
+_DATA = FrameType.DATA  # the type of nearly all frames
+# Packs a frame's header, and the prefix of the only gRPC message in the frame.
 _pack_heads = struct.Struct(f"{FRAME.format}BI").pack
 # Every peer accepts a frame of this size. A limit of 256 KiB was tried: the copy saved nothing.
 SMALL = 16384
-"""Bytes that are sent from one piece of memory: the parts of what is larger must not change before they are sent."""
+"""Up to this many bytes are sent from one piece of memory. The parts of larger data must not change before sending."""
 
 
 class Http2Sender:
-    """Frames what one end of a connection sends, as far as the peer's flow-control windows allow.
+    """Frames the bytes that one end of a connection sends, as far as the peer's flow-control windows allow.
 
     Args:
-        outgoing: Where to append what is to be sent.
+        outgoing: The list to append bytes to send to.
     """
 
     def __init__(self, outgoing: list[bytes | memoryview]) -> None:
@@ -48,9 +48,9 @@ class Http2Sender:
         self._max_frame_size = MIN_FRAME_SIZE
         self._waiting: set[Stream] = set()
         self.widened = False
-        """True if streams that wait may go on: `take_widened` returns them."""
-        # No stream is wider than this beyond the initial window. With it `on_settings` seldom needs a loop over all
-        # streams: a peer may send many SETTINGS frames.
+        """True if waiting streams may continue: `take_widened` returns them."""
+        # The most that any stream's window exceeds the initial window. With it `on_settings` seldom needs a loop over
+        # all streams: a peer may send many SETTINGS frames.
         self._widest = 0
 
     def frame(self, kind: int, flags: int, number: int, payload: bytes = b"") -> None:
@@ -58,10 +58,10 @@ class Http2Sender:
         self.outgoing.append(pack_frame(kind, flags, number, payload))
 
     def send_headers(self, stream: Stream, fields: Fields, *, end_stream: bool = False) -> None:
-        """Send header fields. Raises ValueError where they are too many for a frame; nothing is sent then."""
+        """Send header fields. Raises ValueError, and sends nothing, if they do not fit a frame."""
         fields = list(fields)
-        # Without Huffman codes a field takes at most 12 bytes beside its text. The size is checked before the encoder
-        # runs: a block that is encoded but not sent would leave the peer's compression table behind.
+        # Without Huffman codes a field takes at most 12 bytes besides its text. The size is checked before the encoder
+        # runs: a block that is encoded but not sent would make the peer's compression table differ from ours.
         size = sum(len(name) + len(value) + 12 for name, value in fields)
         if size > self._max_frame_size:
             raise ValueError(f"expected metadata of less than {self._max_frame_size} bytes, got {size}")
@@ -69,26 +69,26 @@ class Http2Sender:
         self.frame(FrameType.HEADERS, flags, stream.number, self._headers.pack(fields))
 
     def send_data(self, stream: Stream, parts: list[bytes | memoryview], size: int) -> None:
-        """Send `size` bytes; those for which the peer has no window stay `pending`. After the stream's end: nothing."""
+        """Send `size` bytes. Bytes without a window stay `pending`. After the stream's end nothing is sent."""
         if stream.local_closed:
             return
-        if size <= SMALL:  # which every peer takes in a frame
+        if size <= SMALL:  # every peer accepts it in one frame
             # A small frame is joined to one piece of memory, which the socket takes by one `send`.
             if size <= self._window and size <= self._initial_window + stream.send_window and not stream.pending:
                 self._window -= size
                 stream.send_window -= size
                 self.outgoing.append(b"".join((FRAME.pack(0, size, _DATA, 0, stream.number), *parts)))
                 return
-            # Copied, as the caller may change its arrays before the peer gives a window again.
+            # Copied, because the caller may change its arrays before the peer gives more window.
             parts = [b"".join(parts)]
         stream.pending.extend(memoryview(part) for part in parts if len(part))
         self._waiting.add(stream)
         self.send_pending(stream)
 
     def send_grpc_message(self, stream: Stream, parts: list[bytes | memoryview], size: int) -> None:
-        """Send a message of gRPC of `size` bytes, not compressed; as `send_data`."""
+        """Send an uncompressed gRPC message of `size` bytes; see `send_data`."""
         whole = size + PREFIX
-        # As there, with both headers packed at once: this is what nearly each step sends.
+        # As in `send_data`, but with both headers packed at once: this is the path of nearly each step.
         fits = whole <= SMALL and whole <= self._window and whole <= self._initial_window + stream.send_window
         if fits and not stream.pending and not stream.local_closed:
             self._window -= whole
@@ -98,11 +98,11 @@ class Http2Sender:
             self.send_data(stream, [pack_prefix(0, size), *parts], whole)
 
     def send_pending(self, stream: Stream) -> bool:
-        """Send pending data as far as the peer's windows allow; return True if that has ended the stream."""
+        """Send pending data as far as the peer's windows allow; return True if that ended the stream."""
         pending = stream.pending
         while pending:
             window = min(self._window, self._initial_window + stream.send_window, self._max_frame_size)
-            # It is below 0 if the peer's settings have made windows smaller since (RFC 9113, 6.9.2).
+            # Below 0 if the peer's settings have made windows smaller since (RFC 9113, 6.9.2).
             if window <= 0:
                 return False
             parts, size = [], 0
@@ -127,7 +127,7 @@ class Http2Sender:
         if trailers:
             self.send_headers(stream, trailers, end_stream=True)
         else:
-            # All data was sent already, without the flag. An empty frame needs no window.
+            # All data was sent before, without the flag. An empty frame needs no window.
             self.frame(FrameType.DATA, Flag.END_STREAM, stream.number)
         return True
 
@@ -147,16 +147,16 @@ class Http2Sender:
     # The peer's windows
 
     def on_settings(self, payload: bytes, streams: Collection[Stream]) -> None:
-        """Note the peer's settings, of valid values, and acknowledge them. `streams`: all that are open."""
+        """Apply the peer's settings, which have valid values, and acknowledge them. `streams`: all open streams."""
         for key, value in struct.iter_unpack(">HI", payload):
             if key == Setting.INITIAL_WINDOW_SIZE:
                 # A stream's window is relative to this one, so that no loop over all streams is needed.
                 if value + self._widest > MAX_WINDOW:
-                    # Streams that were widened may have ended, or have used their windows, since.
+                    # Streams with wider windows may have ended, or have used their windows, since.
                     self._widest = max((stream.send_window for stream in streams), default=0)
                 if value + self._widest > MAX_WINDOW:
                     raise Http2Error("a stream's window is wider than HTTP/2 allows", ErrorCode.FLOW_CONTROL_ERROR)
-                # Waiting streams are tried once all received frames are read: see `Http2Receiver.receive_data`.
+                # Waiting streams are tried after all received frames are read: see `Http2Receiver.receive_data`.
                 self.widened = self.widened or value > self._initial_window
                 self._initial_window = value
             elif key == Setting.MAX_FRAME_SIZE:
@@ -166,7 +166,7 @@ class Http2Sender:
         self.frame(FrameType.SETTINGS, Flag.ACK, 0)
 
     def on_window_update(self, stream: Stream | None, more: int) -> None:
-        """Note a wider window of a stream, or of the connection where `stream` is None."""
+        """Widen the window of a stream, or of the connection if `stream` is None."""
         if stream is None:
             self._window += more
             if self._window > MAX_WINDOW:
@@ -179,7 +179,7 @@ class Http2Sender:
         self._widest = max(self._widest, stream.send_window)
 
     def take_widened(self) -> list[Stream]:
-        """Return the streams with pending data, to try again now that a window that they share is wider."""
+        """Return the streams with pending data, to try again because a window that they share is wider."""
         self.widened = False
-        # Copied, as sending removes streams from the set. Without a window of the connection none can send.
+        # Copied, because sending removes streams from the set. Without window of the connection none can send.
         return list(self._waiting) if self._window > 0 else []

@@ -1,8 +1,8 @@
-"""HTTP proxies of the environment: which one leads to a server, and the tunnel through it.
+"""HTTP proxies from environment variables: choose the proxy for a server, and open the tunnel through it.
 
-`http_proxy`, `https_proxy` and `no_proxy` are read as `curl` and `urllib` read them, in capitals too; `no_proxy` may
-also hold networks, such as `10.0.0.0/8`. What runs on this machine is never reached through a proxy, which would look
-for it on its own loopback.
+`http_proxy`, `https_proxy` and `no_proxy` are read as `curl` and `urllib` read them, also in capitals; `no_proxy` may
+also contain networks, such as `10.0.0.0/8`. A server on this machine is never reached through a proxy, because the
+proxy would look for it on its own loopback.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = [
 
 _DEFAULT_PORT = 80
 _MAX_HEAD = 1 << 16
-# Seconds that the look-up of a name may take. Behind a proxy there may be no name server, and nobody who answers.
+# Seconds that the look-up of a name may take. Behind a proxy there may be no name server that answers.
 _LOOK_UP_TIMEOUT = 2.0
-# A proxy's statuses for a server behind it that is not there.
+# A proxy's statuses if the server behind it is down.
 _UNAVAILABLE = (502, 503, 504)
 
 
 class ProxyError(OSError):
-    """A proxy cannot be used, or does not reach the server; `unavailable` says that the server may still come."""
+    """A proxy cannot be used, or does not reach the server; `unavailable` is true if the server may start later."""
 
     def __init__(self, reason: str, *, unavailable: bool = False) -> None:
         super().__init__(reason)
@@ -59,28 +59,28 @@ class HttpProxy:
     port: int
     """Its port."""
     variable: str
-    """The environment variable, or the setting of the system, that names it."""
+    """The environment variable, or the system's setting, that names the proxy."""
     user: str | None = dataclasses.field(default=None, repr=False)
-    """The user and the password for it, `user:password`; None: it asks for none."""
+    """The user and the password for the proxy, `user:password`; None: it needs none."""
 
     @property
     def authority(self) -> str:
-        """Its host and port, as messages show them."""
+        """The proxy's host and port, as messages show them."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def note(self) -> str:
-        """The end of an error's text: which proxy led to the server, and how to do without."""
+        """The end of an error's text: the proxy that was used, and how to bypass it."""
         return f" (through the proxy {self.authority} of {self.variable}; no_proxy names servers reached without it)"
 
 
 def find_proxy(host: str, port: int, kinds: Iterable[str]) -> HttpProxy | None:
-    """Return the proxy that leads to a server; None: it is reached without one.
+    """Return the proxy for a server; None: it is reached without one.
 
     Args:
         host: The server's host.
-        port: Its port.
-        kinds: Which variables to look at, the first that is set counts: `http` for `http_proxy`.
+        port: The server's port.
+        kinds: The variables to read, in order; the first that is set counts. `http` stands for `http_proxy`.
 
     Raises:
         SettingError: The variable does not hold the URL of an HTTP proxy.
@@ -105,17 +105,17 @@ def find_proxy(host: str, port: int, kinds: Iterable[str]) -> HttpProxy | None:
 
 
 def find_grpc_proxy(host: str, port: int) -> HttpProxy | None:
-    """Return the proxy that grpcio is to use, as `find_proxy`: by gRPC's own rule, whether there is TLS or not.
+    """Return the proxy that grpcio should use, as `find_proxy`: by gRPC's own rule, with or without TLS.
 
-    A Unix socket has no host, and is reached without one.
+    A Unix socket has no host, and is reached without a proxy.
     """
     return find_proxy(host, port, ("grpc", "https", "http")) if host else None
 
 
 def grpc_options(proxy: HttpProxy | None) -> dict[str, Any]:
-    """Return the options of a channel of grpcio that goes through a proxy, or through none.
+    """Return the options of a grpcio channel that uses the given proxy, or none.
 
-    Left alone, grpcio would go to the proxy also for loopback, and it does not know `NO_PROXY` in capitals.
+    Without them, grpcio would use the proxy also for loopback, and it does not read `NO_PROXY` in capitals.
     """
     if proxy is None:
         return {"grpc.enable_http_proxy": 0}
@@ -128,14 +128,14 @@ def connect_tcp(host: str, port: int, timeout: float, proxy: HttpProxy | None = 
     """Return a blocking socket that is connected to a server, directly or through a proxy.
 
     Args:
-        host: The server's host, which a proxy looks up.
-        port: Its port.
-        timeout: Seconds for all of it; the socket keeps it as its timeout.
-        proxy: The proxy.
+        host: The server's host, which the proxy looks up if there is one.
+        port: The server's port.
+        timeout: Seconds for the whole connection; the socket keeps it as its timeout.
+        proxy: The proxy; None: connect directly.
 
     Raises:
         ProxyError: The proxy cannot be reached, or refuses.
-        TimeoutError: It did not answer in time.
+        TimeoutError: The proxy or the server did not answer in time.
         OSError: Without a proxy: as `socket.create_connection`.
     """
     if proxy is None:
@@ -157,21 +157,21 @@ def connect_tcp(host: str, port: int, timeout: float, proxy: HttpProxy | None = 
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Return whether an attempt to connect failed because the server may only not be up yet."""
+    """True if an attempt to connect failed, but may succeed when the server has started."""
     if isinstance(error, ProxyError):
         return error.unavailable
     return isinstance(error, (ConnectionRefusedError, socket.gaierror))
 
 
 def _open_tunnel(sock: socket.socket, host: str, port: int, proxy: HttpProxy, deadline: float) -> None:
-    """Connect a socket to a server through a proxy. Raises ProxyError where it refuses."""
+    """Connect a socket to a server through a proxy. Raises ProxyError if the proxy refuses."""
     target = f"[{host}]:{port}" if ":" in host else f"{host.encode('idna').decode()}:{port}"
     lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}"]
     if proxy.user is not None:
         lines.append(f"Proxy-Authorization: Basic {base64.b64encode(proxy.user.encode()).decode()}")
     sock.sendall("\r\n".join([*lines, "", ""]).encode())
     head = b""
-    # One byte at a time: what follows the head belongs to the server, and to whoever uses the socket then.
+    # One byte at a time: the bytes after the head are the server's, and are read by the socket's next user.
     while not head.endswith(b"\r\n\r\n"):
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         try:
@@ -194,7 +194,7 @@ class ProxyHandler(urllib.request.ProxyHandler):
     """The proxies of the environment for `urllib`, with the exceptions of `find_proxy`, also after a redirection."""
 
     def proxy_open(self, req: urllib.request.Request, proxy: str, type: str) -> Any:
-        """Send a request by its proxy, or leave it to the handlers of direct connections."""
+        """Send a request through its proxy, or leave it to the handlers of direct connections."""
         parts = urlsplit(f"//{req.host}")
         default = 443 if type == "https" else _DEFAULT_PORT
         if _is_exempt(parts.hostname or "", default if parts.port is None else parts.port):
@@ -203,12 +203,12 @@ class ProxyHandler(urllib.request.ProxyHandler):
 
 
 def _is_exempt(host: str, port: int) -> bool:
-    """Return whether a server is reached without a proxy, because it is on this machine or in `no_proxy`."""
+    """True if a server is reached without a proxy, because it is on this machine or in `no_proxy`."""
     address = _ip_address(host)
     if address is None:
         if host == "localhost" or host.endswith(".localhost"):
             return True
-    elif address.is_loopback or address.is_unspecified:  # to connect to 0.0.0.0 is to connect to this machine
+    elif address.is_loopback or address.is_unspecified:  # connecting to 0.0.0.0 connects to this machine
         return True
     at = f"[{host}]:{port}" if address is not None and address.version == 6 else f"{host}:{port}"
     if urllib.request.proxy_bypass(at):
@@ -219,7 +219,7 @@ def _is_exempt(host: str, port: int) -> bool:
 
 
 def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return a host as an address, an IPv4 address within an IPv6 one as itself; None: it is a name."""
+    """Return a host as an IP address, IPv4 if it is mapped into IPv6; None: it is a name."""
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host.partition("%")[0])
         mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
@@ -228,7 +228,7 @@ def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 def _is_listed(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
-    """Return whether `no_proxy` has an address, or a network that it is in, of which `urllib` knows nothing."""
+    """True if `no_proxy` contains an address or its network. `urllib` does not support networks."""
     for part in urllib.request.getproxies().get("no", "").split(","):
         with contextlib.suppress(ValueError):
             if address in ipaddress.ip_network(part.strip().strip("[]"), strict=False):
@@ -238,7 +238,7 @@ def _is_listed(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _is_name_of_loopback(host: str) -> bool:
-    """Return whether a name stands for loopback alone, as this machine's own may; False if nobody knows it in time."""
+    """True if a name resolves to loopback only, as this machine's own may; False if the look-up takes too long."""
     found: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
 
     def look_up() -> None:

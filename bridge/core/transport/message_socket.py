@@ -1,4 +1,4 @@
-"""A WebSocket to a server of another protocol, by blocking calls."""
+"""A blocking WebSocket client for servers of another protocol."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ __all__ = ["MessageSocket"]
 
 _log = SafeLog(__name__)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
-# Bytes of a request that a connection without any other holds, whether its server reads or not.
+# Bytes of a request that a connection without another limit buffers, whether its server reads or not.
 _HELD = 1 << 14
 
 
 class MessageSocket:
-    """One connection at a time, made by `connect`; the token of the address is shown as Bearer.
+    """One connection at a time, made by `connect`. The token of the address is sent as a Bearer token.
 
     Args:
-        address: The server's, `ws://` or `wss://`.
+        address: The server's address, `ws://` or `wss://`.
         path: The path of the request, with its leading slash.
         url: The URL for errors.
-        server: What the server is, for errors: "policy server".
-        hint: The remedy where there is no server, for errors.
+        server: A name for the server's kind, for errors: "policy server".
+        hint: What to do if there is no server, for errors.
         timeout: Seconds for the handshake, and for each answer.
         max_message_bytes: The largest answer.
-        proxied: True to use the proxies that the environment variables name; a server of this machine needs none.
+        proxied: True to use the proxies of the environment variables. A server on this machine needs none.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class MessageSocket:
 
     @property
     def connected(self) -> bool:
-        """True if there is a connection, which may have been lost since."""
+        """True if a connection was made; it may have been lost since."""
         return self._connection is not None
 
     def connect(self) -> None:
@@ -80,18 +80,18 @@ class MessageSocket:
 
         Raises:
             ConnectError: There is no server.
-            RefusedError: It answers with an HTTP status.
-            RemoteTimeoutError: There is no handshake within `timeout`.
-            PeerError: It speaks no WebSocket.
-            SettingError: A variable of the environment names a proxy that is none.
+            RefusedError: The server answers with an HTTP status.
+            RemoteTimeoutError: The handshake takes longer than `timeout`.
+            PeerError: The server does not speak WebSocket.
+            SettingError: An environment variable for proxies has an invalid value.
         """
         address, token, plain = self._address, shown_token(self._address), None
-        # As a client of HTTP: `https_proxy` is for servers with TLS.
+        # As for HTTP: `https_proxy` is for servers with TLS.
         kind = "https" if address.tls else "http"
         proxy = find_proxy(address.host, address.port, [kind]) if self._proxied else None
         self._note = "" if proxy is None else proxy.note
         try:
-            # Given a socket, `websockets` looks for no proxy itself. Its versions have different rules for them.
+            # Given a socket, `websockets` looks for no proxy itself. Its versions have different rules for proxies.
             plain = connect_tcp(address.host, address.port, self._timeout, proxy)
             opening = connect(
                 f"{address.scheme}://{address.target}{self._path}",
@@ -104,27 +104,27 @@ class MessageSocket:
                 close_timeout=1.0,
                 max_size=self._most,
                 logger=LOGGER,
-                # A server that computes in its event loop answers no ping meanwhile. `timeout` says how long it may.
+                # A server that computes in its event loop answers no ping meanwhile. `timeout` limits how long it may.
                 **without_ping_timeout(connect),
             )
             self._connection = self._open.enter_context(opening)  # newer versions of `websockets` connect here
-        except BaseException as error:  # Ctrl-C too: nobody else holds the socket
+        except BaseException as error:  # Ctrl-C too: nothing else holds the socket
             if plain is not None:
                 plain.close()
             raise self._refused(error) from None
-        # A server that pings without end and reads nothing stops the thread of `websockets` in `send`, with the lock
-        # that each call here waits for. Linux ends such a connection.
+        # If a server sends endless pings and reads nothing, the thread of `websockets` blocks in `send`, with the lock
+        # that each call here needs. Linux ends such a connection.
         end_if_unreachable(self._connection.socket, self._timeout)
 
     def _refused(self, error: BaseException) -> BaseException:
-        """Return what is raised where the handshake raised."""
+        """Return the exception to raise for an error of the handshake."""
         note = self._note
         if isinstance(error, InvalidStatus):
             status = error.response.status_code
             if status in (401, 403):
                 text = f"the answer has the HTTP status {status}; give the server's token={note}"
                 return RefusedError(self._url, text, Code.UNAUTHENTICATED)
-            if status in (502, 504):  # a gateway's: the server behind it is away
+            if status in (502, 504):  # from a gateway: the server behind it is down
                 text = f"no {self._server}: a gateway answered with the HTTP status {status}{note}"
                 return ConnectError(self._url, text, unavailable=True)
             code = Code.UNAVAILABLE if status == 503 else Code.UNKNOWN
@@ -132,8 +132,8 @@ class MessageSocket:
         # Checked before OSError, of which it is a subclass.
         if isinstance(error, TimeoutError):
             return RemoteTimeoutError(self._url, f"no handshake within {self._timeout:g} s{note}")
-        # If the server closes during the handshake, `websockets` raises an error of its own with this cause. So it does
-        # where a server refuses the client's certificate by TLS 1.3.
+        # If the server closes during the handshake, `websockets` raises its own error with this cause. It does the same
+        # if a server refuses the client's certificate in TLS 1.3.
         if isinstance(error, (OSError, EOFError)) or isinstance(error.__cause__, (OSError, EOFError)):
             hint = "" if isinstance(error, ProxyError) else self._hint
             text = f"no {self._server}: {error.__cause__ or error}{hint}{note}"
@@ -143,15 +143,15 @@ class MessageSocket:
         return error
 
     def ask(self, message: str | bytes, answer: str) -> str | bytes:
-        """Send a message, after connecting where there is no connection; return the next one.
+        """Send a message and return the next one; connect first if there is no connection.
 
-        Raises as `connect` and `receive`; RemoteTimeoutError also where the server does not read the message.
+        Raises as `connect` and `receive`; also RemoteTimeoutError if the server does not read the message.
         """
         if self._connection is None:
             self.connect()
         assert self._connection is not None
-        # `websockets` sends without a deadline, and a server that reads nothing would be waited for without end. Of an
-        # SSLSocket it is the plain method: its own would let the rest be sent unencrypted.
+        # `websockets` sends without a deadline, so a server that reads nothing would block the call for ever. For an
+        # SSLSocket the plain socket's method is called: its own would let the rest be sent unencrypted.
         given_up, sock = threading.Event(), self._connection.socket
 
         def give_up() -> None:
@@ -180,8 +180,8 @@ class MessageSocket:
 
         Raises:
             ConnectionLostError: The connection is closed.
-            RemoteTimeoutError: There is none within `timeout`.
-            RefusedError, PeerError: The message, or this one's answer, is too large for its receiver.
+            RemoteTimeoutError: No message came within `timeout`.
+            RefusedError, PeerError: The request or the answer is too large for its receiver.
         """
         assert self._connection is not None
         try:
@@ -194,7 +194,7 @@ class MessageSocket:
     def _lost(self, error: ConnectionClosed) -> RemoteError:
         self.close()  # the next request connects again, whatever ended this connection
         received, sent = error.rcvd, error.sent
-        # A close frame is answered by one with the same code, so only the first of the two says who got too much.
+        # A close frame is answered with the same code, so only the first of the two says which message was too large.
         if received is not None and received.code == CloseCode.MESSAGE_TOO_BIG and error.rcvd_then_sent is not False:
             return RefusedError(self._url, "the request is larger than the server takes", Code.RESOURCE_EXHAUSTED)
         if sent is not None and sent.code == CloseCode.MESSAGE_TOO_BIG:
@@ -202,18 +202,18 @@ class MessageSocket:
         return ConnectionLostError(self._url, f"the {self._server} closed the connection: {error}")
 
     def persist(self, call: Callable[[], Any], seconds: float) -> Any:
-        """Return what a call returns, which is made again where the server is away or was lost meanwhile.
+        """Call a function again while the server is down or the connection is lost; return its result.
 
         Args:
-            call: Connects where there is no connection, and asks.
-            seconds: How long it is tried.
+            call: Connects if there is no connection, and sends a request.
+            seconds: How long to try.
         """
         end, pause = time.monotonic() + seconds, _FIRST_PAUSE
         while True:
             try:
                 return call()
             except (ConnectError, ConnectionLostError) as error:
-                # Whom TLS refuses, or a program that is no such server, is not there any sooner for being asked again.
+                # Trying again does not help against a refusal by TLS, or a program that is no such server.
                 lasting = isinstance(error, ConnectError) and not error.unavailable
                 if lasting or time.monotonic() + pause > end:
                     raise
@@ -222,14 +222,14 @@ class MessageSocket:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             except BaseException as error:
-                if not isinstance(error, RefusedError):  # then the server is well; the next request may be another
+                if not isinstance(error, RefusedError):  # otherwise the server is well, and may accept the next request
                     self.close()  # a late answer must never be taken for that of a later request
                 raise
 
     def close(self) -> None:
-        """Close the connection, where there is one."""
+        """Close the connection, if there is one."""
         self._connection = None
-        if not sys.is_finalizing():  # else the connection's thread is frozen: closing would wait for it for ever
+        if not sys.is_finalizing():  # else the connection's thread is frozen, and closing would wait for it for ever
             self._open.close()
 
     def __del__(self) -> None:

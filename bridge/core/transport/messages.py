@@ -1,7 +1,7 @@
 """gRPC's length-prefixed messages in the bytes of an HTTP/2 stream, and their compression.
 
-Memory is taken, and admitted, for bytes that have come, never for bytes that a prefix announces. They are compressed by
-gzip of the standard library, or by zstd (extra `zstd`), which is several times faster.
+Memory is allocated, and admitted, for bytes that have arrived, never for bytes that a prefix announces. Messages are
+compressed with gzip from the standard library, or with zstd (extra `zstd`), which is several times faster.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ __all__ = [
 ]
 
 Compression: TypeAlias = Literal["zstd", "gzip"]
-"""How answers are compressed, by the name that gRPC has for it."""
+"""The compression of answers, by gRPC's name."""
 WORTHWHILE = 1024
-"""Bytes of a message from which on it is compressed."""
+"""The smallest size in bytes of a message that is compressed."""
 _LEVEL = 1
-# The largest window of zstd, as a power of two: what one message may have the reader keep in memory. 8 MiB are what
-# RFC 8878 asks every reader to support.
+# The largest window of zstd, as a power of two: the memory that the reader needs for one message. RFC 8878 asks every
+# reader to support 8 MiB.
 _WINDOW_LOG = 23
 _PIECE = 1 << 20
 
 
 @functools.cache
 def _zstd() -> Any | None:
-    """Return the module of zstd, or None where there is none."""
+    """Return the zstd module; None: it is not installed."""
     name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
     try:
         return importlib.import_module(name)
@@ -58,15 +58,15 @@ def _zstd() -> Any | None:
 
 
 def encodings() -> tuple[str, ...]:
-    """Return what messages can be compressed with here, by gRPC's names."""
+    """Return the compressions that this machine supports, by gRPC's names."""
     return ("deflate", "gzip") if _zstd() is None else ("deflate", "gzip", "zstd")
 
 
 def checked_compression(value: Any) -> Compression | None:
-    """Return a setting of compression.
+    """Return a valid `compression` setting.
 
     Raises:
-        SettingError: There is none of that name, or its library is not installed.
+        SettingError: The compression is unknown, or its library is not installed.
     """
     if value is None:
         return None
@@ -78,11 +78,11 @@ def checked_compression(value: Any) -> Compression | None:
 
 
 def compress(encoding: str, parts: Sequence[bytes | memoryview]) -> bytes:
-    """Return the parts of a message compressed, without its prefix.
+    """Return the parts of a message compressed, without the prefix.
 
     Args:
         encoding: One of `Compression`.
-        parts: Contiguous.
+        parts: The parts, each contiguous in memory.
     """
     zstd = _zstd() if encoding == "zstd" else None
     wbits = zlib.MAX_WBITS | 16  # 16: gzip's header and trailer
@@ -91,7 +91,7 @@ def compress(encoding: str, parts: Sequence[bytes | memoryview]) -> bytes:
 
 
 class Inflater:
-    """Decompresses one message in pieces: gzip, zlib's own format, which gRPC calls deflate, or one frame of zstd.
+    """Decompresses one message in pieces: gzip, zlib's own format (gRPC calls it deflate), or one frame of zstd.
 
     Args:
         encoding: One of `encodings`.
@@ -99,7 +99,7 @@ class Inflater:
 
     def __init__(self, encoding: str) -> None:
         self._rest = memoryview(b"")
-        self._inner: Any = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: gzip or zlib, by how the data begins
+        self._inner: Any = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: gzip or zlib, told from the first bytes
         if encoding == "zstd" and (zstd := _zstd()) is not None:
             self._inner = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: _WINDOW_LOG})
 
@@ -109,15 +109,16 @@ class Inflater:
         return bool(self._inner.eof)
 
     def take(self, data: bytes | bytearray, most: int) -> bytes:
-        """Return at most `most` further bytes; `data` is the whole message at first, and empty after that.
+        """Return at most `most` more bytes. `data` is the whole message in the first call, and empty in later calls.
 
-        Raises an exception of the library where the data cannot be read.
+        Raises an exception of the library if the data cannot be read.
         """
         if data:
             self._rest = memoryview(data)
         parts: list[bytes] = []
         while most and not self.eof:
-            # zlib hands back a copy of what it has not looked at: for each MiB all of a message, were it given as one.
+            # zlib returns a copy of the input that it has not read. If all of a message were passed at once, it would
+            # be copied for each MiB.
             piece = getattr(self._inner, "unconsumed_tail", b"")
             if not piece:
                 piece, self._rest = self._rest[:_PIECE], self._rest[_PIECE:]
@@ -131,18 +132,18 @@ class Inflater:
 PREFIX = 5
 """Bytes before each message: whether it is compressed, and its length."""
 LARGE = 65536
-"""Bytes of a message from which on it is received into memory that was admitted for it, as a bytearray."""
-# Of a peer that is trusted: the largest message for which memory is taken at once, when the first of it has come.
+"""The size of a message from which on it is received into memory that was admitted for it, as a bytearray."""
+# For a trusted peer: the largest message whose memory is allocated at once when its first part has arrived.
 _AT_ONCE = 1 << 26
 _HEAD = struct.Struct(">BI")
 _unpack_prefix = _HEAD.unpack_from
 pack_prefix = _HEAD.pack
-"""Packs a prefix: 1 where the message is compressed, else 0; and the message's length."""
+"""Packs a prefix: 1 if the message is compressed, else 0; and the message's length."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TooLarge:
-    """A message is longer than it may be; nothing more is read from the stream."""
+    """A message is longer than allowed; nothing more is read from the stream."""
 
     size: int
 
@@ -156,19 +157,19 @@ class MalformedMessage:
 
 @dataclasses.dataclass(frozen=True)
 class CompressedMessage:
-    """A message that came compressed: a bytearray where it was admitted as a large one, else bytes."""
+    """A message that arrived compressed: a bytearray if it was admitted as a large one, else bytes."""
 
     data: bytes | bytearray
 
 
 class RefusedMessage(bytes):
-    """Stands for a message that was not admitted and whose bytes were dropped: empty, with the reason."""
+    """Replaces a message that was not admitted and whose bytes were dropped: empty, with the reason."""
 
     error: RequestError
 
     @classmethod
     def of(cls, error: RequestError) -> RefusedMessage:
-        """Return one with this reason."""
+        """Return an empty message with this reason."""
         message = cls()
         message.error = error
         return message
@@ -178,9 +179,9 @@ class MessageReader:
     """Splits the bytes of one stream into messages: events of type bytes, or bytearray for large ones.
 
     Args:
-        max_message_bytes: The largest message to take.
-        admit: Called with a number of bytes before memory is taken for them, and with its negative where their message
-            will not be complete; where it raises RequestError, a `RefusedMessage` comes in its place.
+        max_message_bytes: The largest message to accept.
+        admit: Called with a number of bytes before memory is allocated for them, and with the negative number if their
+            message will not be completed. If it raises RequestError, a `RefusedMessage` takes the message's place.
             Small messages are not counted. None: the peer is trusted.
     """
 
@@ -188,7 +189,7 @@ class MessageReader:
 
     def __init__(self, max_message_bytes: int, admit: Callable[[int], None] | None = None) -> None:
         self._max = max_message_bytes
-        # A large message of a peer that is not trusted is copied only once memory is admitted for it.
+        # A large message of an untrusted peer is copied only after memory is admitted for it.
         self._most_at_once = max_message_bytes if admit is None else min(max_message_bytes, LARGE)
         self._admit = admit
         self._prefix = b""
@@ -200,17 +201,17 @@ class MessageReader:
 
     @property
     def receives_large(self) -> bool:
-        """True if most of a large message is to come, whatever the size of the frames that it comes in."""
+        """True if most bytes of a large message are still missing, whatever the size of their frames."""
         return self._size - self._have >= MIN_FRAME_SIZE and (self._body is not None or self._refused is not None)
 
     def receive_data(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:
-        """Take `data[start:stop]`; add the messages that it completes to `events`."""
+        """Read `data[start:stop]`; append the messages that it completes to `events`."""
         if self._body is None and not self._prefix and self._refused is None:
-            # One whole message, as nearly all frames are.
+            # One whole message: the usual case.
             size = stop - start - PREFIX
             if 0 <= size <= self._most_at_once and _unpack_prefix(data, start) == (0, size):
                 begin = start + PREFIX
-                # Arrays over a bytearray are writable: large observations are then handed out without a copy.
+                # Arrays over a bytearray are writable, so that large observations can be returned without a copy.
                 message = data[begin:stop] if size <= LARGE else bytearray(memoryview(data)[begin:stop])
                 events.append((stream, message))
                 return
@@ -218,7 +219,7 @@ class MessageReader:
 
     def _split(self, stream: Stream, data: bytes, start: int, stop: int, events: list[Any]) -> None:
         while start < stop:
-            # Skip the bytes of a refused message: the prefix of the next one follows them.
+            # Skip the bytes of a refused message: the prefix of the next message follows them.
             if self._refused is not None:
                 start += self._skip(stream, stop - start, events)
                 continue
@@ -239,7 +240,7 @@ class MessageReader:
             self.buffer_updated(stream, count, events)
 
     def _begin(self, stream: Stream, events: list[Any]) -> bool:
-        """Begin the message that a prefix announces; return whether the stream goes on."""
+        """Begin the message that a prefix announces; return False if nothing more is read from the stream."""
         flag, size = _HEAD.unpack(self._prefix)
         self._prefix = b""
         if flag > 1:
@@ -258,24 +259,24 @@ class MessageReader:
         return False
 
     def _grow(self, count: int) -> bool:
-        """Take memory for `count` more bytes; return False where they are not admitted."""
+        """Allocate memory for `count` more bytes; return False if they are not admitted."""
         body = self._body
         if body is None:
             return False
         more = self._have + count - len(body)
         if more <= 0:
             return True
-        if self._size > LARGE:  # at most as much again as came, so that few steps are needed
+        if self._size > LARGE:  # at most as much again as arrived, so that few steps are needed
             rest = self._size - len(body)
             more = min(max(more, len(body)), rest)
             if self._admit is None:
-                # Take all of the rest at once: each further step copies what came before.
+                # Allocate all of the rest at once: each step copies the bytes so far.
                 more = rest if self._have >= LARGE and self._size <= _AT_ONCE else more
             else:
                 try:
                     self._admit(more)
                 except RequestError as error:
-                    # `close` forgets both, and gives back what was admitted so far.
+                    # `close` resets both, and gives back the bytes admitted so far.
                     missing = self._size - self._have
                     self.close()
                     self._refused, self._size, self._have = RefusedMessage.of(error), missing, 0
@@ -285,7 +286,7 @@ class MessageReader:
         return True
 
     def _skip(self, stream: Stream, count: int, events: list[Any]) -> int:
-        """Drop bytes of a message that was refused; return how many."""
+        """Drop bytes of a refused message; return how many."""
         count = min(count, self._size - self._have)
         self._have += count
         if self._have == self._size:
@@ -295,7 +296,7 @@ class MessageReader:
         return count
 
     def get_buffer(self) -> memoryview | None:
-        """Return where the next bytes of a large message go; None: to `receive_data`."""
+        """Return the memory for the next bytes of a large message; None: pass them to `receive_data`."""
         if self._body is None or self._have < LARGE or not self._grow(min(LARGE, self._size - self._have)):
             return None
         return memoryview(self._body)[self._have :]
@@ -311,13 +312,13 @@ class MessageReader:
         events.append((stream, CompressedMessage(message) if self._compressed else message))
 
     def end(self, stream: Stream, events: list[Any]) -> None:
-        """Note that the stream has ended: in the midst of a message, that is an event of its own."""
+        """Note that the stream has ended. In the middle of a message, that is an event of its own."""
         if self._body is not None or self._prefix or self._refused is not None:
             events.append((stream, MalformedMessage("the stream ended in the midst of a message")))
         self.close()
 
     def close(self) -> None:
-        """Give up a message that has begun."""
+        """Drop an incomplete message."""
         body, self._body = self._body, None
         self._prefix, self._refused = b"", None
         if body is not None and self._size > LARGE and self._admit is not None:

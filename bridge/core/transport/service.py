@@ -1,4 +1,4 @@
-"""The gRPC service and the metadata that both ends must agree on; what to do where no service answers."""
+"""The gRPC service and the metadata that both ends must agree on; remedies for errors of connecting."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from bridge.errors import Code
 __all__ = ["HELLO", "METHOD", "ROOM", "SERVICE", "code_of_status", "is_absent", "is_stopping", "remedy"]
 
 SERVICE = "dm_env_rpc.v1.Environment"
-"""The public service, whose one method is a bidirectional stream."""
+"""The public service. Its only method is a bidirectional stream."""
 
 ROOM = "gymnasium_bridge.Room"
-"""Named in a health check, it asks whether a server takes a further client: gRPC has no word for a full server."""
+"""The service name of health checks that ask if a server accepts another client. gRPC has no status for "full"."""
 
 METHOD = "Process"
-"""The one method."""
+"""The name of the method."""
 
 HELLO = "gymnasium-bridge"
-"""The key of the response metadata by which a client knows a server of this package, and its version."""
+"""The key of the response metadata by which a client recognises a server of this package, and its version."""
 
-# As gRPC maps the status of an answer without a grpc-status, and those of WebSocket's handshakes besides. Such answers
-# come from proxies: 502 to 504 where no server is behind.
+# gRPC's mapping for the HTTP status of an answer without a grpc-status, extended for WebSocket handshakes. Such answers
+# come from proxies: 502 to 504 if there is no server behind them.
 _BY_HTTP_STATUS = {
     http.HTTPStatus.BAD_REQUEST: Code.INTERNAL,
     http.HTTPStatus.UNAUTHORIZED: Code.UNAUTHENTICATED,
     http.HTTPStatus.FORBIDDEN: Code.PERMISSION_DENIED,
-    http.HTTPStatus.MISDIRECTED_REQUEST: Code.PERMISSION_DENIED,  # our server, for a Host that it does not know
+    http.HTTPStatus.MISDIRECTED_REQUEST: Code.PERMISSION_DENIED,  # from our server, for a Host that it does not know
     http.HTTPStatus.NOT_FOUND: Code.UNIMPLEMENTED,
     http.HTTPStatus.UPGRADE_REQUIRED: Code.UNIMPLEMENTED,
     http.HTTPStatus.TOO_MANY_REQUESTS: Code.UNAVAILABLE,
@@ -38,7 +38,7 @@ _BY_HTTP_STATUS = {
 
 
 def code_of_status(status: int) -> Code:
-    """Return the status code that an HTTP status stands for, by which a call or a handshake was refused."""
+    """Return the status code for the HTTP status with which a call or a handshake was refused."""
     return _BY_HTTP_STATUS.get(status, Code.UNKNOWN)  # type: ignore[call-overload, no-any-return]
 
 
@@ -53,7 +53,7 @@ _OTHER_NAME = (
     "tls=TLS(server_name=…)"
 )
 # Searched in this order: OpenSSL's text for a wrong name or an expired certificate also contains
-# `certificate_verify_failed`, so that comes after them.
+# `certificate_verify_failed`, which is therefore last.
 _REMEDIES = {
     "the port speaks tls": "Use {tls}://",
     "no grpc server": "Another program answers there: is this the URL that the server printed for {scheme}://?",
@@ -82,21 +82,21 @@ _CLOSED = re.compile("socket closed|connection reset|broken pipe|end of tcp|clos
 
 
 def is_absent(details: str) -> bool:
-    """Return whether an error text of gRPC says that nobody is there, rather than somebody who speaks otherwise."""
+    """True if an error text of gRPC means that no server is there, not that a server of another kind is."""
     said = details.lower()
     return not (_TLS.search(said) or _CLOSED.search(said) or any(sign in said for sign in _REMEDIES))
 
 
 def is_stopping(details: str) -> bool:
-    """Return whether an error text is of a server of ours that answers, and takes no further clients."""
+    """True if an error text is from a server of this package that is stopping, and accepts no more clients."""
     return "server is stopping" in details
 
 
 def remedy(scheme: str, details: str) -> str:
-    """Say what to do.
+    """Return what the user can do about an error.
 
     Args:
-        scheme: The URL's.
+        scheme: The URL's scheme.
         details: The error text of gRPC, OpenSSL or the system.
     """
     said, plain = details.lower(), scheme.removesuffix("s")

@@ -1,4 +1,4 @@
-"""Sockets: options and keepalive times that both ends of a connection use, and those that a server listens on."""
+"""Sockets: options and keepalive times that both ends of a connection use, and the sockets that a server listens on."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ __all__ = [
 ]
 
 SEND_BUFFER = 1 << 20
-"""Bytes that a Unix socket is asked to hold, so that a large message takes few turns; the system may grant less."""
+"""The buffer size in bytes for a Unix socket, so that a large message takes few turns; the system may grant less."""
 QUIET = 20.0
 """Seconds of silence after which the other end is sent a ping."""
 PATIENCE = 10.0
-"""Seconds that it then has for the answer."""
+"""Seconds that the other end has to answer the ping."""
 AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
-"""Flag of a call of `send` or `recv` that is not to wait, whatever the socket's mode."""
+"""Flag of a call of `send` or `recv` that must not wait, whatever the socket's mode."""
 RECEIVE_TIMEOUT = 0.05
 """Seconds for which `recv` waits without `AT_ONCE`, after `let_receive_wait`."""
-# TCP_KEEPALIVE is what macOS calls TCP_KEEPIDLE.
+# macOS has the name TCP_KEEPALIVE for TCP_KEEPIDLE.
 _KEEPALIVE = {
     "TCP_KEEPIDLE": int(QUIET),
     "TCP_KEEPALIVE": int(QUIET),
     "TCP_KEEPINTVL": int(PATIENCE / 2),
     "TCP_KEEPCNT": 2,
 }
-# Of Linux's `tcp_info`, whose first byte is the state: CLOSE and CLOSE_WAIT, in which the peer sends nothing more.
+# The states CLOSE and CLOSE_WAIT, the first byte of Linux's `tcp_info`: the peer sends nothing more.
 _HUNG_UP = (7, 8)
-# Parts of what is to be sent that the system is handed at a time. It takes no more than 1,024 (IOV_MAX), which would
+# Parts of the outgoing data that are passed to the system at a time. It accepts at most 1,024 (IOV_MAX), which would
 # save little: 50,000 parts of 100 bytes took 189 ms one by one, 21 ms by 64, 17 ms by 1,024.
 _MAX_PARTS = 64
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Return whether the peer is known to have closed, though bytes that it sent before may wait to be read.
+    """True if the peer is known to have closed, even if bytes that it sent before wait to be read.
 
-    Only Linux tells: elsewhere, and of a Unix socket, it is found out by reading on.
+    Only Linux tells, and only for TCP. Otherwise the end is found by reading.
     """
     if sys.platform != "linux" or sock.family == socket.AF_UNIX:
         return False
@@ -66,7 +66,7 @@ def has_hung_up(sock: socket.socket) -> bool:
 
 
 def prepare(sock: socket.socket) -> None:
-    """Make a socket non-blocking, without delay before small messages, and with TCP keepalive."""
+    """Make a socket non-blocking, without delay for small messages, and with TCP keepalive."""
     sock.setblocking(False)
     if sock.family == getattr(socket, "AF_UNIX", None):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
@@ -80,9 +80,9 @@ def prepare(sock: socket.socket) -> None:
 
 
 def end_if_unreachable(sock: socket.socket, seconds: float) -> None:
-    """Set how long the system waits for acknowledgements before it ends a connection; Linux alone can.
+    """Set how long the system waits for acknowledgements before it ends a connection. Only Linux supports this.
 
-    A process that is busy is no reason: its system acknowledges what comes, until it has no room for more.
+    A busy process does not cause it: its system acknowledges incoming data until its buffers are full.
     """
     if (option := getattr(socket, "TCP_USER_TIMEOUT", None)) is not None:
         with contextlib.suppress(OSError):  # the other end has closed already, or it is a Unix socket
@@ -90,10 +90,10 @@ def end_if_unreachable(sock: socket.socket, seconds: float) -> None:
 
 
 def let_receive_wait(sock: socket.socket) -> bool:
-    """Make `recv` wait, `RECEIVE_TIMEOUT` seconds at most; return False where this system cannot, and nothing is done.
+    """Make `recv` wait for up to `RECEIVE_TIMEOUT` seconds; return False, without effect, if the system cannot.
 
-    A thread that waits for one socket alone needs no selector then, whose round costs as much as the `recv`. Calls of
-    `send`, and those of `recv` that shall not wait, need the flag `AT_ONCE` from here on.
+    A thread that waits for only one socket then needs no selector, whose call costs as much as the `recv`. From here
+    on, calls of `send`, and calls of `recv` that must not wait, need the flag `AT_ONCE`.
     """
     if sys.platform != "linux" or not AT_ONCE:
         return False
@@ -104,10 +104,10 @@ def let_receive_wait(sock: socket.socket) -> bool:
 
 
 def send_parts(sock: socket.socket, parts: deque[memoryview]) -> int:
-    """Send what a socket takes at once, and remove it from `parts`; return the number of bytes.
+    """Send as much as a socket takes at once, and remove it from `parts`; return the number of bytes.
 
     Raises:
-        OSError: As the socket does.
+        OSError: The error of the socket.
     """
     total = 0
     with contextlib.suppress(BlockingIOError):
@@ -130,10 +130,10 @@ _BACKLOG = 1024
 
 
 def listen_unix(path: str) -> tuple[socket.socket, Callable[[], None]]:
-    """Listen on a Unix socket that this user alone may connect to; a socket file that nobody listens at is replaced.
+    """Listen on a Unix socket that only this user may connect to. A file left by a dead server is replaced.
 
     Returns:
-        The socket, and what takes its file away, unless another server has its own there by then.
+        The socket, and a function that removes its file, unless another server has its own there by then.
 
     Raises:
         SettingError: A server listens there, the path is too long or not ours, or the platform has no Unix sockets.
@@ -162,7 +162,7 @@ def listen_unix(path: str) -> tuple[socket.socket, Callable[[], None]]:
 
 
 def _inode(path: str) -> tuple[int, int]:
-    """Return the device and inode, which tell a file from a later one of the same name."""
+    """Return the device and inode, which distinguish a file from a later one of the same name."""
     info = os.stat(path)
     return info.st_dev, info.st_ino
 
@@ -179,7 +179,7 @@ def _bind_unix(sock: socket.socket, path: str) -> None:
 
 
 def _stale(family: int, path: str) -> bool:
-    """True if a path is a socket that nobody listens at, as a killed server leaves it."""
+    """True if a path is a socket on which nothing listens, such as a killed server leaves behind."""
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         return False
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -188,28 +188,28 @@ def _stale(family: int, path: str) -> bool:
 
 
 def listen_tcp(host: str, port: int) -> list[socket.socket]:
-    """Listen on a TCP port of all addresses that a host's name stands for.
+    """Listen on a TCP port of all addresses of a host.
 
     Args:
-        host: A name or an address of this machine; `::`: all of them, of IPv4 too.
+        host: A name or an address of this machine; `::`: all addresses, including IPv4.
         port: The port; 0: any free one, the same for all addresses.
 
     Raises:
-        ListenError: It is in use, or the address is not of this machine.
+        ListenError: The port is in use, or the address is not of this machine.
         SettingError: This user may not listen there, or it is no address or port.
     """
     check_listening(host, port)
     problem: OSError | UnicodeError | None = None
-    for _ in range(8 if port == 0 else 1):  # a port that is free for one address may be taken for the next
+    for _ in range(8 if port == 0 else 1):  # a port that is free for one address may be in use for the next
         try:
             return _listen_all(host, port)
-        except (OSError, UnicodeError) as error:  # UnicodeError: no name of a host, such as "a..b"
+        except (OSError, UnicodeError) as error:  # UnicodeError: no host name, such as "a..b"
             problem = error
     at = f"[{host}]" if ":" in host else host
-    # What an operator has to change, before another start can help: others may end, or an interface come up.
+    # Errors that an operator has to fix. The others may pass: another program may end, or an interface come up.
     wrong = isinstance(problem, (UnicodeError, PermissionError))
     why = getattr(problem, "strerror", None) or problem
-    # Another port is no remedy for a host that is not this one.
+    # Another port is no remedy if the address is not of this machine.
     if isinstance(problem, (UnicodeError, socket.gaierror)) or getattr(problem, "errno", None) == errno.EADDRNOTAVAIL:
         text = f"cannot listen on host={at!r}: {why}. Expected an address of this machine, or 0.0.0.0 for all"
     else:
@@ -218,15 +218,15 @@ def listen_tcp(host: str, port: int) -> list[socket.socket]:
 
 
 def check_listening(host: Any, port: Any, name: str = "") -> None:
-    """Check what is to be listened at, before the C library takes the rest of a division for the port.
+    """Check the address and port to listen on, because the C library takes a larger port modulo 65536.
 
     Args:
-        host: The address. An empty one, as of a variable that is not set, would be every address of the machine.
+        host: The address. An empty one, such as from an unset variable, would mean every address of the machine.
         port: The port.
-        name: What the keywords begin with, such as `metrics_`.
+        name: The first part of the keywords' names, such as `metrics_`.
 
     Raises:
-        SettingError: One is out of range.
+        SettingError: The host or the port is invalid.
     """
     if not isinstance(host, str) or not host:
         raise SettingError(f"expected {name}host to be an address, such as 0.0.0.0 for every one, got {host!r}")
@@ -244,7 +244,7 @@ def _listen_all(host: str, port: int) -> list[socket.socket]:
             socks.append(_bind_tcp(family, kind, protocol, at))
         except OSError as error:
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT) and len(found) > 1:
-                problem = error  # a machine without IPv6 has its names in it all the same
+                problem = error  # a machine without IPv6 may still resolve names to IPv6 addresses
                 continue
             for sock in socks:
                 sock.close()
@@ -258,10 +258,10 @@ def _bind_tcp(family: int, kind: int, protocol: int, target: Any) -> socket.sock
     sock = socket.socket(family, kind, protocol)
     try:
         if os.name == "posix":
-            # For a server that is started again at once. On Windows this option would let two programs have the port.
+            # For a server that restarts at once. On Windows this option would let two programs use the port.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            # The socket of `::` is for IPv4, too. One of another address leaves IPv4 to the socket of its own.
+            # The socket of `::` is also for IPv4. Other IPv6 sockets leave IPv4 to a socket of its own.
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(target[0] != "::"))
         sock.bind(target)
         sock.listen(_BACKLOG)

@@ -19,7 +19,7 @@ from bridge.errors import SettingError
 __all__ = ["Tls", "client_context", "explain", "server_context"]
 
 _CHUNK = 1 << 16
-# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which the module `ssl` has no name for.
+# OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which the module `ssl` has no name.
 _NO_CHECK_TIME = 0x200000
 
 
@@ -27,19 +27,20 @@ def server_context(certificate: bytes, key: bytes, client_ca: bytes | None, *alp
     """Return the SSLContext of a server.
 
     Args:
-        certificate: PEM: the server's certificate and those between it and its authority.
-        key: PEM: its key.
-        client_ca: PEM: the authorities of which every client needs a certificate; None: clients need none.
-        alpn: The names of what is spoken within, the preferred one first.
+        certificate: PEM: the server's certificate, and those between it and its CA.
+        key: PEM: the key of the certificate.
+        client_ca: PEM: the CAs, one of which must have signed each client's certificate; None: clients need none.
+        alpn: The names of the protocols inside TLS, the preferred one first.
 
     Raises:
-        SettingError: The key is another one's or encrypted, there is no certificate, or it is not valid now.
+        SettingError: The key belongs to another certificate or is encrypted, or the certificate is missing or not
+            valid now.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # In TLS 1.2 a client could begin a new handshake at any time. Each costs the server a signature, and `write` fails
     # until it is done.
     context.options |= ssl.OP_NO_RENEGOTIATION
-    context.num_tickets = 0  # nobody resumes a session, and a client that only writes would never read them
+    context.num_tickets = 0  # no client resumes a session, and a client that only writes would never read tickets
     if alpn:
         context.set_alpn_protocols(alpn)
     _load_pair(context, certificate, key)
@@ -55,8 +56,8 @@ def client_context(credentials: ClientCredentials, alpn: str | None = None, *, v
     """Return the SSLContext of a client.
 
     Args:
-        credentials: The certificate that is shown to the server, and the authorities that are trusted.
-        alpn: The name of what is spoken within; None: none is sent.
+        credentials: The certificate for the server, and the trusted CAs.
+        alpn: The name of the protocol inside TLS; None: none is sent.
         verify: False to accept any certificate, of any name.
 
     Raises:
@@ -79,7 +80,7 @@ def client_context(credentials: ClientCredentials, alpn: str | None = None, *, v
 
 def _load_authorities(context: ssl.SSLContext, name: str, pem: bytes) -> None:
     try:
-        # `ssl` accepts ASCII only, but files of authorities may hold names in any encoding between the certificates.
+        # `ssl` accepts only ASCII, but CA files may contain names in any encoding between the certificates.
         context.load_verify_locations(cadata=pem.decode("ascii", errors="ignore"))
     except (ssl.SSLError, ValueError) as error:
         raise SettingError(
@@ -88,12 +89,12 @@ def _load_authorities(context: ssl.SSLContext, name: str, pem: bytes) -> None:
 
 
 def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # readable by this user alone; `ssl` reads files only
+    with tempfile.TemporaryDirectory() as folder:  # only this user can read it; `ssl` reads only files
         paths = Path(folder, "certificate"), Path(folder, "key")
         for path, data in zip(paths, (certificate, key), strict=True):
             path.write_bytes(data)
         try:
-            # An encrypted key would ask for its password on the terminal, and wait.
+            # Without this, OpenSSL would ask for an encrypted key's password on the terminal, and wait.
             context.load_cert_chain(*paths, password=lambda: b"")
         except (ssl.SSLError, ValueError) as error:
             raise SettingError(
@@ -103,7 +104,7 @@ def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 
 
 def _check_dates(context: ssl.SSLContext, certificate: bytes) -> None:
-    """Raise SettingError where a server's certificate is not valid now: no client would accept it."""
+    """Raise SettingError if a server's certificate is not valid now: no client would accept it."""
     if (found := _own_certificate(context, certificate)) is None:
         return
     begins, ends = (ssl.cert_time_to_seconds(found[name]) for name in ("notBefore", "notAfter"))
@@ -116,9 +117,10 @@ def _check_dates(context: ssl.SSLContext, certificate: bytes) -> None:
 
 
 def _own_certificate(context: ssl.SSLContext, certificate: bytes) -> Any:
-    """Return what `SSLSocket.getpeercert` tells of a server's certificate; None: it is not one for servers.
+    """Return a server's certificate as `SSLSocket.getpeercert` does; None: it is not for servers.
 
-    The module `ssl` shows only what another end has sent, and was verified: so there is a handshake in memory.
+    The module `ssl` decodes only a certificate that the other end sent and that was verified, so a handshake is done in
+    memory.
     """
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
@@ -128,7 +130,7 @@ def _own_certificate(context: ssl.SSLContext, certificate: bytes) -> Any:
     try:
         client.load_verify_locations(cadata=certificate.decode("ascii", errors="ignore"))
         asks = client.wrap_bio(back, there)
-        # Three steps are enough: the client asks, the server sends its certificate, the client reads it.
+        # Three steps are enough: the client's hello, the server's certificate, and the client's check.
         for end in (asks, context.wrap_bio(there, back, server_side=True), asks):
             with contextlib.suppress(ssl.SSLWantReadError):
                 end.do_handshake()
@@ -138,19 +140,19 @@ def _own_certificate(context: ssl.SSLContext, certificate: bytes) -> Any:
 
 
 def explain(error: Exception) -> str:
-    """Return the text of an OpenSSL error, without the place in its source."""
+    """Return the text of an OpenSSL error, without the position in its source."""
     text = str(error.args[-1]) if error.args else ""
     return re.sub(r" \(_ssl\.c:\d+\)$", "", text) or type(error).__name__
 
 
 class Tls:
-    """One end of a TLS stream. May be used by one thread that receives and one that sends.
+    """One end of a TLS stream. One thread may receive while another thread sends.
 
-    The end of the stream is the socket's own: HTTP/2 tells by itself whether what came is whole.
+    The end of the stream is not authenticated by TLS: HTTP/2 detects incomplete data itself.
 
     Args:
-        context: Of `server_context` or `client_context`.
-        host: Of a client: the name or address that the server's certificate must hold; None: this is the server.
+        context: The result of `server_context` or `client_context`.
+        host: On a client: the name or address that the server's certificate must contain; None: this is the server.
     """
 
     def __init__(self, context: ssl.SSLContext, host: str | None = None) -> None:
@@ -159,7 +161,7 @@ class Tls:
         # An SSLObject allows one call at a time, but one thread receives while another one sends.
         self._guard = threading.Lock()
         self.ready = False
-        """True if the handshake is done, as seen from here."""
+        """True if the handshake is done, as seen from this end."""
 
     @property
     def has_output(self) -> bool:
@@ -167,10 +169,10 @@ class Tls:
         return self._outgoing.pending > 0
 
     def receive(self, data: bytes) -> bytes:
-        """Take bytes of the wire; return the bytes of the stream that they complete.
+        """Take encrypted bytes; return the plain bytes that they complete.
 
         Raises:
-            ssl.SSLError: It is no TLS, or the other end is refused, or refuses; `send` then gives the alert.
+            ssl.SSLError: The bytes are no TLS, or one end refuses the other; `send` then returns the alert.
         """
         parts = []
         with self._guard:
@@ -179,7 +181,7 @@ class Tls:
                 if not self.ready:
                     self._object.do_handshake()
                     self.ready = True
-                # `read` returns nothing once the other end has sent close_notify.
+                # `read` returns nothing after the other end has sent close_notify.
                 while part := self._object.read(_CHUNK):
                     parts.append(part)
             except ssl.SSLWantReadError:
@@ -187,7 +189,7 @@ class Tls:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def send(self, parts: Iterable[bytes | memoryview] = ()) -> bytes:
-        """Return bytes for the wire: those of the handshake and alerts that wait, and these parts, once it is done."""
+        """Return bytes to send: waiting ones of the handshake and alerts, and, once it is done, the encrypted parts."""
         with self._guard:
             for part in parts:
                 rest = memoryview(part)
@@ -196,10 +198,10 @@ class Tls:
             return self._outgoing.read()
 
     def take(self, outgoing: list[bytes | memoryview]) -> list[bytes | memoryview]:
-        """Return what is to be sent now: nothing of `outgoing` before the handshake is done, and then all of it."""
+        """Return the bytes to send now: none of `outgoing` before the handshake is done, and then all of it."""
         parts: list[bytes | memoryview] = []
         if self.ready:
-            # Emptied, not replaced: the protocol appends to this very list.
+            # Emptied, not replaced: the protocol appends to this list object.
             parts = outgoing[:]
             outgoing.clear()
         return [self.send(parts)] if parts or self.has_output else []

@@ -1,7 +1,7 @@
-"""dm_env_rpc over WebSocket, what both ends must agree on: the path, the token, the close codes, whole messages.
+"""dm_env_rpc over WebSocket: what both ends must agree on. The path, the token, the close codes, whole messages.
 
 One binary message is one EnvironmentRequest or EnvironmentResponse. The frames are those of the package `websockets`,
-whose protocol objects do no input or output. It is an extra: this module is imported once WebSocket is asked for.
+whose protocol objects do no input or output. It is an extra: this module is imported only if WebSocket is used.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ PATH = f"/{SERVICE}/{METHOD}"
 SUBPROTOCOL = SERVICE.rpartition(".")[0]
 """The subprotocol that the server selects: `dm_env_rpc.v1`."""
 _TOKEN = "bridge.token."
-# Codes from 4000 on are for private use (RFC 6455, 7.4.2). We send 4000 plus the number of gRPC's status.
+# Codes from 4000 on are for private use (RFC 6455, 7.4.2). We send 4000 plus the number of the gRPC status.
 _CLOSE_CODES = 4000
-# A control frame holds 125 bytes, of which the code takes two (RFC 6455, 5.5).
+# A control frame has at most 125 bytes, of which the code takes two (RFC 6455, 5.5).
 _MAX_REASON = 123
 DRAINING = b"draining"
-"""The data of a Pong that nobody asked for, by which a server says that it drains; others' clients skip it."""
+"""The data of an unsolicited Pong with which a server announces that it drains; other packages' clients ignore it."""
 LOGGER = logging.getLogger("bridge.websockets")
 """The logger of the package `websockets`: its debug lines would show the token."""
 LOGGER.setLevel(logging.WARNING)
 
-# WebSocket's own codes: proxies and other servers send them, and ours sends NORMAL_CLOSURE for OK.
+# WebSocket's own codes: proxies and other servers send them, and our server sends NORMAL_CLOSURE for OK.
 _BY_CLOSE_CODE = {
     CloseCode.NORMAL_CLOSURE: Code.OK,
     CloseCode.GOING_AWAY: Code.UNAVAILABLE,
@@ -60,30 +60,30 @@ _BY_CLOSE_CODE = {
 
 
 def token_subprotocol(token: str) -> str:
-    """Return the subprotocol that shows a token: scripts of a browser can send no header fields of their own."""
-    # The name of a subprotocol may hold neither `/` nor `=` (RFC 6455, 4.1).
+    """Return the subprotocol that carries a token, because scripts in a browser cannot set header fields."""
+    # The name of a subprotocol may contain neither `/` nor `=` (RFC 6455, 4.1).
     return _TOKEN + base64.urlsafe_b64encode(token.encode()).decode().rstrip("=")
 
 
 def shown_token_in(subprotocols: Iterable[str]) -> str | None:
-    """Return the token that one of the offered subprotocols shows; None: none does."""
+    """Return the token in the offered subprotocols; None: there is none."""
     for name in subprotocols:
         if name.startswith(_TOKEN):
             text = name[len(_TOKEN) :]
             try:
                 return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True).decode()
             except ValueError:
-                return ""  # one was shown, and it is wrong
+                return ""  # there is one, and it is malformed
     return None
 
 
 def close_frame(code: Code | CloseCode, reason: str, *, mask: bool = False) -> bytes:
-    """Return the frame by which a server ends a connection.
+    """Return the frame with which a server ends a connection.
 
     Args:
-        code: A status code, which is sent as 4000 and its number (OK as 1000), or a code of WebSocket's own.
-        reason: What was wrong; as much of it is sent as a frame holds.
-        mask: Whether the server has made the connection, and so is WebSocket's client, whose frames are masked.
+        code: A status code, sent as 4000 plus its number (OK as 1000), or one of WebSocket's own codes.
+        reason: The reason; it is cut to what a frame holds.
+        mask: True if the server made the connection: it is then WebSocket's client, whose frames are masked.
     """
     if isinstance(code, Code):
         number = int(CloseCode.NORMAL_CLOSURE) if code is Code.OK else _CLOSE_CODES + int(code)
@@ -97,18 +97,18 @@ def close_frame(code: Code | CloseCode, reason: str, *, mask: bool = False) -> b
 
 
 def code_of_close(number: int) -> Code:
-    """Return the status code that a close code stands for."""
+    """Return the status code for a close code."""
     if number - _CLOSE_CODES in Code.__members__.values():
         return Code(number - _CLOSE_CODES)
     return _BY_CLOSE_CODE.get(number, Code.INTERNAL)  # type: ignore[call-overload, no-any-return]
 
 
 class WrongKindError(Exception):
-    """A text message came where binary ones are expected, or the other way round."""
+    """A text message came where binary ones are expected, or the reverse."""
 
 
 class MessageJoiner:
-    """Makes messages of frames: one that came in fragments is joined.
+    """Joins the frames of fragmented messages.
 
     Args:
         kind: The opcode of messages: BINARY or TEXT.
@@ -120,14 +120,14 @@ class MessageJoiner:
 
     @property
     def size(self) -> int:
-        """Bytes of a message that is not complete."""
+        """The bytes so far of an incomplete message."""
         return 0 if self._parts is None else len(self._parts)
 
     def add(self, frame: Frame) -> bytes | None:
-        """Take a data frame; return the message that it completes.
+        """Add a data frame; return the message that it completes.
 
         Raises:
-            WrongKindError: It is of a message of the other kind.
+            WrongKindError: The message is of the other kind.
         """
         if frame.opcode is not self._kind and frame.opcode is not Opcode.CONT:
             if self._kind is Opcode.TEXT:
@@ -136,7 +136,7 @@ class MessageJoiner:
         if self._parts is None:
             if frame.fin:
                 return bytes(frame.data)
-            # A bytearray grows in place. Joining `bytes` for each fragment would cost the square of their number.
+            # A bytearray grows in place. Joining `bytes` for each fragment would take time quadratic in their number.
             self._parts = bytearray()
         self._parts += frame.data
         if not frame.fin:
@@ -146,9 +146,9 @@ class MessageJoiner:
 
 
 def without_ping_timeout(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the keywords by which `connect` or `serve` of `websockets.sync` closes no connection for want of a pong.
+    """Return the keywords with which `connect` or `serve` of `websockets.sync` does not close for a missing pong.
 
-    Pings are sent nonetheless: proxies and firewalls forget a connection on which nothing moves.
+    Pings are sent nonetheless: proxies and firewalls forget idle connections.
     """
-    # Older versions than 15 send no pings, and do not know the keyword.
+    # Versions before 15 send no pings, and do not have the keyword.
     return {"ping_timeout": None} if "ping_timeout" in inspect.signature(function).parameters else {}
