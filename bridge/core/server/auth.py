@@ -1,8 +1,8 @@
-"""Who may come in, and who may change an environment: what every transport asks of a client before it serves it.
+"""Access control: which clients may connect, and which may change an environment. All transports use it.
 
-An environment is changed by its methods and attributes only by whoever has its world alone. All others read: a request
-to call is served for them as a look, which calls nothing. It gives an attribute's value, or says that the name is a
-method's. So they read by whatever request their client sends.
+Only a client that has a world alone may change its environment by methods and attributes. All others read: the server
+answers their calls as look-ups, which call nothing. A look-up returns an attribute's value, or says that the name is a
+method's. So every kind of read request works for them.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Auth:
-    """Who may come in: `auth=` of `serve_gym` and `serve_parallel`, beside `token`, `token_file` and `tls`.
+    """Further access options of a server: `auth=` of `serve_gym` and `serve_parallel`.
 
-    Those three are the keywords of clients, too; a server alone has these.
+    The keywords `token`, `token_file` and `tls` are for clients, too; these are only for servers.
 
     Examples:
         >>> from bridge import Auth, serve_gym
@@ -61,11 +61,12 @@ class Auth:
         ...     pass
 
     Args:
-        watch_token: A second secret, for clients that may watch and do nothing else; None: there are none.
+        watch_token: A second secret, for clients that may only watch; None: there are no such clients.
         watch_token_file: A file that contains the watch token.
-        insecure: Ask for no token beyond loopback either: whoever reaches the port is let in, with a warning.
-        shared_control: Let everybody in a world call methods of its environment and set its attributes: spectators,
-            viewers, and agents that share the world with those of other clients. False: these only read attributes.
+        insecure: Ask for no token beyond loopback either: every client that reaches the port is accepted, with a
+            warning.
+        shared_control: Let all clients in a world call methods of its environment and set its attributes: spectators,
+            viewers, and agents that share the world with other clients. False: they only read attributes.
     """
 
     watch_token: TokenLike | None = dataclasses.field(default=None, repr=False)
@@ -76,33 +77,33 @@ class Auth:
 
 @dataclasses.dataclass(frozen=True)
 class Security:
-    """How a server is protected."""
+    """How a server is protected: tokens and certificates."""
 
     token: Token | None = None
-    """The secret that each client must send; None: anyone who reaches the port is let in."""
+    """The secret that each client must send; None: every client that reaches the port is accepted."""
     watch_token: Token | None = dataclasses.field(default=None, kw_only=True)
-    """The secret of clients that may watch, and do nothing else; None: there are none."""
+    """The secret of clients that may only watch; None: there are no such clients."""
     tls_certificate: bytes | None = dataclasses.field(default=None, repr=False)
-    """PEM: the server's certificate and those between it and its authority; None: no TLS."""
+    """PEM: the server's certificate, and those between it and its CA; None: no TLS."""
     tls_key: bytes | None = dataclasses.field(default=None, repr=False)
     """PEM: the certificate's key."""
     tls_client_ca: bytes | None = dataclasses.field(default=None, repr=False)
     """PEM: the CA that must have signed each client's certificate; None: clients need none."""
     generated: bool = False
-    """True if the server has made the token."""
+    """True if the server made the token."""
     shared_control: bool = dataclasses.field(default=False, kw_only=True)
-    """True if also who watches, or shares a world, may call methods and set attributes of environments."""
+    """True if clients that watch, or share a world, may also call methods and set attributes of environments."""
 
     @property
     def tls(self) -> bool:
-        """True if what travels is encrypted, and the server proves who it is."""
+        """True if connections are encrypted, and the server is authenticated."""
         return self.tls_certificate is not None
 
     def context(self, *alpn: str) -> ssl.SSLContext | None:
-        """Return what a socket speaks TLS with; None: it speaks none.
+        """Return the SSLContext for the server's sockets; None: no TLS.
 
         Args:
-            alpn: The names of what is spoken within, the preferred one first.
+            alpn: The names of the protocols inside TLS, the preferred one first.
 
         Raises:
             SettingError: The certificate and its key cannot be used.
@@ -114,14 +115,14 @@ class Security:
         return server_context(self.tls_certificate, self.tls_key, self.tls_client_ca, *alpn)
 
     def for_host(self, host: str, *, insecure: bool) -> Security:
-        """Return how a server that listens there is protected: with a token of its own, where it has none.
+        """Return the protection of a server that listens on an address: with a generated token, if it has none.
 
         Args:
-            host: The address that it listens on.
-            insecure: Whether it goes without a token though others reach it.
+            host: The address that the server listens on.
+            insecure: True if the server needs no token, even if other machines can reach it.
 
         Raises:
-            SettingError: There is a token for watching, and no other one.
+            SettingError: There is a watch token, and no other token.
         """
         if insecure or is_loopback(host) or self.authenticates:
             if self.watch_token is not None and self.token in (None, self.watch_token):
@@ -134,16 +135,16 @@ class Security:
 
     @property
     def query(self) -> str:
-        """The text to append to the server's URL: the token, if the server has made it."""
+        """The text to append to the server's URL: the token, if the server made it."""
         return f"?token={self.token.reveal()}" if self.token is not None and self.generated else ""
 
     @property
     def authenticates(self) -> bool:
-        """True if a stranger is refused."""
+        """True if unknown clients are refused."""
         return self.token is not None or self.tls_client_ca is not None
 
     def missing(self) -> str:
-        """Say what a server that others can reach lacks; empty: nothing."""
+        """Return what a server that others can reach lacks, for a warning; empty: nothing."""
         lacks = [] if self.tls else ["TLS"]
         lacks += [] if self.authenticates else ["token"]
         return " and ".join(lacks)
@@ -151,18 +152,18 @@ class Security:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerAccess(Access):
-    """What a port that listens asks of its clients, and what they know it by.
+    """The credentials that a listening port requires, and those that it shows to clients.
 
     Args:
-        tls: The certificate and key of this end, `TLS(certificate=…, key=…)`: its port speaks TLS only. With a
+        tls: The certificate and key of this server, `TLS(certificate=…, key=…)`: its port then speaks only TLS. With
             `client_ca`, clients need a certificate of that CA. None: no TLS.
     """
 
     def security(self) -> Security:
-        """Return what the keywords say, read.
+        """Read the keywords, and return the protection that they describe.
 
         Raises:
-            SettingError: Something cannot be read, is given twice, is of no use without what is missing, or is for
+            SettingError: A file cannot be read, a value is given twice, needs another one that is missing, or is for
                 clients.
 
         Warns:
@@ -191,7 +192,7 @@ class ServerAccess(Access):
 
 
 class ListenKeywords(AccessKeywords, total=False):
-    """The keywords that make `ListenOptions`, for type checkers."""
+    """The keywords of `ListenOptions`, for type checkers."""
 
     host: str
     port: int
@@ -199,12 +200,13 @@ class ListenKeywords(AccessKeywords, total=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ListenOptions(ServerAccess):
-    """Where a server listens.
+    """The address and port that a server listens on.
 
     Args:
-        host: The address to listen on: `0.0.0.0` for every IPv4 address of this machine, `::` for IPv6 too. Beyond
-            loopback, a server that is given neither a token nor `TLS(client_ca=…)` makes a token, which clients need.
-        port: The port to listen on, 0 for any free port.
+        host: The address to listen on: `0.0.0.0` for every IPv4 address of this machine, `::` for IPv6 too. If the
+            address is not loopback, and neither a token nor `TLS(client_ca=…)` is given, the server makes a token,
+            which clients need.
+        port: The port to listen on; 0: any free port.
     """
 
     host: str = "127.0.0.1"
@@ -212,7 +214,7 @@ class ListenOptions(ServerAccess):
 
 
 class ServingKeywords(ListenKeywords, total=False):
-    """The keywords that make `ServingOptions`, for type checkers."""
+    """The keywords of `ServingOptions`, for type checkers."""
 
     auth: Auth | None
     metrics_port: int | None
@@ -222,16 +224,15 @@ class ServingKeywords(ListenKeywords, total=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServingOptions(ListenOptions):
-    """What a server has, whether its worlds are its own or those of other servers.
+    """The options of every server, whether its worlds are its own or those of other servers.
 
     Args:
-        auth: Who else may come in: viewers, or anybody; None: as `Auth` has it.
-        metrics_port: Serve metrics for Prometheus at this port, by HTTP without TLS or token; 0: any free port;
-            None: no metrics.
-        metrics_host: The address of `metrics_port`, such as 127.0.0.1 or that of a network of the operator's; None:
-            that of `host`.
-        start: Serve in a background thread at once. False: listen, and serve when `start()` or `run()` of the server
-            is called.
+        auth: Further access options, for viewers or for servers without a token; None: the defaults of `Auth`.
+        metrics_port: The port for Prometheus metrics, over HTTP without TLS or token; 0: any free port; None: no
+            metrics.
+        metrics_host: The address of `metrics_port`, such as 127.0.0.1 or that of an internal network; None: `host`.
+        start: Serve in a background thread at once. False: listen now, and serve when `start()` or `run()` of the
+            server is called.
     """
 
     auth: Auth | None = None
@@ -241,48 +242,48 @@ class ServingOptions(ListenOptions):
 
     @property
     def insecure(self) -> bool:
-        """Whether no token is asked for beyond loopback either."""
+        """True if no token is required beyond loopback either."""
         return self.auth is not None and self.auth.insecure
 
     def security(self) -> Security:
-        """Return what the keywords say, read; raises and warns as that of `ServerAccess`."""
+        """Read the keywords, and return the protection that they describe; raises and warns as in `ServerAccess`."""
         if not isinstance(self.auth, (Auth, type(None))):
             raise SettingError(f"expected auth to be bridge.Auth(…), got a {type(self.auth).__name__}")
         security = super().security()
         if self.auth is None:
             return security
         given, file = self.auth.watch_token, self.auth.watch_token_file
-        # The environment's token is not for those who watch.
+        # The token of the environment variable is not for viewers.
         watch_token = None if given is None and file is None else read_token(given, file, name="watch_token")
         return dataclasses.replace(security, watch_token=watch_token, shared_control=self.auth.shared_control)
 
 
 class Gate:
-    """Asks each client for the token. A transport calls `check` before it touches any world.
+    """Checks the token of each client. A transport calls `check` before it accesses any world.
 
     Args:
-        token: What clients have to show; None: they are let in without.
-        watch_token: What clients show that may only watch; None: there are none.
+        token: The token that clients must send; None: they need none.
+        watch_token: The token of clients that may only watch; None: there are no such clients.
     """
 
     def __init__(self, token: Token | None, watch_token: Token | None = None) -> None:
         self._token = token
         self._watch_token = watch_token
         self.asks = token is not None
-        """True if clients have to show a token."""
+        """True if clients must send a token."""
         self.refused = 0
-        """How often a client was refused."""
+        """The number of refused clients."""
         self._log = LimitedLog(__name__)
 
     def check(self, shown: str | None, peer: str) -> bool:
-        """Let a client in, or log and raise; return whether it may do more than watch.
+        """Accept a client, or log and raise. Return True if it may do more than watch.
 
         Args:
-            shown: The token that it showed; None: none.
-            peer: Where it is, for the log.
+            shown: The token that the client sent; None: none.
+            peer: The client's address, for the log.
 
         Raises:
-            RequestError: UNAUTHENTICATED: it showed no token, or another one.
+            RequestError: UNAUTHENTICATED: the client sent no token, or a wrong one.
         """
         if self._token is None or self._token.equals(shown):
             return True
@@ -298,20 +299,21 @@ class Gate:
 
     @staticmethod
     def bearer(header: str | bytes | None) -> str | None:
-        """Return the token of an `authorization` header, `Bearer TOKEN`; None: it holds none."""
+        """Return the token of an `authorization` header, `Bearer TOKEN`; None: it contains none."""
         text = header.decode("ascii", errors="replace") if isinstance(header, bytes) else header or ""
-        # HTTP compares names of schemes without regard to case.
+        # HTTP compares the names of authentication schemes without regard to case.
         scheme, _, token = text.partition(" ")
         return token.strip() or None if scheme.lower() == "bearer" else None
 
 
 _ATTRIBUTES = "world.attributes"
-# Requests of the protocol, in an order that the server keeps. As methods they would go past it, and past recordings.
+# Requests of the protocol, whose order the server checks. Called as methods, they would bypass the server's state and
+# recordings.
 _REQUESTS = ("reset", "step", "close")
 
 
 def no_right(name: str) -> RequestError:
-    """Return the refusal of a call of a method, or of a write to an attribute."""
+    """Return the error for a call of a method, or a write to an attribute, that is not allowed."""
     return RequestError(
         Code.PERMISSION_DENIED,
         f"{name!r} may not be called or set by who watches, or shares a world with others: they read attributes; use a "
@@ -320,7 +322,7 @@ def no_right(name: str) -> RequestError:
 
 
 def no_message(name: str) -> RequestError:
-    """Return the refusal of a message of a feature, or of another package."""
+    """Return the error for a message of a feature, or of another package, that is not allowed."""
     return RequestError(
         Code.PERMISSION_DENIED,
         f"a message {name!r} is for who plays, and has a world alone: not for who watches, or shares one with others; "
@@ -329,42 +331,42 @@ def no_message(name: str) -> RequestError:
 
 
 def refuse_requests(name: str) -> None:
-    """Raise PERMISSION_DENIED where a name is that of a request of the protocol, which nobody calls or sets."""
+    """Raise PERMISSION_DENIED if a name is that of a protocol request, which must not be called or set."""
     if name in _REQUESTS:
         text = f"{name!r} is no attribute to call or set; call {name}() of the remote environment"
         raise RequestError(Code.PERMISSION_DENIED, text)
 
 
 def attribute_in(asked: properties_pb2.PropertyRequest, tree: PropertyTree) -> str | None:
-    """Return the name of the environment's attribute that a request reads or writes; None: it does something else."""
+    """Return the environment's attribute that a property request reads or writes; None: another property."""
     above, _, name = (asked.read_property.key or asked.write_property.key).rpartition(".")
     known = any(family.key == above for family in tree.families)
     return name if above == _ATTRIBUTES and known and name else None
 
 
 def as_look(request: bridge_pb2.CallRequest) -> bridge_pb2.CallRequest:
-    """Return the request that only looks at what another one would call."""
+    """Return the look-up request for the method or attribute that another request would call."""
     return bridge_pb2.CallRequest(name=request.name, lanes=request.lanes, look=True)
 
 
 def refuse_method(request: bridge_pb2.CallRequest, response: bridge_pb2.CallResponse) -> None:
-    """Raise PERMISSION_DENIED where a request that was served as a look was to call a method."""
+    """Raise PERMISSION_DENIED if a request that was answered as a look-up was to call a method."""
     if response.is_method and not request.look:
         raise no_right(request.name)
 
 
 def refuse_acting(kind: str, request: pb.EnvironmentRequest, costs: bool, *, shared_control: bool = False) -> None:
-    """Raise PERMISSION_DENIED where a request does more than watch; the Steps of a spectator change nothing.
+    """Raise PERMISSION_DENIED if a request does more than watch. The Steps of a spectator change nothing.
 
-    A call is let through: whoever serves it does so as a look.
+    Calls are allowed here, because they are answered as look-ups.
 
     Args:
-        kind: Of the request.
+        kind: The kind of the request.
         request: The request.
-        costs: Whether it is a request for a property that runs code of an environment.
-        shared_control: Whether it may set attributes.
+        costs: True if it is a request for a property that runs code of an environment.
+        shared_control: True if the request may set attributes.
     """
-    # Steps and Resets are a spectator's: it could join in no other role.
+    # Steps and Resets are a spectator's, because the client could not join in another role.
     allowed = kind in ("step", "reset", "leave_world")
     if kind == "join_world":
         role = request.join_world.settings["role"] if "role" in request.join_world.settings else pb.Tensor()
@@ -376,7 +378,7 @@ def refuse_acting(kind: str, request: pb.EnvironmentRequest, costs: bool, *, sha
         if asked.WhichOneof("payload") == "write_property":
             allowed = shared_control and asked.write_property.key.startswith(f"{_ATTRIBUTES}.")
         else:
-            # Names are many bytes, and of no use to who calls nothing.
+            # Names take many bytes, and are useless to a client that calls nothing.
             allowed = not costs and asked.read_property.key != NAMES
     if not allowed:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""The calls of a server, one session each: requests are served in their order, one of a call at a time."""
+"""The calls of a server, one session each. The requests of a call are served in order, one at a time."""
 
 from __future__ import annotations
 
@@ -31,21 +31,20 @@ __all__ = ["Answering", "Arrive", "Call", "Calls", "Client", "Request", "ServedS
 _log = SafeLog(__name__)
 Request = bytes | bytearray
 Answering: TypeAlias = Coroutine[Any, Any, list[bytes | memoryview]]
-"""Ends with an answer, in parts."""
+"""Returns an answer, in parts."""
 Arrive: TypeAlias = Callable[[Request, bool], Callable[[], Answering] | None]
 """Tells a session of a request that has to wait, and whether only begun Steps wait before it: `Session.arrive`."""
-# Answers of a connection that are sent together, where that many requests came together, and the seconds for which the
-# first of them waits. A `send` may wake the client's process, which takes longer than a step of CartPole: to send 16 at
-# a time took this server 11 % more processor time for 64 CartPoles.
+# The most answers of a connection that are sent together, if as many requests came together, and the seconds that the
+# first of them may wait. A `send` may wake the client's process, which takes longer than a step of CartPole: sending 16
+# at a time took this server 11 % more processor time for 64 CartPoles.
 _TOGETHER = 64
 _SOON = 0.001
-# How many of many requests are answered by themselves, the last ones: the client reads the answers before them while
-# these are made.
+# The last answers of many, which are sent separately: the client reads the answers before them while these are made.
 _LAST = 16
-# Requests of a call that may wait, and what each of them takes beside its bytes: empty ones would else wait for free.
+# The most waiting requests of a call, and the overhead of each in bytes, so that empty requests do not wait for free.
 _MAX_WAITING = 1000
 _OVERHEAD = 100
-# Calls of a server that has `max_connections` already which may read properties, and do nothing else.
+# The most calls beyond `max_connections`; they may only read properties.
 _OPERATORS = 8
 
 
@@ -63,13 +62,13 @@ class Client(Protocol):
     outgoing: Any
     """Bytes that wait for `flush`."""
     unsent: Any
-    """Bytes that were flushed, and that the client did not take yet."""
+    """Bytes that were flushed, but not yet taken by the client."""
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
-        """Send an answer with the next flush; return whether the client has room for all of it."""
+        """Send an answer with the next flush. Return True if the client has room for all of it."""
 
     def flush(self) -> None:
-        """Send what waits in `outgoing`."""
+        """Send the bytes in `outgoing`."""
         return None
 
     def is_blocked(self, call: Call) -> bool:
@@ -77,27 +76,27 @@ class Client(Protocol):
         return False
 
     def defer(self, call: Call, size: int) -> None:
-        """Let the client send `size` bytes less, for a request that waits, until `resume`."""
+        """Reduce the bytes that the client may send by `size`, for a waiting request, until `resume`."""
         return None
 
     def resume(self, call: Call, size: int) -> None:
-        """Take back a `defer`."""
+        """Undo a `defer`."""
         return None
 
     def finish(self, call: Call, error: RequestError | None) -> None:
-        """End a call: as it should, or for a reason."""
+        """End a call, with `error` as its status if given."""
 
     def hold(self, size: int) -> None:
-        """Count bytes that wait."""
+        """Count `size` more waiting bytes."""
         return None
 
     def drop(self, request: Request | None) -> None:
-        """Give back what a request counts that has been received."""
+        """Release the bytes that were counted for a received request."""
         return None
 
 
 class ServedSession(Protocol):
-    """Answers the requests of a call: `Session`, or a class that takes its place."""
+    """Answers the requests of a call: `Session`, or a class in its place."""
 
     last_step: tuple[World, Agent, int] | None
     last_error: int
@@ -106,28 +105,28 @@ class ServedSession(Protocol):
 
     @property
     def world_name(self) -> str | None:
-        """The world that it is in; None: none."""
+        """The name of the world that the session is in; None: none."""
 
     def handle(self, data: Request) -> Coroutine[Any, Any, list[bytes | memoryview]]:
-        """Answer a request, one at a time."""
+        """Answer a request. Requests are answered one at a time."""
 
     def answer_lost(self) -> None:
-        """Take note that an error is sent in place of the last answer."""
+        """Note that an error is sent in place of the last answer."""
 
     def hang_up(self) -> None:
-        """End what the request at hand waits for: the client is gone."""
+        """Cancel the wait of the current request, because the client is gone."""
 
     def close(self) -> None:
-        """Take note that the stream ended. Again: nothing."""
+        """Note that the stream has ended. A second call does nothing."""
 
 
 class Call:
-    """One stream of requests: a session.
+    """One stream of requests, with its session.
 
     Args:
-        client: The connection that it came over.
-        session: What answers.
-        name: For the log.
+        client: The connection of the call.
+        session: The session that answers the requests.
+        name: The call's name for the log.
     """
 
     def __init__(self, client: Client, session: ServedSession, name: str) -> None:
@@ -136,53 +135,53 @@ class Call:
         self.handle: Callable[[Request], Answering] = session.handle
         """Answers a request."""
         self.arrive: Arrive | None = getattr(session, "arrive", None)
-        """Tells the session of a request that has to wait, as `Session.arrive`; None: it need not know."""
+        """Tells the session of a request that has to wait, as `Session.arrive`; None: the session does not need it."""
         self.refuse: Callable[[RequestError], bytes] = error_response
-        """Makes the answer to a request that was refused before, or at which the server failed."""
+        """Makes the answer to a request that was refused before, or for which the server failed."""
         self.stepping = session if isinstance(session, Session) else None
         """Reads and answers Steps that are made in a row with those of other calls; None: `handle` answers all."""
         self.name = name
         self.stream: Any = None
-        """The number or object by which the client's protocol knows it."""
+        """The number or object that identifies the call in the client's protocol."""
         self.requests: deque[Request | None] = deque()
-        """Those that wait for an earlier one, or for the client to take answers; None: no more follow."""
+        """Requests that wait for an earlier one, or for the client to take answers; None: no more follow."""
         self.arrived: dict[int, Callable[[], Answering]] = {}
-        """Of waiting requests that the session has begun with: what answers each in its turn, by its `id`."""
+        """For waiting requests that the session has begun, by `id`: the function that answers each in its turn."""
         self.released = False
-        """True if one that waited is to be served next."""
+        """True if a request that waited is to be served next."""
         self.busy = False
-        """True if a request of it is being served."""
+        """True if a request of the call is being served."""
         self.over = False
-        """True if nothing more is said."""
+        """True if nothing more is sent."""
         self.concluded = False
-        """True if its session is closed."""
+        """True if the session is closed."""
         self.places: ConnectionCount | None = None
-        """The account that has counted it."""
+        """The count that includes this call."""
         self.limited = False
-        """True if its requests are at the expense of its connection: those of a viewer, or of an operator."""
+        """True if its requests are charged to its connection: those of a viewer, or of an operator."""
         self.refusal: RequestError | None = None
-        """The error for a client that asks for more than properties, if there is no place for it; None: there is one.
+        """The error for requests other than for properties, if there is no place for the client; None: there is one.
         """
         self.compression: str | None = None
-        """The compression of its answers; None: they are not compressed."""
+        """The compression of the answers; None: they are not compressed."""
         self.compressing = False
-        """True if an answer is being compressed, and sent after that."""
+        """True if an answer is being compressed. It is sent afterwards."""
         self.blocked = False
         """True if the client has no room for the last answer."""
         self.unsent = 0
-        """Bytes of that answer, which count until it has."""
+        """Bytes of that answer, which are counted until the client has room."""
 
     def translate(
         self,
         handle: Callable[[Request], Answering],
         refuse: Callable[[RequestError], bytes],
     ) -> None:
-        """Have another protocol's messages translated: `handle` and `refuse` take the place of the session's own."""
+        """Translate another protocol's messages: `handle` and `refuse` replace the session's own."""
         self.handle, self.refuse, self.arrive, self.stepping = handle, refuse, None, None
 
 
-# A request that is served by a step in a row with others: its call, its bytes, their number and when it began to be
-# served, and what to call in the thread of the environments, with its argument.
+# A request that is served by a step in a row with others: its call, its bytes, their number and the time when serving
+# began, and the function to call in the environments' thread, with its argument.
 _Step = tuple[Call, bytes, tuple[int, float], tuple[Callable[[Any], Any], Any]]
 
 
@@ -191,16 +190,16 @@ class Calls:
 
     Args:
         hub: The worlds.
-        limits: `max_message_bytes`.
+        limits: The server's limits; `max_message_bytes` is used.
         count: Admits calls.
-        viewers: Admits calls of clients that may only watch: they take no places of those that act.
+        viewers: Admits calls of clients that may only watch. They take no places of the others.
         admission: Admits requests.
-        scheduler: Goes on with requests that wait.
+        scheduler: Continues waiting requests.
         serving: The thread of the environments.
         cut: Closes the connection of a client after a fault of this server.
-        charge: Counts the processor time of a request of a viewer or an operator, or of one that is invalid; of the
-            server's time, its client may use the share that is given.
-        open_session: Makes what answers a call; None: a `Session`.
+        charge: Charges a client the processor time of a request of a viewer or an operator, or of an invalid one. Its
+            last argument is the share of the server's time that the client may use.
+        open_session: Makes the session of a call; None: a `Session`.
     """
 
     def __init__(
@@ -230,41 +229,41 @@ class Calls:
         self._cut = cut
         self._charge = charge
         self.metrics: Metrics | None = None
-        """Where to count; None: nowhere."""
+        """Counts requests; None: no metrics."""
         self.freed: Callable[[], None] = lambda: None
-        """Called where memory was freed that may be much, and not in an ordinary step."""
+        """Called when much memory may have been freed, except in an ordinary step."""
         self._numbers = itertools.count(1)
         self.ready: deque[tuple[Call, Request | None]] = deque()
-        """Requests that have come, in their order."""
+        """Requests that have arrived, in order."""
         self._unflushed: dict[Client, None] = {}
         self._served: Client | None = None
         self._turns = 0
-        """How often requests were served, those of viewers and operators apart; `turns` of a client are its own."""
+        """The number of requests served, except those of viewers and operators; a client's `turns` are its own."""
         self._steps: deque[_Step] = deque()
-        """Those that are made in a row now, and were not answered yet."""
+        """Steps of the current row that were not answered yet."""
         self._results: deque[tuple[Any, BaseException | None]] = deque()
-        """What the first of them have returned, or raised. The serving thread appends to it while it has not the loop.
+        """The results of the first of these steps. The serving thread appends to it while it does not have the loop.
         """
 
-    # Clients that join and leave
+    # Clients that connect and leave
 
     def open(self, client: Client, version: str, *, may_act: bool = True) -> Call:
-        """Admit a call, of a client that says it has this version, and that may act or only watch.
+        """Admit a call. `version` is the version that the client reports; `may_act` is False if it may only watch.
 
         Raises:
-            RequestError: RESOURCE_EXHAUSTED: there are as many as there may be; UNAVAILABLE: the server is stopping.
+            RequestError: RESOURCE_EXHAUSTED: there are too many calls; UNAVAILABLE: the server is stopping.
         """
         places, refusal = self._count if may_act else self._viewers, None
         try:
-            # Before a place is taken: a server that drains is to say so, also where it is full.
+            # Before a place is taken, so that a draining server says so, even if it is full.
             self._hub.check_open()
             places.enter()
         except RequestError as error:
             if not may_act or self._operators.full:
                 self._note_refusal(f"peer={client.peer}", int(error.code), error.message)
                 raise
-            # An operator's tools only read properties. A server that is full or drains lets a few in: whoever could
-            # not see what it does would take it for dead.
+            # An operator's tools only read properties. A server that is full or drains admits a few: otherwise an
+            # operator would think that it is dead.
             places, refusal = self._operators, error
             places.enter()
         session = self._open_session(self._hub, version, may_act)
@@ -280,28 +279,29 @@ class Calls:
         return call
 
     def receive(self, call: Call, request: Request | None) -> None:
-        """Queue a request behind those that came before; None: the client sends no more."""
+        """Queue a request behind earlier ones; None: the client sends no more."""
         call.client.unserved += 1
         self.ready.append((call, request))
 
     def abandon(self, call: Call, error: RequestError | None = None) -> None:
-        """End a call; send `error` as its status if there is one. A request that is being served goes on."""
+        """End a call, with `error` as its status if given. A request that is being served continues."""
         if call.over:
             return
         if error is not None:
             call.client.finish(call, error)
         call.over = True
-        # What waits is dropped now. With a request that is served, `_finish` does so once that ends.
+        # Waiting requests are dropped now. If a request is being served, `_finish` drops them after it.
         if not call.busy:
             self._release(call)
-        # Not closed yet: its request may be in a call of the environment. The None, which closes it, waits for that.
+        # Not closed yet, because its request may be in a call of the environment. The None, which closes it, waits for
+        # that.
         call.session.hang_up()
         self.receive(call, None)
 
     def unblock(self, call: Call) -> None:
-        """Go on with a call whose client may take answers again."""
+        """Continue a call whose client may take answers again."""
         client = call.client
-        # Its `_finish` calls this again.
+        # If it is busy, its `_finish` calls this again.
         if call.busy:
             return
         if not call.over and client.is_blocked(call):
@@ -318,7 +318,7 @@ class Calls:
         self.freed()
 
     def _release(self, call: Call) -> None:
-        """Queue the first of a call's waiting requests. Of a call that is over, drop all of them."""
+        """Queue the first waiting request of a call. If the call is over, drop all of them."""
         if call.over:
             while call.requests:
                 call.client.drop(self._take_waiting(call))
@@ -331,17 +331,17 @@ class Calls:
 
     def _take_waiting(self, call: Call) -> Request | None:
         if (request := call.requests.popleft()) is not None:
-            # Only now may the client send as many bytes again: so what waits is bounded.
+            # Only now may the client send as many bytes again, so that waiting bytes are bounded.
             call.client.resume(call, len(request) + PREFIX)
             if type(request) is bytes:
-                # A bytearray was counted when its memory was taken, and is given back by `drop`.
+                # A bytearray was counted when its memory was allocated, and is released by `drop`.
                 call.client.hold(-len(request) - _OVERHEAD)
         return request
 
     # Serving
 
     def serve_ready(self) -> None:
-        """Serve the requests that have come, or some where they take long."""
+        """Serve the requests that have arrived, or only some if they take long."""
         ready = self.ready
         together, since = 0, time.monotonic()
         until, row = since + MOMENT, _TOGETHER
@@ -355,11 +355,11 @@ class Calls:
                 self._turns += 1
                 client.turns += 1
             try:
-                # One that comes alone, as of a client with one environment, is served in fewer calls by itself.
+                # A single request, as from a client with one environment, is served in fewer calls by itself.
                 steps = self._read_steps(client, min(row, most - together)) if len(ready) > 1 else []
                 if steps:
                     count = self._serve_steps(steps)
-                    # Few more than were made: what goes back is to be read again.
+                    # Read few more than were made, because the others are put back and read again.
                     row = 2 * count
                 else:
                     call, request = ready.popleft()
@@ -367,7 +367,7 @@ class Calls:
                         self._serve_limited(call, request)
                     else:
                         self._serve(call, request)
-            # None is known of ours; another package may speak with the client. Other connections are not to pay for it.
+            # No such fault of this package is known, but other packages may serve the client. Other connections go on.
             except (Exception, SystemExit):
                 self._cut_for_fault(client)
             together += count
@@ -375,7 +375,7 @@ class Calls:
             if not client.outgoing:
                 continue
             now = time.monotonic()
-            # An answer waits only for others of its own connection: that to a single request is sent at once.
+            # Answers wait only for others of the same connection: the answer to a single request is sent at once.
             full = together >= most or now - since > _SOON or not client.joins_answers
             if full or not ready or ready[0][0].client is not client:
                 # A joint step has answers for all its agents: those of the others follow in a moment.
@@ -383,7 +383,7 @@ class Calls:
                     self._flush_later(client)
                 else:
                     client.flush()
-                # A client that sends Steps without end would else keep the loop from the sockets of all others.
+                # Otherwise a client that sends endless Steps would keep the loop from all other sockets.
                 if now > until:
                     break
                 together, since = 0, now
@@ -394,7 +394,7 @@ class Calls:
         self._cut(client)
 
     def _flush_later(self, client: Client) -> None:
-        """Send what waits for a client, together with what is answered until then."""
+        """Send the waiting answers of a client soon, together with those made until then."""
         if not self._unflushed:
             self._scheduler.call_soon(self._flush_all)
         self._unflushed[client] = None
@@ -404,20 +404,20 @@ class Calls:
             self._unflushed.popitem()[0].flush()
 
     def flush_served(self) -> None:
-        """Send the answers that wait for one that takes long."""
+        """Send the answers that wait while an environment's call takes long."""
         self._answer_steps()
         if self._served is not None:
             self._served.flush()
 
-    # Steps of many environments, such as those of the single worlds of one client, come together. They are made in a
-    # row, and answered after that. The loop is handed over once for all of them, and environments and server each find
-    # what they need in the processor's caches: 64 CartPoles take a quarter less processor time than with each answered
-    # before the next is stepped.
+    # Steps of many environments, such as those of one client's single worlds, arrive together. They are made in a row,
+    # and answered afterwards. The loop is handed over once for all of them, and both environments and server find their
+    # data in the processor's caches: 64 CartPoles take a quarter less processor time than if each were answered before
+    # the next is stepped.
 
     def _read_steps(self, client: Client, most: int) -> list[_Step]:
-        """Take the next requests of a client from `ready`, at most so many, as far as they are Steps to make in a row.
+        """Take up to `most` of a client's next requests from `ready`, while they are Steps that can be made in a row.
 
-        Raises nothing: what is to be refused is left for `_serve`.
+        Raises nothing: a request to refuse is left for `_serve`.
         """
         ready, admission, serving, steps = self.ready, self._admission, self._serving, list[_Step]()
         if client.unsent or not serving.is_free:
@@ -425,7 +425,7 @@ class Calls:
         began, room = time.perf_counter(), admission.max_bytes - admission.bytes
         for _ in range(min(most, len(ready), admission.max_requests - admission.requests)):
             call, request = ready[0]
-            # Whatever is not as in nearly every step is left for `_serve`, which sees to it.
+            # Everything unusual is left for `_serve`, which handles it.
             if call.busy or call.over or call.blocked or call.limited or call.requests or call.released:
                 break
             if type(request) is not bytes or call.stepping is None or call.client is not client:
@@ -443,35 +443,35 @@ class Calls:
         return steps
 
     def _serve_steps(self, steps: list[_Step]) -> int:
-        """Make steps in a row, and answer them; return how many. What was not begun goes back to `ready`."""
+        """Make steps in a row, and answer them; return their number. Steps that were not begun go back to `ready`."""
         made = len(steps)
         self._steps.extend(steps)
         try:
             self._serving.run_in_row([make for _, _, _, make in steps], self._results, _SOON)
             self._answer_steps()
-        finally:  # after an interrupt too: each result belongs to the first of the steps that are left
+        finally:  # after an interrupt too: the results belong to the first of the remaining steps
             while len(self._steps) > len(self._results):
                 made -= 1
                 self._put_back(self._steps.pop())
         return made
 
     def _put_back(self, step: _Step) -> None:
-        """Let a request be the next one of `ready` again: its step was not begun."""
+        """Put a request back as the next one of `ready`, because its step was not begun."""
         call, request, _, _ = step
         self._admission.requests -= 1
         self._admission.bytes -= len(request)
         call.busy = False
-        # Its client has gone meanwhile.
+        # The client has gone meanwhile.
         if call.over:
             self._release(call)
             return
-        # Further ones of this call may have come meanwhile: this one is before them.
+        # More requests of this call may have come meanwhile. This one is before them.
         call.released = bool(call.requests)
         call.client.unserved += 1
         self.ready.appendleft((call, request))
 
     def _answer_steps(self) -> None:
-        """Answer the steps that have been made: while one takes long, the deputy does so."""
+        """Answer the steps that were made. While a step takes long, the deputy does this."""
         steps, results, admission, most = self._steps, self._results, self._admission, self._limits.max_message_bytes
         while results:
             (call, _, admitted, _), (result, error) = steps.popleft(), results.popleft()
@@ -480,7 +480,7 @@ class Calls:
             try:
                 parts = session.answer_step(result, error)
                 size = len(parts[0])
-                # Whatever is not as in nearly every step is left for `_finish`.
+                # Everything unusual is left for `_finish`.
                 if session.last_error or len(parts) > 1 or size > most or call.over or call.requests or self.metrics:
                     self._finish(call, admitted, parts)
                 else:
@@ -490,7 +490,7 @@ class Calls:
                     has_room = client.answer(call, parts, size)
                     if not has_room:
                         self._block(call, size)
-                # A large one refers to the environment's memory, so that it is sent before the next step.
+                # A large answer refers to the environment's memory, so it is sent before the next step.
                 if not client.joins_answers:
                     client.flush()
             # As in `serve_ready`.
@@ -498,10 +498,10 @@ class Calls:
                 self._cut_for_fault(client)
 
     def _serve_limited(self, call: Call, request: Request | None) -> None:
-        """Serve a request at the expense of its connection.
+        """Serve a request, and charge its connection for it.
 
-        Training is what a server is for. What a viewer asks for is not charged less than the frames of a stranger:
-        else four of them that step without end would take nearly all of a trainer's time.
+        The server's main task is training. A viewer's requests are charged like a stranger's frames: otherwise four
+        viewers that step endlessly would take nearly all of a trainer's time.
         """
         began = time.thread_time()
         try:
@@ -514,44 +514,44 @@ class Calls:
             self._charge(call.client, time.thread_time() - began, SHARE)
 
     def _charge_message(self, client: Client, seconds: float) -> None:
-        """Count the processor time of a message, if others need the server too.
+        """Charge the processor time of a message, if other clients need the server too.
 
-        Else it takes time from nobody: a fork of many lanes is its client's work, as Steps are.
+        Otherwise it takes time from nobody: a fork of many lanes is its client's work, as Steps are.
         """
-        # What others have sent meanwhile was not read yet: so those count who were served since its last message.
+        # Requests that others sent meanwhile were not read yet, so count those served since the client's last message.
         beside = self._turns - client.turns
         before, client.turns_beside = client.turns_beside, beside
         if seconds > 0.0 and (beside != before or any(call.client is not client for call, _ in self.ready)):
             self._charge(client, seconds, MESSAGE_SHARE)
 
     def _serve(self, call: Call, request: Request | None) -> None:
-        """Serve one request, or have it wait for its turn."""
+        """Serve one request, or queue it until its turn."""
         client = call.client
         client.unserved -= 1
-        # One that waited has been taken out of `call.requests`, in which those behind it still are.
+        # A request that waited was taken out of `call.requests`, which still has those behind it.
         first, call.released = call.released or not call.requests, False
-        if request is not None and call.over:  # its client is gone
+        if request is not None and call.over:  # the client is gone
             client.drop(request)
-        # A session handles one request at a time (D-1). Nothing is served for a client that does not take its answers:
-        # they would be kept without end.
+        # A session handles one request at a time (D-1). Nothing is served for a client that does not take its answers,
+        # because the answers would pile up.
         elif call.busy or not first or (not call.over and (call.blocked or client.unsent)):
             self._defer(call, request, first=first)
-        # Behind all requests: those that came before a half-close are served.
+        # Behind all requests: those before a half-close are served.
         elif request is None:
             self._conclude(call)
         else:
             if type(request) is not bytes:
-                client.drop(request)  # it counts as one that is served from now on
+                client.drop(request)  # from now on it counts as a served request
             begun = call.arrived.pop(id(request), None) if call.arrived else None
             try:
                 if isinstance(request, RefusedMessage):
                     raise request.error
-                # Compared here, and not by `check`: that would be a call more in every step.
+                # Compared here, not by `check`, to save a call in every step.
                 size, admission = len(request), self._admission
                 if admission.requests >= admission.max_requests or admission.bytes + size > admission.max_bytes:
                     admission.check(size)
             except RequestError as error:
-                # An answer like any other, in its turn: the stream goes on (D-2).
+                # An answer like any other, in its turn: the stream continues (D-2).
                 self._note_refusal(_place(call), int(error.code), error.message)
                 self._finish(call, None, [call.refuse(error)])
                 return
@@ -559,10 +559,10 @@ class Calls:
             admission.bytes += size
             admitted = size, time.perf_counter()
             coroutine = call.handle(request) if begun is None else begun()
-            # Before `send`: while that is in an environment's call, the deputy may receive more requests.
+            # Before `send`: while an environment's call runs there, the deputy may receive more requests.
             call.busy = True
             try:
-                # Nearly every request is served here. Only one that waits for a result goes through the scheduler.
+                # Nearly every request ends here. Only one that waits for a result continues in the scheduler.
                 pending = coroutine.send(None)
             except StopIteration as stop:
                 if call.session.last_error == Code.INVALID_ARGUMENT:
@@ -577,7 +577,7 @@ class Calls:
 
     def _defer(self, call: Call, request: Request | None, *, first: bool) -> None:
         """Keep a request until those before it are answered, and the client has taken the answers."""
-        # To a call that is over only the None comes, which ends it.
+        # A call that is over gets only the None, which ends it.
         if len(call.requests) >= _MAX_WAITING and not call.over:
             call.client.drop(request)
             text = f"{_MAX_WAITING} requests of this call wait already; take the answers before you send more"
@@ -595,12 +595,12 @@ class Calls:
             if type(request) is bytes:
                 call.client.hold(len(request) + _OVERHEAD)
         if not call.busy:
-            # It waits for the client alone, so `unblock` is to be called once that takes its answers.
+            # It waits only for the client, so `unblock` must be called when the client takes its answers.
             call.client.blocked_calls.add(call)
 
     def _arrive(self, call: Call, arrive: Arrive, request: Request, *, first: bool) -> None:
         """Tell the session of a request that has to wait."""
-        # A request stays the same object while it waits, so its `id` is no other one's.
+        # A waiting request stays the same object, so no other one has its `id`.
         if id(request) not in call.arrived:
             begun = arrive(request, first or len(call.arrived) == len(call.requests))
             if begun is not None:
@@ -617,11 +617,11 @@ class Calls:
         self._scheduler.start_after(pending, coroutine, done)
 
     def _finish(self, call: Call, admitted: tuple[int, float] | None, parts: Any) -> None:
-        """Answer a request; with whatever goes with it, the answer is sent by the next flush.
+        """Answer a request. The next flush sends the answer, together with others.
 
         Args:
-            call: Its call.
-            admitted: Its size, and when it began to be served; None: it was refused before.
+            call: The request's call.
+            admitted: The size of the request, and when serving began; None: it was refused before.
             parts: The answer.
         """
         if admitted is not None:
@@ -629,13 +629,13 @@ class Calls:
             self._admission.requests -= 1
             self._admission.bytes -= size
             call.busy = False
-            # Asked here, so that a step without metrics costs no call.
+            # Checked here, so that a step without metrics costs no call.
             if call.session.last_error or self.metrics is not None:
                 self._record(call, time.perf_counter() - began)
         if not call.over:
             client, limit = call.client, self._limits.max_message_bytes
             size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
-            # An error takes its place, so that the stream goes on.
+            # An error takes the answer's place, so that the stream continues.
             if size > limit:
                 text = f"the response has {size} bytes, more than max_message_bytes={limit}; request fewer observations"
                 parts = [call.refuse(RequestError(Code.RESOURCE_EXHAUSTED, text))]
@@ -653,7 +653,7 @@ class Calls:
         call.client.blocked_calls.add(call)
 
     def _record(self, call: Call, seconds: float) -> None:
-        """Count a request, and log one that was refused."""
+        """Count a request in the metrics, and log it if it was refused."""
         session = call.session
         if session.last_error:
             self._note_refusal(_place(call), session.last_error, session.last_reason)
@@ -664,8 +664,8 @@ class Calls:
             self.metrics.stepped(seconds)
 
     def _note_refusal(self, place: str, code: int, reason: str) -> None:
-        """Count and log a request that was refused, or a connection, which the log names by `place`."""
-        # As Python writes it: what a client has sent must not look like a line of the log.
+        """Count and log a refused request, or a refused connection, which the log names by `place`."""
+        # Escaped as by `repr`: text from a client must not look like a line of the log.
         first = f"{reason.partition(chr(10))[0]:.400}"
         _log.info("%s refused code=%s reason=%r", place, Code.named(code), first)
         if self.metrics is not None:
@@ -682,7 +682,7 @@ class Calls:
         except (Exception, KeyboardInterrupt, SystemExit):
             _log.exception("connection=%s was not closed as it should", call.name)
         _log.info("connection=%s peer=%s closed", call.name, client.peer)
-        # Also where the session failed to close: else each such call would take a place for ever.
+        # Also if the session failed to close: otherwise each such call would take a place for ever.
         if call.places is not None:
             call.places.leave()
         self.freed()
@@ -705,11 +705,11 @@ def _asks_for_property(request: Request) -> bool:
 
 
 def _place(call: Call) -> str:
-    """Return how the log names a call and the world that it is in."""
+    """Return the log's name for a call and its world."""
     return f"connection={call.name} world={call.session.world_name}"
 
 
 def _fault(call: Call, error: BaseException) -> list[bytes | memoryview]:
-    """Answer a request at which a session failed: none is known; the other calls are not to pay for it."""
+    """Return the answer to a request for which a session failed. No such fault is known; other calls continue."""
     _log.error("a request was not served", exc_info=error)
     return [call.refuse(RequestError(Code.INTERNAL, f"the server failed: {error!r}"))]

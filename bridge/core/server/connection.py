@@ -1,4 +1,4 @@
-"""A client's connection: its socket, what is received and sent over it, and the base of the protocols spoken there."""
+"""A client's connection: its socket, its received and outgoing bytes, and the base class of protocols on it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 __all__ = ["CHUNK", "SMALL_CHUNK", "Connection", "ConnectionProtocol"]
 
 CHUNK = 65536
-"""Bytes that are received at a time."""
+"""The most bytes to receive at a time."""
 SMALL_CHUNK = 4096
-"""Bytes that are received at a time of a client that uses much processor time without asking for anything."""
+"""The most bytes to receive at a time from a client that uses much processor time without sending requests."""
 
 
 class _Owner(Protocol):
-    """What watches the sockets: `bridge.core.server.connections.Connections`."""
+    """The object that watches the sockets: `bridge.core.server.connections.Connections`."""
 
     calls: Calls
 
@@ -38,15 +38,15 @@ class _Owner(Protocol):
 
 
 class Connection:
-    """One client's socket, and what is to be sent over it.
+    """One client's socket, and the bytes to send over it.
 
     Args:
         owner: Watches the socket.
-        sock: Not blocking.
-        peer: Where the client is, for the log.
-        tls: What stands between the socket and the protocol; None: nothing.
+        sock: The socket, in non-blocking mode.
+        peer: The client's address, for the log.
+        tls: TLS between the socket and the protocol; None: none.
         admission: Counts the bytes that wait.
-        account: Counts the processor time that it uses.
+        account: Counts the processor time of the connection.
     """
 
     def __init__(
@@ -64,16 +64,16 @@ class Connection:
         self.tls = tls
         self.protocol: ConnectionProtocol
         self.answer: Callable[[Call, list[bytes | memoryview], int], bool]
-        """Send an answer with the next `flush`; return whether the client has room for all of it."""
+        """Send an answer with the next `flush`. Return True if the client has room for all of it."""
         self.calls: set[Call] = set()
         self.blocked_calls: set[Call] = set()
-        """Those whose requests wait until the client takes their answers."""
+        """Calls whose requests wait until the client takes their answers."""
         self.unserved = 0
-        """Requests that were received, and not looked at yet."""
+        """Requests that were received but not examined yet."""
         self.turns = 0
-        """How often requests of it were served."""
+        """The number of this connection's requests that were served."""
         self.turns_beside = 0
-        """How often those of others were, when it sent a message last."""
+        """The number of other connections' requests served when this one last sent a message."""
         self.outgoing: list[bytes | memoryview] = []
         """Bytes to send with the next `flush`; the protocol appends to it."""
         self.unsent: deque[memoryview] = deque()
@@ -83,48 +83,48 @@ class Connection:
         self.paused = False
         """True if nothing is read for now, because too many requests wait."""
         self.ending = False
-        """True if nothing more is read; it closes once what it has to say is sent."""
+        """True if nothing more is read. The connection closes when its last bytes are sent."""
         self.shut = False
-        """True if the client was told that nothing more comes."""
+        """True if the client was told that nothing more is sent."""
         self.closed = False
         self.progressed = False
-        """True if the client took some of what waited, since somebody looked."""
+        """True if the client took some of the waiting bytes since the last check."""
         self.timer: Timer | None = None
-        """Closes it where the client does not begin to speak, or once it was refused."""
+        """Closes the connection if the client does not begin to speak, or after a refusal."""
         self.joins_answers = True
         """True if the last answer may wait for the next ones, to be sent together with them."""
         self._admission = admission
         self.held = 0
-        """Its bytes that count for `max_queued_bytes`."""
+        """Bytes of this connection that count for `max_queued_bytes`."""
         self.ended: Callable[[], None] | None = None
-        """Called once it is closed; None: nothing is."""
+        """Called when the connection is closed; None: nothing is called."""
         self.account = account
         self.role = "stranger"
-        """The role of its client, as far as it has shown: `stranger`, `viewer` or `client`."""
+        """The role of the client, as far as it is known: `stranger`, `viewer` or `client`."""
 
     def speak(self, protocol: ConnectionProtocol) -> None:
-        """Speak a protocol from now on."""
+        """Use a protocol from now on."""
         self.protocol = protocol
-        # Kept here so that an answer costs one call less in every step.
+        # Stored here to save a call in every step.
         self.answer = protocol.answer
 
     # The bytes that count for `max_queued_bytes`
 
     def admit(self, size: int) -> None:
-        """Count `size` bytes of a large request, or raise RequestError; negative: give them back."""
+        """Count `size` bytes of a large request, or raise RequestError. A negative size releases them."""
         if size > 0:
             self._admission.check(size)
         self.hold(size)
 
     def hold(self, size: int) -> None:
-        """Count bytes that wait, fewer where `size` is negative."""
-        if size and not self.closed:  # all was given back when it was closed
+        """Count `size` more waiting bytes; a negative size reduces the count."""
+        if size and not self.closed:  # all bytes were released when it was closed
             self.held += size
             self._admission.bytes += size
 
     def drop(self, request: bytes | bytearray | None) -> None:
-        """Count the bytes of a large request no longer: it is dropped, or begins to be served."""
-        # Large requests are counted when memory is taken for them, small ones only where they wait.
+        """Stop counting the bytes of a large request: it is dropped, or begins to be served."""
+        # Large requests are counted when their memory is allocated, small ones only while they wait.
         if type(request) is bytearray:
             self.hold(-len(request))
             self._owner.calls.freed()
@@ -135,11 +135,11 @@ class Connection:
         """Receive once; return the number of bytes: 0 at the end of the stream.
 
         Raises:
-            OSError: As the socket does; ssl.SSLError where TLS ends it.
+            OSError: The error of the socket; ssl.SSLError if TLS ends it.
             RequestError: The bytes cannot be read.
         """
         http, account = self.protocol.http, self.account
-        # A large message is received into its own memory, without a copy. TLS has to decrypt it first.
+        # A large message is received into its own memory, without a copy. TLS must decrypt it first.
         if http is not None and self.tls is None:
             buffer = http.get_buffer() if http.frame is not None else None
             if buffer is not None:
@@ -149,16 +149,16 @@ class Connection:
                 account.productive = True
                 return count
         began, before = perf_counter(), self.unserved
-        # Small pieces bound what one turn of a flood takes before it is charged, and so what others wait.
+        # Small pieces limit how long one turn of a flood takes before it is charged, and so how long others wait.
         data = self.sock.recv(CHUNK if account.productive else SMALL_CHUNK)
         plain = data if self.tls is None else self.tls.receive(data)
         if plain:
             self.protocol.receive_data(plain)
         seconds, requests = perf_counter() - began, self.unserved - before
-        # Nearly every turn of a client that steps is one request, and is not judged: a call less in every step.
+        # Nearly every turn of a client that steps has one request and is not judged, which saves a call in every step.
         if requests != 1 or seconds > account.share.usual:
             account.judge(seconds, len(data), requests, receives_large=self.protocol.receives_large)
-        else:  # as in nearly every step
+        else:  # the usual case
             account.productive = True
             if seconds < account.share.fastest:
                 account.share.note_fastest(seconds)
@@ -167,12 +167,12 @@ class Connection:
     # Data to send
 
     def flush(self) -> None:
-        """Send what is to be sent, as far as the socket takes it, and watch for what is needed next."""
+        """Send as many bytes as the socket takes, and watch for the events that are needed next."""
         if self.closed:
             return
         try:
             if self.tls is None:
-                # A copy: the protocol appends to this very list, and keeps it.
+                # A copy: the protocol keeps this list object, and appends to it.
                 outgoing = self.outgoing[:]
                 self.outgoing.clear()
             else:
@@ -180,7 +180,7 @@ class Connection:
             size = len(outgoing[0]) if len(outgoing) == 1 else sum(map(len, outgoing))
             if self.unsent:
                 self._keep(outgoing, size)
-            # To join large parts would copy them; `send_parts` hands them to the system as they are.
+            # Joining large parts would copy them; `send_parts` passes them to the system as they are.
             elif size > CHUNK and len(outgoing) > 1:
                 self._keep(outgoing, size)
                 self.drain()
@@ -193,7 +193,7 @@ class Connection:
                 if sent < size:
                     self.unsent.append(memoryview(data)[sent:])
                     self.hold(size - sent)
-        # The client is gone. Whoever flushes need not know how that is told.
+        # The client is gone. The caller of `flush` does not need to handle that.
         except OSError:
             self._owner.close(self)
             return
@@ -206,44 +206,44 @@ class Connection:
         self.hold(size)
 
     def drain(self) -> None:
-        """Send of `unsent` what the socket takes. Raises OSError as the socket does."""
+        """Send as much of `unsent` as the socket takes. Raises OSError as the socket does."""
         sent = send_parts(self.sock, self.unsent)
         self.hold(-sent)
         self.progressed = self.progressed or sent > 0
 
-    # The interface that a call has to its client, whatever the transport (`bridge.core.server.calls.Client`)
+    # The interface of a call to its client, for all transports (`bridge.core.server.calls.Client`)
 
     def is_blocked(self, call: Call) -> bool:
         """True if the client does not take the answers of a call for now."""
         return bool(self.unsent) or self.protocol.is_blocked(call)
 
     def defer(self, call: Call, size: int) -> None:
-        """Let the client send `size` bytes less, for a request that waits, until `resume`."""
+        """Reduce the bytes that the client may send by `size`, for a waiting request, until `resume`."""
         self.protocol.defer(call, size)
 
     def resume(self, call: Call, size: int) -> None:
-        """Take back a `defer`."""
+        """Undo a `defer`."""
         if not self.closed:
             self.protocol.resume(call, size)
 
     def finish(self, call: Call, error: RequestError | None) -> None:
-        """End a call: as it should, or for a reason."""
+        """End a call, with `error` as its status if given."""
         self.protocol.finish(call, error)
 
 
 class ConnectionProtocol:
     """The protocol of a connection: gRPC, or HTTP/1.1 and WebSocket. It appends its output to `outgoing`.
 
-    Subclasses do more than what is here, which is right before a client has begun to speak.
+    Subclasses override these methods, which do what is right before a client has begun to speak.
 
     Args:
         connection: The connection.
     """
 
     http: Http2 | None = None
-    """The HTTP/2 that large messages are received into; None: it is none."""
+    """The HTTP/2 connection that large messages are received into; None: another protocol."""
     finished = False
-    """True if it has said its last words: the connection closes once they are sent and no call is left."""
+    """True if the last bytes are in `outgoing`: the connection closes when they are sent and no call is left."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -256,14 +256,14 @@ class ConnectionProtocol:
         return False
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes; raises RequestError where they cannot be read."""
+        """Read bytes; raises RequestError if they are invalid."""
         raise NotImplementedError
 
     def buffer_updated(self, count: int) -> None:
         """Note that bytes were received into the buffer of `http`; raises as `receive_data`."""
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
-        """Send an answer with the next `flush`; return whether the client has room for all of it."""
+        """Send an answer with the next `flush`. Return True if the client has room for all of it."""
         return True
 
     def is_blocked(self, call: Call) -> bool:
@@ -271,33 +271,33 @@ class ConnectionProtocol:
         return False
 
     def defer(self, call: Call, size: int) -> None:
-        """Let the client send `size` bytes less, for a request that waits, until `resume`."""
+        """Reduce the bytes that the client may send by `size`, for a waiting request, until `resume`."""
 
     def resume(self, call: Call, size: int) -> None:
-        """Take back a `defer`."""
+        """Undo a `defer`."""
 
     def finish(self, call: Call, error: RequestError | None) -> None:
-        """End a call: as it should, or for a reason."""
+        """End a call, with `error` as its status if given."""
 
     def refuse(self, error: RequestError) -> None:
-        """Say why the connection ends."""
+        """Tell the client why the connection ends."""
 
     def drain(self) -> None:
-        """Say that no further calls are taken; the open calls go on."""
+        """Tell the client that no more calls are accepted; open calls continue."""
 
     def ping(self) -> None:
-        """Ask for a sign of life, if the protocol can."""
+        """Send a ping, if the protocol has one."""
 
     def check_keepalive(self, now: float) -> bool:
-        """Ask for a sign of a client that has been quiet; tell whether it gave one in time."""
+        """Send a ping to a client that has been quiet; return False if it did not answer the last one in time."""
         connection = self._connection
-        if connection.progressed:  # it takes what was sent, behind which any ping would stand
+        if connection.progressed:  # the client takes bytes, which any ping would have to wait behind
             connection.progressed = False
             self._heard = now
-        if connection.paused or connection.account.timer is not None:  # nothing is read, a sign neither
+        if connection.paused or connection.account.timer is not None:  # an answer would not be read
             self._heard = now
         if self._asked is not None:
-            # Any bytes are a sign: behind a large request the answer to a ping comes late.
+            # Any bytes count as an answer: behind a large request the answer to a ping arrives late.
             if self._heard > self._asked:
                 self._asked = None
             elif now - self._asked > PATIENCE:
@@ -308,4 +308,4 @@ class ConnectionProtocol:
         return True
 
     def connection_lost(self) -> None:
-        """Free everything, at once."""
+        """Free all memory, at once."""

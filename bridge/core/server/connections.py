@@ -1,4 +1,4 @@
-"""The connections of a server: accepted, read and written when the event loop says so, kept alive, and closed."""
+"""The connections of a server: accepting, reading and writing on events of the loop, keepalive, and closing."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ __all__ = ["Connections"]
 
 _log = SafeLog(__name__)
 _refusals = LimitedLog(__name__)
-# Seconds that a client which was refused has for reading why.
+# Seconds that a refused client has for reading the reason.
 _LINGER = 1.0
-# Seconds that one has for taking an answer that is the last: a file over HTTP, say.
+# Seconds that a client has for reading a last answer, such as a file over HTTP.
 _LONG_LINGER = 30.0
-# Connections without a call at a time, at least, where nothing else is said.
+# The least limit of connections without a call, unless `max_idle` is given.
 _MAX_IDLE = 256
 # Seconds between two checks for clients that vanished without closing their connection.
 _KEEPALIVE = 5.0
-# Seconds between two looks whether the client of a connection that is read later is still there.
+# Seconds between two checks whether the client of a connection with delayed reading is still there.
 _PROBE = 0.5
-# The fewest seconds for which a connection is not read that has used too much: what a turn of the loop costs by itself
-# is not measured, so that there should be few of them.
+# The shortest pause in seconds for a connection that has used too much. The cost of a loop turn itself is not measured,
+# so there should be few pauses.
 _LEAST_PAUSE = 0.01
-# How often a connection is read, unheard, before it is closed.
+# How often a closing connection is read, and the bytes dropped, before it is closed.
 _LAST_READS = 64
 
 
@@ -63,12 +63,12 @@ class Connections:
         limits: `max_connections` and `hello_timeout`.
         admission: Counts the bytes that wait.
         speak: Makes the protocol of a connection.
-        tls: What TLS is spoken with on TCP ports; None: none is.
-        unix_path: Where to listen on a Unix socket too; None: nowhere.
-        max_idle: Connections without a call at a time: the oldest makes room for the next.
+        tls: The SSLContext for TCP ports; None: no TLS.
+        unix_path: The path of a Unix socket to listen on, too; None: no Unix socket.
+        max_idle: The most connections without a call at a time. The oldest makes room for a new one.
 
     Raises:
-        SettingError: Nobody can listen on the Unix socket.
+        SettingError: The server cannot listen on the Unix socket.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Connections:
         max_idle: int | None = None,
     ) -> None:
         self.failed_handshakes = 0
-        """TLS handshakes that failed."""
+        """The number of failed TLS handshakes."""
         self._loop = loop
         self._limits = limits
         self._max_idle = max_idle or max(_MAX_IDLE, limits.max_connections)  # all clients may connect at once
@@ -91,9 +91,9 @@ class Connections:
         self.calls: Calls
         self._listeners: list[_Listener] = []
         self.all: dict[socket.socket, Connection] = {}
-        """Those that are open, by their socket."""
+        """The open connections, by socket."""
         self._idle: dict[Connection, None] = {}
-        """Those without a call, oldest first."""
+        """The connections without a call, oldest first."""
         self._keepalive: Timer | None = None
         self._share = FairShare()
         self.call_later = loop.scheduler.call_later
@@ -108,7 +108,7 @@ class Connections:
             self._watch(sock, None, remove)
 
     def counts(self) -> dict[str, float]:
-        """Return what `Server.status` says of connections. May be called by any thread."""
+        """Return the values of connections in `Server.status`. May be called by any thread."""
         charged = {f"charged_{role}": seconds for role, seconds in self._share.charged.items()}
         return {"sockets": len(self.all), "throttled": self._share.waiting, **charged}
 
@@ -124,17 +124,17 @@ class Connections:
         return call
 
     def settled(self, connection: Connection) -> None:
-        """Note that a client speaks HTTP/2: it may stay without a call."""
+        """Note that a client speaks HTTP/2. It may stay without a call."""
         if not connection.ending:
             self._stop_timer(connection)
 
     # Accepting
 
     def listen(self, host: str, port: int) -> int:
-        """Listen on a TCP port of all addresses that a host's name stands for; return the port.
+        """Listen on a TCP port of all addresses of a host; return the port.
 
         Raises:
-            SettingError: It is in use, or the address is not of this machine.
+            SettingError: The port is in use, or the address is not of this machine.
         """
         socks = listen_tcp(host, port)
         for sock in socks:
@@ -145,7 +145,7 @@ class Connections:
         sock.setblocking(False)
         listener = _Listener(sock, tls, closed)
         self._listeners.append(listener)
-        # Else accepting pauses, and `_accept_again` begins with this one too.
+        # Otherwise accepting is paused, and `_accept_again` starts this listener, too.
         if self._share.visits.timer is None:
             self._accept_from(listener)
 
@@ -153,7 +153,7 @@ class Connections:
         self._loop.register(listener.sock, READ, lambda events: self._accept(listener))
 
     def stop_listening(self) -> None:
-        """Accept no more connections. Again: nothing."""
+        """Accept no more connections. A second call does nothing."""
         visits = self._share.visits
         if visits.timer is not None:
             visits.timer.cancel()
@@ -172,17 +172,17 @@ class Connections:
         began = time.thread_time()
         try:
             sock, name = listener.sock.accept()
-        except OSError as error:  # it went again, or there are no descriptors left for it
-            # Without a descriptor the newcomer cannot even be refused. A connection without a call is the least loss.
+        except OSError as error:  # the client has gone, or there are no file descriptors left
+            # Without a descriptor the new client cannot even be refused. A connection without a call is the least loss.
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 if self._idle:
                     self._cut(next(iter(self._idle)), "no file descriptor is left, and it has no call")
                 else:
-                    self._accept_later(_PROBE)  # else each turn of the loop would try in vain
+                    self._accept_later(_PROBE)  # otherwise each turn of the loop would try in vain
             return
         try:
             prepare(sock)
-        except OSError:  # it was reset meanwhile, which some systems tell here
+        except OSError:  # it was reset meanwhile; some systems report it here
             sock.close()
             return
         peer, tls = "unix", None
@@ -210,9 +210,9 @@ class Connections:
         speak: Callable[[Connection], ConnectionProtocol],
         ended: Callable[[], None],
     ) -> None:
-        """Serve on a connection that was made from here; `ended` is called once it is closed.
+        """Serve on a connection that this end made; `ended` is called when it is closed.
 
-        `received` are its first bytes, without those that are still to come.
+        `received` are the bytes that arrived already.
         """
         connection = self._add(sock, peer, tls)
         connection.ended = ended
@@ -226,7 +226,7 @@ class Connections:
         connection.flush()
 
     def _add(self, sock: socket.socket, peer: str, tls: Tls | None) -> Connection:
-        # The oldest, and not the new one: else connections that are only held open would keep all clients out.
+        # The oldest, not the new one: otherwise connections that are only held open would keep all clients out.
         if len(self._idle) >= self._max_idle:
             self._cut(next(iter(self._idle)), f"{self._max_idle} others have no call either")
         account = ProcessorAccount(self._share, time.monotonic())
@@ -242,36 +242,36 @@ class Connections:
     # Processor time
 
     def charge_request(self, connection: Connection, seconds: float, share: float = SHARE) -> None:
-        """Count processor time in which a request was served.
+        """Charge processor time in which a request was served.
 
         Receiving it was not charged, and sending the answer, which takes about as long, is not measured.
         """
         self._charge(connection, seconds + 2 * min(self._share.worth, seconds), share)
-        # So that no more of them come with the next read than are soon served: those of others wait behind them.
+        # Read only as many of its requests as can be served soon, because those of others wait behind them.
         connection.account.productive = False
 
     def _charge(self, connection: Connection, seconds: float, share: float = SHARE) -> None:
-        """Count processor time that brought no request, and read the connection later where that was too much."""
+        """Charge processor time that brought no request, and delay reading the connection if it was too much."""
         self._share.charged[connection.role] += seconds
         account = connection.account
         wait = account.charge(seconds, time.monotonic(), share=share)
-        # The turn that is charged has closed it, so its own account delays nobody any more.
+        # The connection was closed in the turn that is charged, so delaying its own account has no effect.
         if connection.closed and connection.role == "stranger":
             self._charge_visit(seconds)
         if not wait or connection.closed:
             return
-        if account.timer is None:  # else of requests that came together another one was served
+        if account.timer is None:  # otherwise another request that arrived with this one was charged before
             self._share.waiting += 1
             pause = min(max(wait, _LEAST_PAUSE), _PROBE)
             account.timer = self.call_later(pause, lambda: self._read_again(connection))
-            connection.flush()  # before it may be closed, which `arrange` does where all is said
+            connection.flush()  # before it may be closed, which `arrange` does if nothing is left to send
             if not connection.closed:
                 self.arrange(connection)
 
     def _charge_visit(self, seconds: float) -> None:
-        """Count processor time of a connection that was closed without a call, and accept later where it was too much.
+        """Charge the time of a connection that was closed without a call, and delay accepting if it was too much.
 
-        Those that come meanwhile wait in the system. Running calls do not pay for clients that connect without end.
+        New connections wait in the system meanwhile. So clients that connect endlessly do not slow running calls.
         """
         visits = self._share.visits
         wait = visits.charge(seconds, time.monotonic(), alone=True)
@@ -279,7 +279,7 @@ class Connections:
             self._accept_later(min(max(wait, _LEAST_PAUSE), _PROBE))
 
     def _accept_later(self, seconds: float) -> None:
-        """Accept no connection for some seconds; those that come wait in the system."""
+        """Accept no connection for some seconds; new ones wait in the system."""
         visits = self._share.visits
         if visits.timer is None and self._listeners:
             for listener in self._listeners:
@@ -289,24 +289,24 @@ class Connections:
     def _accept_again(self) -> None:
         visits = self._share.visits
         visits.timer = None
-        # Thousands that are closed together delay nobody for longer than the pause that they have caused.
+        # Thousands of connections that are closed together delay others only for the pause that they have caused.
         visits.until = min(visits.until, time.monotonic())
         for listener in self._listeners:
             self._accept_from(listener)
 
     def _read_again(self, connection: Connection) -> None:
-        """Read a connection again if it is time, and its client is still there. Of one that is closed: wait no more."""
+        """Read a connection again if it is time, and its client is still there. If it is closed, end its pause."""
         account = connection.account
         if account.timer is None:
             return
-        # Called before it is due where the connection is closed.
+        # The timer is not due yet if the connection was closed.
         account.timer.cancel()
         now = time.monotonic()
         if not connection.closed:
             self._probe(connection, now)
-            if connection.closed:  # which has called this
+            if connection.closed:  # the caller has closed it
                 return
-            # Timers run for `_PROBE` at most, so that a client that has closed is found soon.
+            # Timers run for at most `_PROBE` seconds, so that a client that has closed is found soon.
             if now < account.until:
                 account.timer = self.call_later(min(account.until - now, _PROBE), lambda: self._read_again(connection))
                 return
@@ -316,14 +316,14 @@ class Connections:
             self.arrange(connection)
 
     def _probe(self, connection: Connection, now: float) -> None:
-        """Close a connection whose client has closed it: what it had sent is dropped.
+        """Close a connection whose client has closed it, and drop the bytes that it had sent.
 
-        A client that is read later may have megabytes in its own system, which stand before the sign that it closed. If
-        it gets no answers, nothing else tells that it is gone, and all of that would be read. So it is sent a ping: the
-        system of a client that has closed answers with a reset, which comes at once. One that is still there is never
-        closed here, however slow or busy it is, and need not answer.
+        If reading is delayed, a client may have megabytes in its own system, which come before the sign that it closed.
+        If it gets no answers, nothing else shows that it is gone, and all of these bytes would be read. So it is sent a
+        ping: the system of a client that has closed answers with a reset, which arrives at once. A client that is still
+        there is never closed here, however slow or busy it is, and need not answer.
         """
-        if connection.unsent:  # which wait for the client, or the reset
+        if connection.unsent:  # these bytes already wait for the client, or a reset
             return
         if has_hung_up(connection.sock):
             self.close(connection)
@@ -349,7 +349,7 @@ class Connections:
         self._cut(connection, f"no {'TLS handshake' if late else 'hello'} within {self._limits.hello_timeout:g} s")
 
     def _check_keepalive(self) -> None:
-        """Ask clients that were quiet for a sign of life, and close those that gave none."""
+        """Send pings to clients that were quiet, and close those that did not answer."""
         self._keepalive = None
         if self.all:
             self._keepalive = self.call_later(_KEEPALIVE, self._check_keepalive)
@@ -364,21 +364,21 @@ class Connections:
     # Reading and writing
 
     def _on_events(self, connection: Connection, events: int) -> None:
-        """Read and write what a socket has and takes, and charge the processor time beside requests."""
+        """Read and write as the socket allows, and charge processor time that is not for requests."""
         if connection.closed:
             return
         account = connection.account
         # Asking the system for the processor time would cost each request more than a hundredth of its time. A clock is
-        # cheap, and tells which turns are worth it.
+        # cheap, and shows which turns are worth it.
         measured = not account.productive or connection.ending
         if measured:
             before, at, began = connection.unserved, time.monotonic(), time.thread_time()
         try:
             if events & WRITE:
                 connection.drain()
-            # Of a connection whose requests are still to be served nothing more is read: they would grow without end.
+            # While requests of a connection are still to be served, nothing more is read: they would pile up.
             if events & READ and not connection.unserved:
-                # Of one that was refused, what it had sent before it knew is dropped.
+                # After a refusal, the bytes that the client had sent before it knew are dropped.
                 count = len(connection.sock.recv(CHUNK)) if connection.ending else connection.receive()
                 if not count:
                     self.close(connection)
@@ -387,7 +387,7 @@ class Connections:
                     self.calls.unblock(call)
         except BlockingIOError:
             pass
-        # Before OSError, of which it is a kind: the alert that says why has yet to be sent.
+        # Before OSError, its base class: the TLS alert with the reason has yet to be sent.
         except ssl.SSLError as error:
             if not connection.calls:
                 self.failed_handshakes += 1
@@ -407,11 +407,11 @@ class Connections:
         except (Exception, SystemExit):  # the protocol may be another package's
             _log.exception("peer=%s cut: a fault of this server", connection.peer)
             self.close(connection)
-        # After most requests there is nothing to send yet: their answers are flushed once they are served.
+        # After most requests there is nothing to send yet: their answers are flushed when they are served.
         if connection.outgoing or connection.tls is not None or connection.events != READ or connection.ending:
             connection.flush()
         if measured:
-            # After the flush: what a flood is answered with is charged too.
+            # After the flush: the answers to a flood are charged too.
             seconds = time.thread_time() - began
             self._share.note_turn(seconds, time.monotonic() - at)
             served = max(0, connection.unserved - before) * self._share.worth
@@ -420,9 +420,9 @@ class Connections:
             self._charge(connection, account.excess)
 
     def arrange(self, connection: Connection) -> None:
-        """Watch for what the connection needs: room to send, or else the next request."""
+        """Watch for the event that the connection needs: room to send, or else the next request."""
         if not connection.calls and not connection.ending:
-            # One that had no call before keeps its place among the oldest.
+            # A connection that had no call before keeps its place among the oldest.
             self._idle.setdefault(connection)
             http = connection.protocol.http
             if connection.protocol.finished or (http is not None and http.goaway_sent):
@@ -431,12 +431,12 @@ class Connections:
             if connection.timer is None:
                 self.close(connection)
                 return
-            # Whoever was refused is read on for a moment: closing on unread bytes would take our last words away.
+            # A refused client is read for a moment longer: closing with unread bytes would discard our last bytes.
             if not connection.shut:
                 connection.shut = True
                 with contextlib.suppress(OSError):
                     connection.sock.shutdown(socket.SHUT_WR)
-        # No new request is read while answers wait: a client that does not read cannot make us keep without end.
+        # No new request is read while answers wait: a client that does not read must not fill the memory.
         reads = connection.account.timer is None and not connection.paused
         events = WRITE if connection.unsent else READ if reads else 0
         if events != connection.events:
@@ -452,7 +452,7 @@ class Connections:
         self.close(connection)
 
     def _linger(self, connection: Connection) -> None:
-        """Read nothing more, end the calls, and close a moment after what is to be said has been sent."""
+        """Read nothing more, end the calls, and close a moment after the last bytes have been sent."""
         if connection.closed:
             return
         connection.ending = True
@@ -461,13 +461,13 @@ class Connections:
         self._close_after(connection, _LONG_LINGER if connection.protocol.finished else _LINGER)
 
     def detach(self, connection: Connection) -> bool:
-        """Let go of a connection, and leave its socket open; its calls end. Return False where it was closed before."""
+        """Release a connection without closing its socket; its calls end. Return False if it was closed before."""
         if self.all.pop(connection.sock, None) is None:
             return False
         self._share.connections = len(self.all)
-        # All at once, before it counts as closed: `hold` ignores what its calls give back later.
+        # All at once, before it is marked as closed: `hold` ignores the bytes that its calls release later.
         connection.hold(-connection.held)
-        # Before the calls end: what they still send has no socket any more.
+        # Before the calls end: their last bytes have no socket any more.
         connection.closed = connection.ending = True
         self._stop_timer(connection)
         self._idle.pop(connection, None)
@@ -477,7 +477,7 @@ class Connections:
         for call in list(connection.calls):
             self.calls.abandon(call)
         connection.protocol.connection_lost()
-        # So that it no longer counts among those that wait for their share.
+        # So that it does not count any longer as a connection that waits for its share.
         self._read_again(connection)
         return True
 
@@ -487,15 +487,15 @@ class Connections:
             if connection.role == "stranger":
                 self._charge_visit(connection.account.spent)
             connection.sock.close()
-            del connection.protocol, connection.answer  # which refer to it
+            del connection.protocol, connection.answer  # they refer to the connection
             if connection.ended is not None:
                 connection.ended()
 
     @property
     def clients(self) -> int:
-        """The number of connections with an open call, or whose client still takes the answers of one that was.
+        """The number of connections with an open call, or whose client still takes the last answers of one.
 
-        Who was refused and only reads properties keeps no server from its end.
+        A client that was refused and only reads properties does not keep a draining server from ending.
         """
         return sum(
             bool(connection.unsent) or any(call.refusal is None for call in connection.calls)
@@ -503,9 +503,9 @@ class Connections:
         )
 
     def drain(self, grace: float) -> None:
-        """Say on every connection that no more calls are taken; the open ones go on, whatever the grace.
+        """Tell all clients that no more calls are accepted; open calls continue, whatever the grace.
 
-        Further connections are accepted, so that who comes is told, and health can be asked for.
+        New connections are still accepted, so that their clients get an error, and health checks an answer.
         """
         del grace
         for connection in list(self.all.values()):
@@ -513,13 +513,13 @@ class Connections:
             connection.flush()
 
     def close_all(self, error: RequestError) -> None:
-        """End every call with an error, and close every connection."""
+        """End all calls with an error, and close all connections."""
         self.stop_listening()
         for connection in list(self.all.values()):
             for call in list(connection.calls):
                 self.calls.abandon(call, error)
             connection.flush()
-            with contextlib.suppress(OSError):  # closing on unread bytes would take our last words away
+            with contextlib.suppress(OSError):  # closing with unread bytes would discard our last bytes
                 for _ in range(_LAST_READS):
                     if len(connection.sock.recv(CHUNK)) < CHUNK:
                         break

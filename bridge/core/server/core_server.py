@@ -1,4 +1,4 @@
-"""A server: its parts put together, started, and stopped."""
+"""A server: it assembles its parts, starts them, and stops them."""
 
 from __future__ import annotations
 
@@ -59,58 +59,58 @@ _LIMITS = CoreLimits()
 _OPEN = Security()
 _OVERVIEW = Overview()
 SWITCH_INTERVAL = 0.0005
-"""`sys.setswitchinterval` in processes that do nothing but serve: what the deputy waits for the interpreter's lock."""
+"""`sys.setswitchinterval` in processes that only serve: how long the deputy waits for the interpreter's lock."""
 
 
 class Sessions(Protocol):
-    """Makes the sessions of calls, in place of those with the server's own worlds."""
+    """Makes the sessions of calls, in place of sessions with the server's own worlds."""
 
     def attach(self, loop: EventLoop, runtime: Runtime) -> None:
-        """Keep the server's event loop, and the runtime of its worlds. Called once, before the loop runs."""
+        """Store the server's event loop, and the runtime of its worlds. Called once, before the loop runs."""
 
     def open(self, hub: Registry, version: str, may_act: bool) -> ServedSession:
         """Make the session of a call.
 
         Args:
             hub: The server's worlds.
-            version: The version that a client of this package says it has; "" for others.
-            may_act: Whether the client may do more than watch.
+            version: The version that a client of this package reports; "" for others.
+            may_act: True if the client may do more than watch.
         """
 
 
 class Attachment(Protocol):
-    """What begins and ends with a server, such as what connects it to somebody who waits for it."""
+    """An object that starts and stops with a server, such as one that connects it to a listener."""
 
     def start(self) -> None:
-        """Begin; the server serves from now on. Called once."""
+        """Start: the server now serves. Called once."""
 
     def stop(self) -> None:
-        """End; the server stops next. Called once, also where it was not started."""
+        """Stop: the server stops next. Called once, even if `start` was not."""
 
 
 class CoreServer:
     """Serves worlds until it is stopped.
 
-    It listens from its construction on. `start` serves in a background thread, `run` in the calling one. Works as a
-    context manager, which stops it.
+    It listens as soon as it is constructed. `start` serves in a background thread, `run` in the calling one. As a
+    context manager it stops at the end.
 
     Args:
         source: Makes the worlds.
         host: The address to listen on.
         port: The port to listen on; 0: any free one.
-        limits: What it refuses beyond.
-        unix_path: Where to listen on a Unix socket too; None: nowhere.
+        limits: The limits beyond which it refuses requests.
+        unix_path: The path of a Unix socket to listen on, too; None: no Unix socket.
         security: Certificates, and the token.
-        metrics_port: Where to show metrics, 0: any free port; None: nowhere.
+        metrics_port: The port of the metrics; 0: any free port; None: no metrics.
         metrics_host: The address of that port; None: `host`.
-        transport: What speaks gRPC: `http2` or `grpcio`.
-        insecure: Whether it goes without a token where others reach it; else it makes one.
-        protocols: What is spoken at the port beside gRPC.
-        hosts: The names under which browsers may reach it; None: addresses, and the names of this machine.
-        overview: What clients see of all its worlds.
-        sessions: Makes what answers calls; None: sessions with the worlds of this server.
-        observers: Are told of the worlds, and let agents in; the first is asked first.
-        messages: What else is served in a session.
+        transport: The implementation of gRPC: `http2` or `grpcio`.
+        insecure: True: no token is needed, even if other machines can reach the server. False: the server makes one.
+        protocols: Further protocols at the port, beside gRPC.
+        hosts: The host names that browsers may use; None: addresses, and the names of this machine.
+        overview: What clients see of all worlds.
+        sessions: Makes the sessions that answer calls; None: sessions with the worlds of this server.
+        observers: Are notified of worlds, and admit agents; the first is asked first.
+        messages: Further messages that sessions serve.
     """
 
     _attachments: tuple[Attachment, ...] = ()
@@ -144,13 +144,13 @@ class CoreServer:
         security = security.for_host(host, insecure=insecure)
         self._tls, self._query = security.tls, security.query
         self._loop = EventLoop()
-        # A lambda, for the calls are made below.
+        # A lambda, because the calls are made below.
         self._serving = ServingThread(self._loop, lambda: self._calls.flush_served())
         runtime = self._runtime = ServerRuntime(self._loop, self._serving)
         self._unix_path = None if unix_path is None else os.path.abspath(unix_path)
         try:
             served = ServedMessages(messages, self._loop.scheduler)
-        except BaseException:  # a handler is another package's own
+        except BaseException:  # a handler may be another package's
             self._loop.close()
             raise
         self._registry = Registry(
@@ -167,7 +167,7 @@ class CoreServer:
         self._viewers = ConnectionCount(limits.max_viewers, "max_viewers")
         self._services = Services(self._has_room)
         self._admission = Admission(limits)
-        """The requests and bytes that are held, over all connections."""
+        """Counts the requests and bytes in progress, over all connections."""
         self._protocols = tuple(protocols)
         try:
             self._connections = self._connect(transport, limits, security, hosts)
@@ -197,14 +197,14 @@ class CoreServer:
         self._stopping = threading.Lock()
         self._stopped = threading.Event()
         self._waited = False
-        """True once the program has waited for its end, by `wait` or `run`."""
+        """True once the program has waited for the server's end, by `wait` or `run`."""
         self._warn_of(security)
-        # For a program that ends without `stop`: environments are closed, and the file of the Unix socket goes.
+        # For a program that ends without `stop`: close the environments, and remove the Unix socket's file.
         atexit.register(self._end_with_program)
         forget_in_child(self)
 
     def _listen(self, port: int, metrics_port: int | None, limits: CoreLimits, observers: Sequence[Observer]) -> int:
-        """Listen at the ports, and start the observers, of which a user's own may raise; return the port of gRPC."""
+        """Listen at the ports, and start the observers, which may be a user's and raise; return the port of gRPC."""
         with contextlib.ExitStack() as undo:
             undo.callback(self._loop.close)
             undo.callback(self._connections.stop_listening)
@@ -221,7 +221,7 @@ class CoreServer:
         return found
 
     def _connect(self, transport: Transport, limits: CoreLimits, security: Security, hosts: HostNames | None) -> Any:
-        """Make the transport's end that receives and answers calls."""
+        """Make the part of the transport that receives and answers calls."""
         if transport == "grpcio":
             if self._protocols:
                 names = ", ".join(protocol.name for protocol in self._protocols)
@@ -245,17 +245,17 @@ class CoreServer:
     def _speak_all(
         self, speak_grpc: Speak, limits: CoreLimits, gate: Gate, hosts: HostNames | None
     ) -> tuple[Speak, list[str]]:
-        """Return what makes a connection's protocol, and the names of what may be spoken within TLS."""
-        # Imported here, for most servers speak gRPC alone.
+        """Return the function that makes a connection's protocol, and the names for TLS's ALPN."""
+        # Imported here, because most servers speak only gRPC.
         from bridge.core.server.first_bytes import FirstBytes
         from bridge.core.server.http11 import HostNames
         from bridge.core.server.port import Port, check_protocols
 
         check_protocols(self._protocols)
-        # By the first connection: those of the server are made below.
+        # Made at the first connection, because the server's connections are made below.
         port = functools.cache(lambda: Port(self._connections, limits, gate, self.status))
         speak_http: Speak | None = None
-        # Browsers offer both, gRPC clients h2 alone. Others offer nothing.
+        # Browsers offer both, gRPC clients only h2. Others offer nothing.
         alpn = ["h2"]
         if of_http := [protocol for protocol in self._protocols if protocol.routes]:
             with needed(f"the protocol {of_http[0].name!r} needs the package websockets", "web"):
@@ -299,11 +299,11 @@ class CoreServer:
         return calls
 
     def _has_room(self) -> bool:
-        """Tell whether a further client is let in, and may have a world of its own."""
+        """True if another client is accepted, and may have a world of its own."""
         return not self._count.full and self._registry.has_room
 
     def _warn_of(self, security: Security) -> None:
-        """Warn where others reach the server, and it is not protected."""
+        """Warn if other machines can reach the server, and it is not protected."""
         if is_loopback(self._host) or not security.missing():
             return
         danger = (
@@ -329,9 +329,9 @@ class CoreServer:
 
     @property
     def url(self) -> str:
-        """The URL that a client on this machine, or on one that reaches it by its name, connects to.
+        """The URL for clients on this machine, or on one that can resolve its name.
 
-        It ends in `?token=…` where the server has made its token: whoever has the URL is let in.
+        It ends in `?token=…` if the server made its token: every client that has the URL is accepted.
         """
         return f"{self._url_of('grpc')}{self._query}"
 
@@ -342,7 +342,7 @@ class CoreServer:
     def _reachable(self) -> str:
         host = self._host
         if host in ("0.0.0.0", "::", ""):
-            # An address that stands for all is none to connect to.
+            # Clients cannot connect to a wildcard address.
             host = socket.gethostname()
         return f"[{host}]" if ":" in host else host
 
@@ -357,15 +357,15 @@ class CoreServer:
 
     @property
     def web_url(self) -> str | None:
-        """The URL to open in a browser, with the token where the server has made it; None: there is nothing to see."""
+        """The URL to open in a browser, with the token if the server made it; None: there is no page."""
         if not any(route.path == "/" for protocol in self._protocols for route in protocol.routes):
             return None
-        # In the fragment, which browsers send to no server: so the token stands in no log of a proxy.
+        # In the fragment, which browsers send to no server, so that no proxy's log contains the token.
         return f"{self._url_of('http')}/{self._query.replace('?', '#', 1)}"
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port that the server listens on."""
         return int(self._port)
 
     @property
@@ -380,56 +380,57 @@ class CoreServer:
 
     @property
     def worlds(self) -> list[str]:
-        """The names of the worlds that there are."""
+        """The names of the current worlds."""
         return self._registry.names
 
     @property
     def env_ids(self) -> list[str]:
-        """The environment ids that a client may name."""
+        """The environment ids that a client may request."""
         return self._source.env_ids
 
     def status(self) -> dict[str, Any]:
-        """Return what it does and has done, as its property `server.status` says it (docs/protocol.md)."""
+        """Return the server's state and counters, as the property `server.status` does (docs/protocol.md)."""
         return self._registry.status()
 
     def _measured(self) -> dict[str, Any]:
-        """Return what metrics show: the status, and who was turned away before any session."""
+        """Return the values for metrics: the status, and the clients refused before a session."""
         refused = {"refused_tokens": self._gate.refused, "failed_handshakes": self._connections.failed_handshakes}
         return {**self.status(), **refused}
 
     # Serving
 
     def start(self) -> None:
-        """Serve in a background thread, which makes and calls the environments; returns once it does.
+        """Serve in a background thread, which makes and calls the environments. Returns when the server is running.
 
         Raises:
-            SettingError: It is started already, or stopped.
+            SettingError: The server was started or stopped before.
         """
         self._begin("start()")
         self._thread = threading.Thread(target=self._serve, name="bridge-serving", daemon=True)
         self._thread.start()
-        # Where the thread ends at once, nothing sets `begun`.
+        # If the thread ends at once, nothing sets `begun`.
         while not self._serving.begun.wait(1.0) and self._thread.is_alive():
             pass
 
     def run(self, grace: float | None = None, *, started: Callable[[], None] | None = None) -> None:
         """Serve in the calling thread until Ctrl-C, SIGTERM, or `drain` or `stop` from another thread.
 
-        Environments are made and called by this thread: in the main thread of a process also those that draw with a
-        GUI toolkit work. Ctrl-C ends the connections at once and returns within 2 seconds; where an environment is in
-        a call then, it ends the process with exit code 130. SIGTERM and SIGHUP drain, and a second signal stops at
-        once, as Ctrl-C does, which a further one does not wait for.
+        This thread makes and calls the environments. So in the main thread of a process, environments that draw with a
+        GUI toolkit work too. Ctrl-C ends the connections at once and returns within 2 seconds; if an environment is in
+        a call then, it ends the process with exit code 130. SIGTERM and SIGHUP drain. A second signal stops at once, as
+        Ctrl-C does, and a further one ends the wait for that.
 
         Args:
             grace: Seconds that clients have to leave after SIGTERM; None: `drain_timeout`.
-            started: Called once the environment of the first world has been made, which otherwise waits for a client.
+            started: Called when the environment of the first world has been made. Without it, the server makes that
+                environment for the first client.
 
         Raises:
-            SettingError: It is started already, or stopped, or `grace` is no number; with `started`, the environment
-                cannot be served, such as for wrong `env_kwargs`.
-            StartError: With `started`, the environment failed while it was made.
+            SettingError: The server was started or stopped before, or `grace` is no number; with `started`, the
+                environment cannot be served, such as for wrong `env_kwargs`.
+            StartError: With `started`, the environment raised while it was made.
         """
-        check_drain_timeout(0.0 if grace is None else grace, "grace")  # before it begins, and could not be begun again
+        check_drain_timeout(0.0 if grace is None else grace, "grace")  # before: a server cannot begin twice
         self._begin("run()")
         self._waited = True
         self._shutdown.ends_process = True
@@ -440,7 +441,7 @@ class CoreServer:
             with self._shutdown.handle_signals(grace):
                 self._serve()
         finally:
-            self._serving.finish()  # also where an interrupt came before signals were handled
+            self._serving.finish()  # also if an interrupt came before signals were handled
         self.stop()
         for problem in problems:
             if isinstance(problem, RequestError):
@@ -448,17 +449,17 @@ class CoreServer:
             raise problem
 
     def _prepare(self, started: Callable[[], None], problems: list[BaseException]) -> None:
-        """Have the loop make the first environment as it begins; where that fails, stop."""
+        """Make the first environment when the loop begins; stop if that fails."""
 
         def prepared(result: object, error: BaseException | None) -> None:
             try:
                 if error is not None:
                     raise error
-                # A signal may have come while the environment was made: the server then says nothing of having started.
+                # A signal may have come while the environment was made: the server then does not report its start.
                 if not self._shutdown.begun:
                     started()
             except BaseException as problem:
-                # Raised by `run`, in the thread that called it, once the server has ended.
+                # Raised by `run`, in the thread that called it, after the server has ended.
                 problems.append(problem)
                 self._shutdown.begin(0.0)
 
@@ -480,13 +481,13 @@ class CoreServer:
     def _serve(self) -> None:
         self._idle_worlds.start()
         self._serving.serve()
-        # The deputy may have ended the loop while this thread was starting a process. Nobody else knows of that one,
-        # and the program would wait for its end for ever.
+        # The deputy may have ended the loop while this thread was starting a process. No other code knows of that
+        # process, and the program would wait for it for ever.
         self._shutdown.end_processes()
         self._loop.close()
 
     def wait(self, grace: float | None = None) -> None:
-        """Block until Ctrl-C or SIGTERM, or `drain` or `stop` from another thread; signals mean what `run` says.
+        """Block until Ctrl-C or SIGTERM, or `drain` or `stop` from another thread; signals act as in `run`.
 
         Args:
             grace: Seconds that clients have to leave after SIGTERM; None: `drain_timeout`.
@@ -500,17 +501,17 @@ class CoreServer:
                 pass
         self.stop()
 
-    # What else begins and ends with it
+    # Objects that start and stop with the server
 
     def attach(self, attachment: Attachment) -> None:
-        """Have something start with the server, or now if that has started, and stop before the server does."""
+        """Start an object with the server, or now if it has started, and stop it before the server."""
         self._attachments = (*self._attachments, attachment)
         if self._running:
             attachment.start()
 
     @property
     def takes_sockets(self) -> bool:
-        """True if `serve_on` can be called: with grpcio the server cannot serve on a socket that it is handed."""
+        """True if `serve_on` can be called: with grpcio the server cannot serve on a given socket."""
         return isinstance(self._connections, Connections)
 
     def serve_on(
@@ -523,15 +524,15 @@ class CoreServer:
         websocket: str | None = None,
         used: Callable[[], None] = lambda: None,
     ) -> None:
-        """Serve the other end of a socket, which needs no token; may be called by any thread.
+        """Serve the other end of a socket, which needs no token. May be called by any thread.
 
         Args:
-            sock: Connected, and not blocking.
-            peer: Where the other end is, for the log.
-            tls: What stands between, its handshake done; None: nothing.
-            received: The first bytes of the other end, if some have come already.
-            ended: Called once the connection is closed.
-            websocket: Of a WebSocket, whose handshake is done: the version of this package at the other end, empty for
+            sock: A connected socket, in non-blocking mode.
+            peer: The address of the other end, for the log.
+            tls: TLS on the socket, with its handshake done; None: none.
+            received: Bytes of the other end that have arrived already.
+            ended: Called when the connection is closed.
+            websocket: For a WebSocket, whose handshake is done: the version of this package at the other end, empty for
                 another package; None: gRPC.
             used: Called when the other end begins to speak over a WebSocket.
         """
@@ -540,7 +541,7 @@ class CoreServer:
         def speak_grpc(connection: Connection) -> ConnectionProtocol:
             return GrpcProtocol(connection, connections, limits, gate, self._services)
 
-        # The other end speaks first, perhaps in hours: until then nothing is sent, and no ping.
+        # The other end speaks first, perhaps in hours. Until then nothing is sent, not even a ping.
         def wait(connection: Connection) -> ConnectionProtocol:
             if websocket is None:
                 from bridge.core.server.first_bytes import FirstBytes
@@ -557,24 +558,24 @@ class CoreServer:
 
     @property
     def draining(self) -> bool:
-        """True if it takes no further worlds, and ends once its clients have left."""
+        """True if the server accepts no more worlds, and ends when its clients have left."""
         return self._shutdown.begun
 
     @property
     def ended(self) -> bool:
-        """True if it has ended: by `stop`, by a signal, or since the last client left while it drained."""
+        """True if the server has ended: by `stop`, by a signal, or because the last client left while it drained."""
         return self._stopped.is_set() or self._serving.finished.is_set()
 
     def drain(self, timeout: float | None = None) -> None:
-        """Take no further worlds, tell the clients, and end once the last of them has left. Returns at once.
+        """Accept no more worlds, tell the clients, and end when the last of them has left. Returns at once.
 
-        Clients are told by HTTP/2's GOAWAY on their connections, and by gRPC's health service, whose Watch says
-        NOT_SERVING, where a proxy stands between. What they have goes on: their calls, and the episodes in them.
-        A vector environment that knows other servers moves its slots there (docs/cluster.md). Who comes anew is
-        refused with UNAVAILABLE. `wait` and `run` return when it has ended; a `stop` meanwhile ends it sooner.
+        Clients are told by HTTP/2's GOAWAY on their connections and, behind a proxy, by gRPC's health service, whose
+        Watch says NOT_SERVING. Their calls and episodes continue. A vector environment that knows other servers moves
+        its slots there (docs/cluster.md). New clients are refused with UNAVAILABLE. `wait` and `run` return when the
+        server has ended; a `stop` meanwhile ends it sooner.
 
         Args:
-            timeout: Seconds after which the clients that are left are cut off; None: `drain_timeout`.
+            timeout: Seconds after which the remaining clients are disconnected; None: `drain_timeout`.
         """
         seconds = self._shutdown.drain_timeout if timeout is None else timeout
         check_drain_timeout(seconds, "timeout")
@@ -584,14 +585,14 @@ class CoreServer:
             self._loop.scheduler.call_soon_threadsafe(lambda: self._shutdown.begin(seconds))
 
     def stop(self, grace: float = 0.0) -> None:
-        """Drain, and wait until it has ended: connections and environments are closed then. May be called twice.
+        """Drain, and wait for the end: connections and environments are closed then. May be called twice.
 
         Args:
             grace: Seconds that clients have to leave.
         """
         check_drain_timeout(grace, "grace")
-        # Held to the end: a second caller returns only once the server has ended, too. Not so an environment that stops
-        # its own server: the thread that stops it already waits for the environment's call.
+        # Held to the end, so that a second caller also returns only when the server has ended. An environment that
+        # stops its own server does not wait: the thread that stops the server waits for the environment's call.
         if not self._stopping.acquire(blocking=not self._serving.is_current):
             return
         try:
@@ -602,7 +603,7 @@ class CoreServer:
             self._end_loop(grace)
             if self._metrics is not None:
                 self._metrics.close()
-            # Not where Ctrl-C ended the wait: the server still drains, and the next `stop`, or the end of the program,
+            # Not if Ctrl-C ended the wait: the server still drains, and the next `stop`, or the end of the program,
             # ends it.
             self._stopped.set()
             atexit.unregister(self._end_with_program)
@@ -610,8 +611,8 @@ class CoreServer:
             self._stopping.release()
 
     def _end_with_program(self) -> None:
-        """Stop where the program ends without `stop`. A script that was to wait for clients, and does not, is told."""
-        raised = hasattr(sys, "last_value")  # an exception has ended the program, and says more
+        """Stop when the program ends without `stop`. Warn if it neither waited for clients nor served one."""
+        raised = hasattr(sys, "last_value")  # an exception ended the program, and says more
         told = self._waited or raised
         if self._serving.begun.is_set() and not told and not self.status()["steps"] and not self.connections:
             _log.warning(PLAYED_BY_NOBODY)
@@ -628,7 +629,7 @@ class CoreServer:
             self._loop.scheduler.call_soon_threadsafe(lambda: self._shutdown.begin(grace))
             if serving.is_current:  # an environment stops its own server: the loop ends when the call returns
                 return
-            # The loop ends by itself after `grace` and CLOSE_TIMEOUT. The rest is for one that hangs.
+            # The loop ends by itself after `grace` and CLOSE_TIMEOUT. The rest is for a loop that hangs.
             serving.finished.wait(grace + 2 * CLOSE_TIMEOUT)
         self._connections.stop_listening()
         if self._thread is not None:
@@ -642,7 +643,7 @@ class CoreServer:
             )
 
     def _begin_draining(self, grace: float) -> None:
-        """In the event loop: take no new calls and worlds."""
+        """Accept no new calls and worlds. Called in the event loop."""
         self._idle_worlds.stop()
         self._services.stop()
         self._registry.drain()

@@ -1,7 +1,7 @@
-"""The event loop of a server: the only file of it that waits.
+"""The event loop of a server: the only file of the server that waits.
 
-One thread at a time runs the loop: the serving thread, or its deputy while an environment's call lasts long
-(`bridge.core.server.serving`). Whoever runs it owns everything that hangs on it, so nothing there needs a lock.
+One thread at a time runs the loop: the serving thread, or its deputy while a call of an environment lasts long
+(`bridge.core.server.serving`). The thread that runs the loop owns all its objects, so they need no locks.
 """
 
 from __future__ import annotations
@@ -53,35 +53,35 @@ class _File:
 
 
 class EventLoop:
-    """Waits for sockets, timers and other threads, and calls what is due."""
+    """Waits for sockets, timers and other threads, and calls their callbacks."""
 
     def __init__(self) -> None:
         self.scheduler: Scheduler = _LoopScheduler(self.wake)
         self.requests: Collection[Any] = ()
-        """Requests that have come; `serve` is called while there are some."""
+        """Requests that have arrived; `serve` is called while there are some."""
         self.serve: Callable[[], None] = lambda: None
-        """Serves requests that have come, or some of them where they take long."""
+        """Serves requests that have arrived, or only some if they take long."""
         self.on_signal: Callable[[int], None] = lambda number: None
         """Called with the number of each signal that came."""
         self._interrupted = False
-        # Sockets, as Windows selects nothing else; not blocking, as `signal.set_wakeup_fd` demands.
+        # Sockets, because Windows can only select sockets; not blocking, as `signal.set_wakeup_fd` requires.
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        # Asking the selector for a file that it does not know takes it longer than all else of a turn.
+        # Asking the selector for an unknown file takes longer than the rest of a turn.
         self._files: set[Any] = set()
         self._selector.register(self._woken, READ, self._on_wake)
 
     # Files
 
     def register(self, file: Any, events: int, callback: Callable[[int], None]) -> None:
-        """Call a function with what a file is ready for (READ, WRITE). It must stand being called for nothing."""
+        """Call a function with the events of a file (READ, WRITE). It may also be called without need."""
         self._selector.register(file, events, callback)
         self._files.add(file)
 
     def modify(self, file: Any, events: int, callback: Callable[[int], None]) -> None:
-        """Watch a file for something else; for nothing, where `events` is 0."""
+        """Change the events that a file is watched for; 0: none."""
         if not events:
             self.unregister(file)
         elif file in self._files:
@@ -90,13 +90,13 @@ class EventLoop:
             self.register(file, events, callback)
 
     def unregister(self, file: Any) -> None:
-        """Watch a file no longer; again: nothing."""
+        """Stop watching a file. A second call does nothing."""
         self._files.discard(file)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(file)
 
     def add_reader(self, file: Any, callback: Callable[[], None]) -> None:
-        """Call a function whenever a file can be read. It must stand being called for nothing."""
+        """Call a function whenever a file can be read. It may also be called without need."""
         self._selector.register(file, READ, _File(callback))
 
     def add_writer(self, file: Any, callback: Callable[[], None]) -> None:
@@ -117,12 +117,12 @@ class EventLoop:
 
     @property
     def wakeup_fd(self) -> int:
-        """The descriptor for `signal.set_wakeup_fd`: the numbers of signals are written there."""
+        """The descriptor for `signal.set_wakeup_fd`: Python writes the numbers of signals to it."""
         return self._waker.fileno()
 
     def wake(self) -> None:
-        """Have the loop look for what is ready; may be called from any thread."""
-        with contextlib.suppress(OSError):  # it is full: the loop will look
+        """Make the loop check for ready files and callbacks. May be called from any thread."""
+        with contextlib.suppress(OSError):  # it is full: the loop will wake anyway
             self._waker.send(b"\0")
 
     def _on_wake(self, events: int) -> None:
@@ -131,25 +131,25 @@ class EventLoop:
         except BlockingIOError:
             return
         for number in data:
-            # `wake` sends zeros, and the system the number of each signal.
+            # `wake` sends zeros, and Python the number of each signal.
             if number:
                 self.on_signal(number)
 
     # The loop
 
     def interrupt(self) -> None:
-        """Have `run` return soon; may be called from any thread."""
+        """Make `run` return soon. May be called from any thread."""
         self._interrupted = True
         self.wake()
 
     def run(self) -> None:
-        """Wait until something happens, and call what is due, again and again until `interrupt`."""
+        """Wait for events and call their callbacks, again and again until `interrupt`."""
         scheduler, selector, timers = self.scheduler, self._selector, self.scheduler.timers
         key: Any
         found: Any
         while not self._interrupted:
-            # Requests are left where serving them took long. Then all sockets are looked at once before the next is
-            # served, and without waiting.
+            # Requests are left if serving them took long. Then all sockets are checked once, without waiting, before
+            # the next request is served.
             behind = bool(self.requests)
             timeout: float | None = None
             if behind or scheduler.ready:
@@ -168,19 +168,19 @@ class EventLoop:
                     scheduler.run()
                 if self.requests:
                     self.serve()
-            # No callback of this package is known to raise. Those of observers, and of worlds with a pacer of their
-            # own, are a user's: one that fails must not end the worlds of all others.
+            # No callback of this package is known to raise. Callbacks of observers, and of worlds with a custom pacer,
+            # are a user's: if one fails, the worlds of all others must continue.
             except BaseException as error:
-                # Ctrl-C where nobody handles its signal: it comes in the main thread, and ends the loop.
+                # Ctrl-C without a signal handler raises in the main thread, and ends the loop.
                 if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                     raise
                 _log.exception("a callback of the event loop failed")
-            key = found = None  # they refer to connections, which may have been closed
-        # Taken by the thread that returns for it: the next one to run the loop begins without it.
+            key = found = None  # these refer to connections, which may have been closed
+        # Reset by the thread that returns for it, so that the next one to run the loop begins without it.
         self._interrupted = False
 
     def close(self) -> None:
-        """Give up the selector and the wake-ups; by the thread that ran the loop last."""
+        """Close the selector and the wake-up sockets. Called by the thread that ran the loop last."""
         self._selector.close()
         self._woken.close()
         self._waker.close()

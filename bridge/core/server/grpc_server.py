@@ -1,4 +1,4 @@
-"""gRPC as the server speaks it: dm_env_rpc's calls, any number of them on an HTTP/2 connection, and gRPC's services."""
+"""gRPC for the server: any number of dm_env_rpc calls per HTTP/2 connection, and gRPC's own services."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ _OK = (":status", "200")
 _ENCODINGS = ", ".join(("identity", *encodings()))
 _HEAD = (_OK, _CONTENT, ("grpc-accept-encoding", _ENCODINGS), (HELLO, __version__))
 _WINDOW = 1 << 22
-# Streams that a connection may have beside its calls, and how many of them may be calls of gRPC's own services, which
-# need no token: health checks, reflection.
+# Streams of a connection beside its calls, and how many of them may be calls of gRPC's own services (health checks,
+# reflection), which need no token.
 _SPARE_STREAMS = 128
 _MAX_SIDE_CALLS = 16
-# Streams that a client may reset, or break so that the server resets them: at once, and a second. Each costs this end a
-# call, and the client a few bytes: the attacks "rapid reset" and "MadeYouReset".
+# The most streams that a client may reset, or break so that the server resets them: at once, and per second. Each costs
+# this end a call, and the client a few bytes: the attacks "rapid reset" and "MadeYouReset".
 _RESETS = (1000, 100)
-# Parts of answers of gRPC's own services that wait for a client; an answer has two.
+# The most waiting parts of answers of gRPC's own services; an answer has two.
 _MAX_WAITING = 64
-# Clients bound the size of trailers, and a message may hold a traceback of any length.
+# Clients limit the size of trailers, but a message may contain a traceback of any length.
 _MAX_DETAILS = 4000
 _PRINTABLE = "".join(chr(code) for code in range(32, 127) if chr(code) != "%")
 _TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
@@ -64,14 +64,14 @@ _UNITS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
 class GrpcProtocol(ConnectionProtocol):
-    """The calls of one connection. What is to be sent goes into the connection's `outgoing`.
+    """The calls of one connection. Its output goes into the connection's `outgoing`.
 
     Args:
-        connection: What speaks it.
-        handler: Gets the calls.
+        connection: The connection.
+        handler: Opens the calls.
         limits: `max_message_bytes` and `max_connections`.
-        gate: Asks each call for the token.
-        services: gRPC's own.
+        gate: Checks the token of each call.
+        services: gRPC's own services.
     """
 
     http: Http2
@@ -90,7 +90,7 @@ class GrpcProtocol(ConnectionProtocol):
         self._encodings: dict[Stream, str] = {}
         self._deadlines: dict[Stream, Timer] = {}
         self._inflating: dict[Stream, tuple[Inflation, deque[Event]]] = {}
-        """Streams of which a message is being inflated, and the events that wait for it."""
+        """Streams with a message that is being inflated, and the events that wait for it."""
         self._receive, self._ready = handler.calls.receive, handler.calls.ready
         self.http = Http2(
             client=False,
@@ -101,24 +101,24 @@ class GrpcProtocol(ConnectionProtocol):
 
     @property
     def receives_large(self) -> bool:
-        """True while a large request is being received; gRPC's own services, which need no token, take none."""
+        """True while a large request is being received. gRPC's own services, which need no token, accept none."""
         return self.http.receives_large
 
     # Received data
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes; the requests that they complete go to the calls.
+        """Read bytes, and pass the requests that they complete to the calls.
 
         Raises:
-            RequestError: The client does not speak HTTP/2 as it should.
+            RequestError: The client breaks the rules of HTTP/2.
         """
         http = self.http
         try:
             events = http.receive_data(data)
-            # A turn of a client that steps. `_handle` would do the same with more calls.
+            # The usual turn of a client that steps. `_handle` would do the same with more calls.
             if len(events) == 1 and self._settled and not self._inflating and not http.paused and http.error is None:
                 stream, event = events[0]
-                if type(stream.owner) is Call and type(event) is bytes:  # a request, as nearly always
+                if type(stream.owner) is Call and type(event) is bytes:  # a request, the usual case
                     self._heard = time.monotonic()
                     self._connection.unserved += 1  # as `Calls.receive` does, without a call in every step
                     self._ready.append((stream.owner, event))
@@ -166,7 +166,7 @@ class GrpcProtocol(ConnectionProtocol):
     def _other(self, stream: Stream, event: Event) -> None:
         owner = stream.owner
         if isinstance(event, HeadersReceived) and owner is None:
-            if not stream.local_closed:  # else these are the trailers of a call that was refused
+            if not stream.local_closed:  # otherwise these are the trailers of a call that was refused
                 self._open(stream, event)
         elif isinstance(event, (HeadersReceived, StreamEnded)):
             if isinstance(owner, Call):
@@ -189,7 +189,7 @@ class GrpcProtocol(ConnectionProtocol):
         elif isinstance(event, CompressedMessage):
             self._inflate(stream, event)
         elif isinstance(owner, Call):
-            self._receive(owner, event)  # one that was not admitted
+            self._receive(owner, event)  # a request that was not admitted
         elif isinstance(owner, SideCall):
             self._reply(stream, owner, owner.message(event))
         else:
@@ -205,13 +205,13 @@ class GrpcProtocol(ConnectionProtocol):
     # Compressed requests
 
     def _inflate(self, stream: Stream, message: CompressedMessage) -> None:
-        """Take a message that came compressed; what comes on its stream meanwhile waits."""
+        """Inflate a compressed message; later events of its stream wait."""
         if self._encodings.get(stream, "identity") == "identity":
             self._connection.drop(message.data)
             text = "a request came compressed that cannot be read: its header fields name no compression"
-            # As gRPC asks for where the flag of a message is set without an encoding.
+            # gRPC requires this code if a message's flag is set without an encoding.
             code = Code.INTERNAL
-            if isinstance(stream.owner, SideCall):  # of a client that may not have shown its token
+            if isinstance(stream.owner, SideCall):  # from a client that may not have shown its token
                 code, text = Code.UNIMPLEMENTED, "this service takes no compressed requests"
             self._fail(stream, RequestError(code, text))
             return
@@ -222,14 +222,14 @@ class GrpcProtocol(ConnectionProtocol):
 
         inflation = Inflation(message, encoding, most, connection.admit, handler.helper, handler.inflations, done)
         self._inflating[stream] = inflation, deque()
-        connection.unserved += 1  # so that no more is read meanwhile
+        connection.unserved += 1  # so that nothing more is read meanwhile
         inflation.start()
 
     def _wait_for_inflation(self, stream: Stream, event: Event) -> None:
         if isinstance(event, StreamReset):
             self._other(stream, event)
         else:
-            # Requests of a stream are served in their order (D-1).
+            # Requests of a stream are served in order (D-1).
             self._inflating[stream][1].append(event)
 
     def _cancel_inflation(self, stream: Stream) -> None:
@@ -243,7 +243,7 @@ class GrpcProtocol(ConnectionProtocol):
     def _inflated(self, stream: Stream, result: bytearray | RefusedMessage | RequestError) -> None:
         inflation, waiting = self._inflating.pop(stream)
         self._connection.unserved -= 1
-        if not isinstance(result, bytearray):  # it brought no request: else bombs would be free
+        if not isinstance(result, bytearray):  # it brought no request: without a charge, bombs would be free
             self._handler.charge_request(self._connection, inflation.seconds)
         if isinstance(result, RequestError):
             self._fail(stream, result)
@@ -257,15 +257,15 @@ class GrpcProtocol(ConnectionProtocol):
     def _open(self, stream: Stream, event: HeadersReceived) -> None:
         fields = event.fields
         kind, path = fields.get("content-type", ""), fields.get(":path", "")
-        # A client that speaks no gRPC reads no trailers: it is answered as by any HTTP server.
+        # A client that does not speak gRPC reads no trailers: it is answered as by any HTTP server.
         if fields.get(":method") != "POST" or not kind.startswith("application/grpc"):
             status = "405" if fields.get(":method") != "POST" else "415"
             self.http.end_stream(stream, ((":status", status), ("allow", "POST")))
             return
         try:
-            # First, so that a header field that cannot be read takes no place.
+            # First, so that an invalid header field takes no place.
             timeout = _timeout(fields.get("grpc-timeout"))
-            # Without the token: the probes of Kubernetes can send none.
+            # Without the token, because Kubernetes' probes can send none.
             if path.startswith("/grpc.health."):
                 self._open_side_call(stream, path)
             else:
@@ -282,10 +282,9 @@ class GrpcProtocol(ConnectionProtocol):
             self._other(stream, StreamEnded())
 
     def _open_call(self, stream: Stream, path: str, fields: dict[str, str], *, may_act: bool) -> None:
-        """Open a call of a client that may. Raises RequestError."""
+        """Open a call of an accepted client. Raises RequestError."""
         encoding = fields.get("grpc-encoding", "identity")
-        # UNIMPLEMENTED, with `grpc-accept-encoding` in the trailers, is what gRPC asks for: that names what the client
-        # may use.
+        # gRPC requires UNIMPLEMENTED, with `grpc-accept-encoding` in the trailers, which lists what the client may use.
         if encoding not in _ENCODINGS.split(", "):
             text = f"the compression {encoding!r:.40} is none of {_ENCODINGS}"
             remedy = "; zstd needs the extra `zstd` on the server" if encoding == "zstd" else ""
@@ -295,7 +294,7 @@ class GrpcProtocol(ConnectionProtocol):
             return
         call = self._handler.open(self._connection, fields.get(HELLO, ""), may_act=may_act)
         stream.owner, call.stream = call, stream
-        # Bytes of a stream without a reader are dropped: none of a refused call takes memory.
+        # Bytes of a stream without a reader are dropped, so a refused call takes no memory.
         stream.reader = MessageReader(self._limits.max_message_bytes, self._connection.admit)
         if encoding != "identity":
             self._encodings[stream] = encoding
@@ -314,7 +313,7 @@ class GrpcProtocol(ConnectionProtocol):
         stream.owner, stream.reader = side, MessageReader(MAX_REQUEST)
 
     def _expire(self, stream: Stream) -> None:
-        """End a call whose client waits for it no longer."""
+        """End a call whose deadline has passed."""
         if stream in self._deadlines:
             self._fail(stream, RequestError(Code.DEADLINE_EXCEEDED, "the time of grpc-timeout is over"))
             self._connection.flush()
@@ -323,23 +322,23 @@ class GrpcProtocol(ConnectionProtocol):
         """Answer a call of gRPC's own services."""
         for message in messages:
             self.http.send_grpc_message(stream, [message], len(message))
-        # The client asks on and takes no answers. It may have shown no token, so nothing more is kept for it.
+        # The client sends requests and takes no answers. It may have shown no token, so no more answers are stored.
         if len(stream.pending) > _MAX_WAITING:
             self._forget(stream)
-            # It counts for the limit on resets, or a client could have this done without end.
+            # It counts for the limit on resets, otherwise a client could cause this endlessly.
             self.http.resets += 1
             self.http.reset_stream(stream, ErrorCode.ENHANCE_YOUR_CALM)
         elif side.over:
             self._end(stream, side.error)
 
     def _end(self, stream: Stream, error: RequestError | None, *, headed: bool = True) -> None:
-        """End a stream by gRPC's trailers."""
+        """End a stream with gRPC's trailers."""
         self._forget(stream)
         fields: list[tuple[str, str]] = [] if headed else [_OK, _CONTENT, ("grpc-accept-encoding", _ENCODINGS)]
         fields.append(("grpc-status", str(int(error.code) if error else 0)))
         if error:
             details = quote(error.message, safe=_PRINTABLE)[:_MAX_DETAILS]
-            # Not in the midst of an escape such as %C3.
+            # Do not cut inside an escape such as %C3.
             cut = details.rfind("%", len(details) - 2) if len(details) == _MAX_DETAILS else -1
             fields.append(("grpc-message", (details[:cut] if cut >= 0 else details).strip()))
         self.http.end_stream(stream, fields)
@@ -359,12 +358,12 @@ class GrpcProtocol(ConnectionProtocol):
     # Data to send
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
-        """Send an answer with the next flush; return whether the client has a window for all of it.
+        """Send an answer with the next flush. Return True if the client has a window for all of it.
 
-        One that is to be compressed first is sent later; meanwhile the client counts as having no window.
+        An answer that must be compressed first is sent later; meanwhile the client counts as having no window.
         """
-        # The parts of a larger answer share the environment's memory, which the next step overwrites: it is sent
-        # before.
+        # The parts of a larger answer share the environment's memory, which the next step overwrites: it is sent before
+        # that step.
         self._connection.joins_answers = size <= SMALL
         if call.compression is not None and size >= WORTHWHILE:
             self._compress(call, parts, size)
@@ -378,7 +377,7 @@ class GrpcProtocol(ConnectionProtocol):
         return bool(call.stream.pending or call.compressing)
 
     def _compress(self, call: Call, parts: list[bytes | memoryview], size: int) -> None:
-        """Compress an answer in the helper thread, and send it then: as it is, where that makes it no smaller."""
+        """Compress an answer in the helper thread, then send it; uncompressed if compression makes it no smaller."""
         encoding = str(call.compression)
         call.compressing = True
 
@@ -406,23 +405,22 @@ class GrpcProtocol(ConnectionProtocol):
     def finish(self, call: Call, error: RequestError | None) -> None:
         """Send the call's trailers."""
         if error is not None:
-            # Trailers follow all data, and this client may never have a window for it.
+            # Trailers follow all data, and this client may never have a window for the data.
             self.http.discard_pending(call.stream)
         self._end(call.stream, error)
 
     def refuse(self, error: RequestError) -> None:
-        """Send the GOAWAY that is due."""
-        # Else `_fail_connection` has sent one with the error's own number, or `drain` one.
+        """Send GOAWAY, if it was not sent before."""
+        # Otherwise `_fail_connection` sent one with the error's code, or `drain` did.
         if not self.http.goaway_sent:
             self.http.go_away(ErrorCode.ENHANCE_YOUR_CALM, error.message)
 
     def drain(self) -> None:
-        """Say that no further calls are taken; the open calls go on."""
+        """Tell the client that no more calls are accepted; open calls continue."""
         self.http.go_away(ErrorCode.NO_ERROR, "the server is stopping")
         for stream in list(self.http.streams.values()):
             if isinstance(stream.owner, SideCall):
-                # Behind a proxy, which has an HTTP/2 of its own with them, clients hear of a drain by health's Watch
-                # alone.
+                # A proxy ends HTTP/2, so clients behind it learn of a drain only from health's Watch.
                 self._reply(stream, stream.owner, stream.owner.drain())
 
     def ping(self) -> None:
@@ -430,14 +428,14 @@ class GrpcProtocol(ConnectionProtocol):
         self.http.ping()
 
     def connection_lost(self) -> None:
-        """Free everything, at once: whoever waits for the garbage collector holds memory that nobody counts."""
+        """Free all memory at once: memory that waits for the garbage collector is not counted."""
         for stream in list(self.http.streams.values()):
             self._forget(stream)
         self.http.connection_lost()
 
 
 def _timeout(text: str | None) -> float | None:
-    """Return the seconds of a `grpc-timeout`, or raise RequestError where it is none."""
+    """Return the seconds of a `grpc-timeout`; raise RequestError if it is malformed."""
     if text is None:
         return None
     if (found := _TIMEOUT.fullmatch(text)) is None:

@@ -1,4 +1,4 @@
-"""gRPC's standard services beside dm_env_rpc: health, and reflection, where their packages are installed."""
+"""gRPC's standard services beside dm_env_rpc: health, and reflection, if their packages are installed."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["MAX_REQUEST", "Services", "SideCall"]
 _HEALTH = "grpc.health.v1.Health"
 _NAMES = ("", SERVICE, ROOM)
 MAX_REQUEST = 4096
-"""Bytes of a request: who sends it need not show a token."""
+"""The most bytes of a request, because these services need no token."""
 
 
 class SideCall:
-    """A call of one of these services: requests go in, and answers come out.
+    """A call of one of these services, with requests and answers as bytes.
 
     Args:
-        serve: Called with each request; returns its answer. Raises RequestError.
-        unary: Whether the first answer is the last one.
-        last_words: Of a call that takes one request and then only answers: the answer that is due when the server
-            stops. None: the call ends with its client.
+        serve: Called with each request; returns the answer. Raises RequestError.
+        unary: True if the call has one request and one answer.
+        last_words: For a call with one request and a stream of answers: the answer to send when the server stops. None:
+            other calls, which end with their client.
     """
 
     def __init__(self, serve: Callable[[bytes], bytes], *, unary: bool, last_words: bytes | None = None) -> None:
@@ -38,12 +38,12 @@ class SideCall:
         self._last_words = last_words
         self._asked = False
         self.over = False
-        """True if nothing follows."""
+        """True if nothing more is sent."""
         self.error: RequestError | None = None
-        """Why it is over, if not because all was said."""
+        """The error that ended the call; None: it ended without one."""
 
     def message(self, data: bytes) -> list[bytes]:
-        """Take a request; return the answers."""
+        """Read a request; return the answers."""
         if self.over:
             return []
         try:
@@ -63,12 +63,12 @@ class SideCall:
         return []
 
     def end(self) -> list[bytes]:
-        """Take note that no more requests come."""
+        """Note that no more requests come."""
         self.over = self.over or self._last_words is None
         return []
 
     def drain(self) -> list[bytes]:
-        """Take note that the server stops."""
+        """Note that the server is stopping; return the answers to send."""
         if self._last_words is None or self.over:
             return []
         self.over = True
@@ -76,7 +76,7 @@ class SideCall:
 
 
 def _descriptors(*others: Any) -> DescriptorPool:
-    """Return what reflection describes: dm_env_rpc under its public name, and other files."""
+    """Return the descriptors for reflection: dm_env_rpc under its public name, and other files."""
     pool = DescriptorPool()
     # The messages have a package of their own here, so that they do not collide with those of `dm-env-rpc`.
     file = FileDescriptorProto.FromString(pb.DESCRIPTOR.serialized_pb)
@@ -96,7 +96,7 @@ def _descriptors(*others: Any) -> DescriptorPool:
 
 
 def _rename(message: Any, old: str, new: str) -> None:
-    """Replace the package in the names of all types that messages of a file refer to."""
+    """Replace the package in the names of all types that a file's messages refer to."""
     for kind in message.message_type if isinstance(message, FileDescriptorProto) else message.nested_type:
         for field in kind.field:
             if field.type_name.startswith(old):
@@ -108,28 +108,28 @@ class Services:
     """The services of one server.
 
     Args:
-        has_room: Tells whether a further connection, and a world of its own, would be taken.
+        has_room: Returns True if another connection, with a world of its own, would be accepted.
     """
 
     def __init__(self, has_room: Callable[[], bool]) -> None:
         self._serving = True
         self._has_room = has_room
         self._methods: dict[str, Callable[[], SideCall]] = {}
-        # Their packages, of which that of reflection imports much, are loaded by who asks for them first.
+        # Imported on the first request, because the package of reflection imports much.
         self._loaders = {"/grpc.health.": self._load_health, "/grpc.reflection.": self._load_reflection}
 
     def _load_health(self) -> dict[str, Callable[[], SideCall]]:
         """Make the methods of health."""
         try:
             from grpc_health.v1 import health_pb2
-        except ImportError:  # the extra `ops`
+        except ImportError:  # it needs the extra `ops`
             return {}
         self._pb = health_pb2
         methods = {
             f"/{_HEALTH}/Check": lambda: SideCall(self._check, unary=True),
             f"/{_HEALTH}/Watch": lambda: SideCall(self._watch, unary=False, last_words=self._state(serving=False)),
         }
-        if hasattr(health_pb2, "HealthListResponse"):  # not in older versions
+        if hasattr(health_pb2, "HealthListResponse"):  # older versions do not have it
             methods[f"/{_HEALTH}/List"] = lambda: SideCall(self._list, unary=True)
         return methods
 
@@ -138,7 +138,7 @@ class Services:
         try:
             from grpc_health.v1 import health_pb2
             from grpc_reflection.v1alpha import reflection, reflection_pb2
-        except ImportError:  # the extra `ops`
+        except ImportError:  # it needs the extra `ops`
             return {}
         reflects = "grpc.reflection.v1.ServerReflection"
         # The messages of both versions of reflection are the same; clients ask for v1 first.
@@ -148,7 +148,7 @@ class Services:
 
         def reflect(data: bytes) -> bytes:
             requests = iter([reflection_pb2.ServerReflectionRequest.FromString(data)])
-            call: Any = reflector.ServerReflectionInfo  # a generator, and it looks at no context
+            call: Any = reflector.ServerReflectionInfo  # a generator, which does not use its context
             return bytes(next(call(requests, None)).SerializeToString())
 
         return {
@@ -157,11 +157,11 @@ class Services:
         }
 
     def stop(self) -> None:
-        """Say NOT_SERVING from now on."""
+        """Answer NOT_SERVING from now on."""
         self._serving = False
 
     def open(self, path: str) -> SideCall | None:
-        """Begin a call of a method; None: there is none of this path."""
+        """Begin a call of a method; None: there is no method at this path."""
         for prefix in [prefix for prefix in self._loaders if path.startswith(prefix)]:
             self._methods.update(self._loaders.pop(prefix)())
         make = self._methods.get(path)
@@ -183,15 +183,15 @@ class Services:
 
     def _watch(self, data: bytes) -> bytes:
         name = self._pb.HealthCheckRequest.FromString(data).service
-        # Of room nobody is told when it changes: who wants to know it asks.
+        # Watch does not report changes of capacity; clients must poll Check.
         if name in _NAMES and name != ROOM:
             return self._state_of(name)
         status = self._pb.HealthCheckResponse
         return bytes(status(status=status.SERVICE_UNKNOWN).SerializeToString())
 
     def _list(self, data: bytes) -> bytes:
-        del data  # it holds nothing
+        del data  # the request is empty
         answer = self._pb.HealthListResponse()
-        for service in ("", SERVICE):  # of room a list says nothing: a full server is healthy
+        for service in ("", SERVICE):  # without capacity, because a full server is healthy
             answer.statuses[service].ParseFromString(self._state_of(service))
         return bytes(answer.SerializeToString())

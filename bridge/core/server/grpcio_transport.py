@@ -1,4 +1,4 @@
-"""The calls of a server over the grpcio library, `transport="grpcio"`: the same sessions, with threads of grpcio's."""
+"""The calls of a server over the grpcio library, `transport="grpcio"`: the same sessions, in grpcio's threads."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ __all__ = ["GrpcioTransport"]
 
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 _FAULT = RequestError(Code.INTERNAL, "the server failed")
-_LAST_WORDS = 1.0  # seconds after a drain in which `close_all` says why calls end, before grpcio cancels them
-_SPARE_THREADS = 8  # for health checks, and calls that are to be refused
-# What a call may have read ahead of its answers: so many requests, and bytes of them. A client of ours has at most 128
-# on their way, and `Calls` ends a call of which 1,000 wait.
+_LAST_WORDS = 1.0  # seconds after a drain in which `close_all` sends why calls end, before grpcio cancels them
+_SPARE_THREADS = 8  # for health checks, and calls that are refused
+# The most requests, and bytes of them, that a call may read ahead of its answers. A client of ours sends at most 128
+# ahead, and `Calls` ends a call when 1,000 wait.
 _AHEAD, _AHEAD_BYTES = 256, 1 << 22
-# Bytes of answers that grpcio has not taken, from which on no further request of their call is served.
+# If grpcio has not taken this many bytes of a call's answers, no more of its requests are served.
 _MOST_UNSENT = 1 << 20
 
 
 class _RequestsAhead:
-    """The requests of a call that were read and not answered."""
+    """The requests of a call that were read and not yet answered."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -46,24 +46,24 @@ class _RequestsAhead:
         self._over = False
 
     def add(self, size: int) -> None:
-        """Count one that was read."""
+        """Count a request that was read."""
         with self._changed:
             self._sizes.append(size)
             self._bytes += size
 
     def wait(self) -> None:
-        """Wait until a further one may be read, or the call is over."""
+        """Wait until another request may be read, or the call is over."""
         with self._changed:
             self._changed.wait_for(lambda: self._over or (len(self._sizes) < _AHEAD and self._bytes < _AHEAD_BYTES))
 
     def answered(self) -> None:
-        """Count the oldest as answered."""
+        """Count the oldest request as answered."""
         with self._changed:
             self._bytes -= self._sizes.popleft()
             self._changed.notify()
 
     def end(self) -> None:
-        """End the wait: the call is over."""
+        """End the wait, because the call is over."""
         with self._changed:
             self._over = True
             self._changed.notify()
@@ -81,10 +81,10 @@ class _Client(Client):
         self.blocked_calls: set[Call] = set()
         self.unserved = self.turns = self.turns_beside = 0
         self.unsent = False
-        """True if so many bytes of answers wait that no further request is served."""
+        """True if so many bytes of answers wait that no more requests are served."""
         self.requests = _RequestsAhead()
         self.answers: queue.SimpleQueue[bytes | RequestError | None] = queue.SimpleQueue()
-        # Bytes of answers. The event loop's thread writes the first, and the thread that sends them the second.
+        # Bytes of answers made and sent. The event loop's thread writes the first, the sending thread the second.
         self._made = self._sent = 0
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
@@ -94,14 +94,14 @@ class _Client(Client):
         return True
 
     def sent(self, size: int) -> bool:
-        """Count an answer that grpcio has taken; return whether `unblock` is to be called in the event loop since."""
+        """Count an answer that grpcio has taken; return True if `unblock` must be called in the event loop."""
         self._sent += size
-        # What is made meanwhile is still to be sent, and this asked again after it: no call stays blocked.
+        # Answers made meanwhile are still to be sent, and this is called again after them: no call stays blocked.
         left = self._made - self._sent
         return left <= _MOST_UNSENT < left + size
 
     def unblock(self) -> None:
-        """Look again whether answers wait."""
+        """Check again whether answers wait."""
         self.unsent = self._made - self._sent > _MOST_UNSENT
 
     def is_blocked(self, call: Call) -> bool:
@@ -115,7 +115,7 @@ class GrpcioTransport:
     """All calls of a server.
 
     Raises:
-        SettingError: It cannot listen as `bridge.core.server.core_server.CoreServer` is told to.
+        SettingError: It cannot listen as the arguments of `bridge.core.server.core_server.CoreServer` say.
     """
 
     def __init__(
@@ -129,17 +129,17 @@ class GrpcioTransport:
         self._post = scheduler.call_soon_threadsafe
         self.gate, self._security = Gate(security.token, security.watch_token), security
         self.failed_handshakes = 0
-        """Nothing: grpcio does not tell of them."""
+        """Always 0: grpcio does not report them."""
         self.calls: Calls
         self.helper = HelperThread(scheduler)
         """The thread for work that takes processor time, such as compression."""
         self.all: set[_Client] = set()
-        """The clients of the calls that are open."""
-        # grpcio holds a thread for each open stream. With fewer, the next client would hang and not be refused.
+        """The clients of the open calls."""
+        # grpcio needs a thread for each open stream. With fewer, the next client would hang instead of being refused.
         most = limits.max_connections + limits.max_viewers + _SPARE_THREADS
         self._threads = ThreadPoolExecutor(most, "grpcio")
-        # Requests are read in other threads than answers are sent: an action is applied when it comes, while the Step
-        # before it is held until there is a new frame.
+        # Requests are read in other threads than answers are sent in: an action is applied when it arrives, while the
+        # answer to the Step before it is held until there is a new frame.
         self._readers = ThreadPoolExecutor(most, "grpcio-read")
         size = limits.max_message_bytes
         # gRPC's own limit of 4 MiB breaks large observations.
@@ -149,12 +149,12 @@ class GrpcioTransport:
         methods = {METHOD: grpc.stream_stream_rpc_method_handler(self._process)}
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
         self._health: Any = None
-        with contextlib.suppress(ImportError):  # the extra `ops`
+        with contextlib.suppress(ImportError):  # it needs the extra `ops`
             from grpc_health.v1 import health, health_pb2_grpc
 
             self._health = health.HealthServicer()
             for name in (SERVICE, ROOM):
-                self._health.set(name, 1)  # SERVING; "" is from the start
+                self._health.set(name, 1)  # SERVING; "" is set from the start
             check = self._health.Check
 
             def check_room(request: Any, context: Any) -> Any:
@@ -164,7 +164,7 @@ class GrpcioTransport:
             self._health.Check = check_room
             health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if unix_path is not None:
-            # grpcio would take the path away from a server that listens there.
+            # grpcio would take the path from a server that listens there.
             sock, remove = listen_unix(unix_path)
             remove()
             sock.close()
@@ -172,7 +172,7 @@ class GrpcioTransport:
             os.chmod(unix_path, 0o600)
 
     def listen(self, host: str, port: int) -> int:
-        """Listen on a TCP port, and begin to serve; return the port."""
+        """Listen on a TCP port, and start serving; return the port."""
         credentials = None
         if self._security.tls_certificate is not None:
             pairs = [(self._security.tls_key or b"", self._security.tls_certificate)]
@@ -182,7 +182,7 @@ class GrpcioTransport:
         try:
             return self._listen(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", "port", credentials)
         finally:
-            self._server.start()  # also where it failed: a `stop` before it leaves the Unix socket open
+            self._server.start()  # also after an error: `stop` before `start` would leave the Unix socket open
 
     def _listen(self, address: str, setting: str, credentials: grpc.ServerCredentials | None) -> int:
         add = self._server.add_insecure_port
@@ -192,21 +192,21 @@ class GrpcioTransport:
             raise ListenError(f"cannot listen on {address} ({setting}): {error}. Is it in use?") from error
 
     def charge_request(self, client: Any, seconds: float, share: float) -> None:
-        """Do nothing: grpcio reads its connections by itself, and reads none of them later."""
+        """Do nothing: grpcio reads its connections itself, and cannot delay any."""
 
     def _process(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Serve a call, in a thread of grpcio's."""
+        """Serve a call, in one of grpcio's threads."""
         client, headers = _Client(context.peer()), dict(context.invocation_metadata())
         opened: Future[Call] = Future()
 
         def over() -> None:
-            # Not in the event loop, which may have ended: a thread that waits would keep the process from ending.
+            # Not in the event loop, which may have ended: a waiting thread would keep the process from ending.
             opened.cancel()
             client.requests.end()
             client.answers.put(None)
             self._post(lambda: self._close(client))
 
-        # It returns False where the call is over already, and is never called then.
+        # `add_callback` returns False, and never calls the function, if the call is over already.
         if not context.add_callback(over):
             return
         try:
@@ -228,7 +228,7 @@ class GrpcioTransport:
             context.abort(_STATUS[int(answer.code)], answer.message)
 
     def _read(self, call: Call, client: _Client, requests: Iterator[bytes]) -> None:
-        """Hand on the requests of a call as they come, in a thread of its own."""
+        """Pass on the requests of a call as they arrive. Runs in a thread of its own."""
         receive: Callable[[bytes | None], None] = lambda data: self._post(lambda: self.calls.receive(call, data))  # noqa: E731
         try:
             with contextlib.suppress(grpc.RpcError):  # the client has cancelled the call
@@ -259,7 +259,7 @@ class GrpcioTransport:
         self.close(client, None)
 
     def counts(self) -> dict[str, float]:
-        """Return what `Server.status` says of connections: grpcio shows no sockets, so those of open calls count."""
+        """Return the connection values of `Server.status`. grpcio shows no sockets, so open calls are counted."""
         return {"sockets": len({client.peer for client in tuple(self.all)}), "throttled": 0}
 
     @property
@@ -268,25 +268,25 @@ class GrpcioTransport:
         return len({client.peer for client in self.all})
 
     def close(self, client: Any, error: RequestError | None = _FAULT) -> None:
-        """End the call of a client: after a fault of this server, or for another reason."""
+        """End the call of a client, after a fault of this server or for another reason."""
         for call in list(client.calls):
             self.calls.abandon(call, error)
 
     def drain(self, grace: float) -> None:
-        """Say that no more calls are taken; the open ones go on. grpcio closes the ports then, and so health's too."""
+        """Tell clients that no more calls are accepted; open calls continue. grpcio also closes the ports."""
         if self._health is not None:
             self._health.enter_graceful_shutdown()
         self._server.stop(grace + _LAST_WORDS)
 
     def close_all(self, error: RequestError) -> None:
-        """End every call with an error."""
+        """End all calls with an error."""
         for client in list(self.all):
             self.close(client, error)
         self.all.clear()
         self.helper.close()
 
     def stop_listening(self) -> None:
-        """Close the ports; by the thread that stops the server."""
+        """Close the ports. Called by the thread that stops the server."""
         self._server.stop(0.2).wait(5.0)
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._readers.shutdown(wait=False, cancel_futures=True)

@@ -1,8 +1,8 @@
-"""HTTP/1.1 as a server's routes see it: requests, answers, and the names under which browsers may reach the server.
+"""HTTP/1.1 for a server's routes: requests, answers, and the host names under which browsers may reach the server.
 
-A page of another site may ask any server that the browser reaches, so the `Origin` must be that of the server's own
-page. A site may also have its name resolve to 127.0.0.1 (DNS rebinding), so that its pages seem to be the server's own:
-the `Host` must be an address, or a name that the server knows.
+A page of another site may send requests to any server that the browser can reach, so the `Origin` must be that of the
+server's own page. A site may also resolve its name to 127.0.0.1 (DNS rebinding), so that its pages seem to be the
+server's own. Therefore the `Host` must be an address, or a name that the server knows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PORTS = {"http": 80, "https": 443}
 _STATUSES = {
     Code.INVALID_ARGUMENT: http.HTTPStatus.BAD_REQUEST,
     Code.FAILED_PRECONDITION: http.HTTPStatus.BAD_REQUEST,
-    # The one that `HttpProtocol` raises for a body that is too large.
+    # Raised by `HttpProtocol` for a body that is too large.
     Code.DATA_LOSS: http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     Code.UNAUTHENTICATED: http.HTTPStatus.UNAUTHORIZED,
     Code.PERMISSION_DENIED: http.HTTPStatus.FORBIDDEN,
@@ -52,7 +52,7 @@ class HttpRequest:
     """A request over HTTP/1.1."""
 
     method: str
-    """`GET`, `POST` or the like, in capitals."""
+    """`GET`, `POST` or another method, in capitals."""
     target: str
     """The path, with the query if there is one: `/worlds?all=1`."""
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
@@ -61,16 +61,16 @@ class HttpRequest:
 
     @property
     def path(self) -> str:
-        """The path alone."""
+        """The path without the query."""
         return self.target.partition("?")[0]
 
     @property
     def query(self) -> str:
-        """What follows the path's question mark."""
+        """The text after the path's question mark."""
         return self.target.partition("?")[2]
 
     def field(self, name: str) -> str | None:
-        """Return a header field, whose name is in any case; None: it is missing, or came several times."""
+        """Return a header field by its name in any case; None: it is missing, or occurs several times."""
         try:
             value: str | None = self.fields.get(name)
         except LookupError:
@@ -78,7 +78,7 @@ class HttpRequest:
         return value
 
     def field_values(self, name: str) -> list[str]:
-        """Return a header field as often as it came."""
+        """Return all values of a header field."""
         get_all = getattr(self.fields, "get_all", None)
         if get_all is not None:
             return list(get_all(name))
@@ -92,24 +92,24 @@ class HttpAnswer:
     status: http.HTTPStatus
     body: bytes
     kind: str = "text/plain; charset=utf-8"
-    """Its media type."""
+    """The media type of the body."""
     encoding: str | None = None
-    """What the body is compressed by; None: it is not."""
+    """The compression of the body; None: none."""
     fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Further header fields, or others in the place of those that every answer has."""
+    """Further header fields, or replacements of the default ones."""
 
     @classmethod
     def of_error(cls, error: RequestError) -> HttpAnswer:
-        """Return the answer that says what is wrong, as text."""
+        """Return the answer for an error, with its message as text."""
         status = _STATUSES.get(error.code, http.HTTPStatus.INTERNAL_SERVER_ERROR)
         fields = {"WWW-Authenticate": "Bearer"} if error.code is Code.UNAUTHENTICATED else {}
         return cls(status, f"{error.message}\n".encode(errors="replace"), fields=fields)
 
     def serialize(self, *, with_body: bool = True) -> bytes:
-        """Return the bytes, after which the connection ends.
+        """Return the answer's bytes, after which the connection ends.
 
         Args:
-            with_body: Whether the body goes along: not to HEAD.
+            with_body: False to leave out the body, for HEAD.
         """
         fields = {**_HEADERS, "Content-Type": self.kind, "Content-Length": len(self.body), "Connection": "close"}
         if self.encoding is not None:
@@ -123,11 +123,11 @@ class HttpAnswer:
 
 
 class HostNames:
-    """The names under which browsers may reach a server, beside addresses, `localhost` and this machine's name.
+    """The host names under which browsers may reach a server, beside addresses, `localhost` and this machine's name.
 
     Args:
-        names: Further names: those under which a proxy publishes the server.
-        remedy: What a person is told to do about a name that is none of them, with `{name}` in it.
+        names: Further names, such as those under which a proxy publishes the server.
+        remedy: What a user can do about an unknown name; `{name}` is replaced by it.
     """
 
     def __init__(self, names: Iterable[str] = (), remedy: str = "") -> None:
@@ -135,10 +135,10 @@ class HostNames:
         self._remedy = remedy
 
     def check(self, host: str | None) -> HttpAnswer | None:
-        """Return the refusal of a request for another host; None: it may be for this one.
+        """Return the error answer to a request for an unknown host; None: the host is known.
 
         Args:
-            host: The header field `Host`; None: there is none, or there are several.
+            host: The header field `Host`; None: it is missing, or occurs several times.
         """
         if host is None:
             return HttpAnswer(http.HTTPStatus.BAD_REQUEST, b"expected one header field Host\n")
@@ -151,19 +151,19 @@ class HostNames:
 
 
 def check_site(request: HttpRequest, *, websocket: bool) -> None:
-    """Refuse what a page of another site asks for; a page of this server and a program may ask.
+    """Refuse requests from pages of other sites. Pages of this server, and programs, are accepted.
 
     Args:
         request: A request with a `Host` that `HostNames.check` accepts.
-        websocket: Whether it is for a WebSocket, with which browsers always send `Origin`. They send none with a page's
-            request for an image, say, but `Sec-Fetch-Site`.
+        websocket: True for a WebSocket request, in which browsers always send `Origin`. In other requests of a page,
+            such as for an image, they may send only `Sec-Fetch-Site`.
 
     Raises:
-        RequestError: PERMISSION_DENIED: it is of a page of another site.
+        RequestError: PERMISSION_DENIED: the request is from a page of another site.
     """
     origin, host = request.field("Origin"), request.field("Host") or ""
     if origin is not None:
-        # By the page's own scheme: behind a proxy that ends TLS, this server sees http where the page has https.
+        # With the scheme of the page: behind a proxy that ends TLS, this server sees http where the page has https.
         scheme, _, place = origin.partition("://")
         if scheme not in _PORTS or _name_and_port(place, scheme) != _name_and_port(host, scheme):
             text = f"the page is of {origin:.60}, and {host:.60} serves its own page only"
@@ -174,7 +174,7 @@ def check_site(request: HttpRequest, *, websocket: bool) -> None:
 
 
 def _name_and_port(host: str, scheme: str) -> tuple[str, int]:
-    """Return the name, in small letters and without brackets, and the port; port 0 where it cannot be read."""
+    """Return the name, in lower case and without brackets, and the port; port 0 if it cannot be read."""
     try:
         parts = urlsplit(f"//{host}")
         return parts.hostname or "", parts.port or _PORTS[scheme]

@@ -1,7 +1,7 @@
-"""HTTP/1.1 and WebSocket as a server speaks them: requests for paths, and sessions over WebSocket.
+"""HTTP/1.1 and WebSocket for a server: requests for paths, and sessions over WebSocket.
 
-A connection carries one request, or one WebSocket with one session. What is at which path is said by the routes of the
-server's protocols (`port.py`); of them `websocket_protocol` is dm_env_rpc over WebSocket.
+A connection carries one request, or one WebSocket with one session. The routes of the server's protocols (`port.py`)
+define the paths. The protocol `websocket_protocol` is dm_env_rpc over WebSocket.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ __all__ = ["HttpProtocol", "OpenedWebSocket", "Routes", "websocket_protocol"]
 _log = LimitedLog(__name__)
 _faults = SafeLog(__name__)
 _END_OF_HEAD = b"\r\n\r\n"
-# The library bounds lines and fields, but is given a head only once all of it has come.
+# The library limits lines and fields, but gets a request's head only when it is complete.
 _MAX_HEAD = 16384
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length:[ \t]*([0-9]{1,18})(?=[ \t]*\r\n)")
 _NO_FILE = HttpAnswer(http.HTTPStatus.NOT_FOUND, b"there is no such file here\n")
@@ -72,10 +72,10 @@ def websocket_protocol() -> PortProtocol:
 
 
 class Routes:
-    """What is at which path.
+    """The routes of all protocols, by method and path.
 
     Args:
-        protocols: Those that have routes.
+        protocols: The protocols; those without routes are skipped.
     """
 
     def __init__(self, protocols: Iterable[PortProtocol] = ()) -> None:
@@ -87,7 +87,7 @@ class Routes:
                     self._routes.setdefault(("HEAD", route.path), route)
 
     def find(self, head: bytes) -> tuple[str, Route | SessionRoute | None]:
-        """Return the method of a request, and the route for it; None: there is none."""
+        """Return the method of a request, and its route; None: there is no route."""
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         name = method.decode("latin-1")
@@ -95,12 +95,12 @@ class Routes:
 
 
 class HttpProtocol(ConnectionHandler):
-    """One connection's HTTP/1.1. What is to be sent goes into the connection's `outgoing`.
+    """HTTP/1.1 on one connection. Its output goes into the connection's `outgoing`.
 
     Args:
-        connection: What speaks it.
+        connection: The connection.
         port: The server's port.
-        routes: What is at which path.
+        routes: The routes.
         hosts: The names of the server.
     """
 
@@ -113,23 +113,23 @@ class HttpProtocol(ConnectionHandler):
         self._hosts = hosts
         self._outgoing = connection.outgoing
         self._head: bytes | None = b""
-        """The received bytes of the request's head; None: it was answered."""
+        """The received bytes of the request's head; None: the head was handled."""
         self._route: Route | SessionRoute | None = None
         self._request = HttpRequest("", "")
         self._length = 0
         """The length of the request's body."""
         self._body: bytearray | None = None
-        """The received part of the body; None: there is none, or it was whole."""
+        """The received part of the body; None: there is no body, or it is complete."""
         self._websocket: Protocol
         self._expect(Opcode.BINARY)
         self._over_http = False
-        """True if it is for one request, with its answer, and not for a WebSocket."""
+        """True if the session is for one request and its answer, not for a WebSocket."""
         self._call: Call | None = None
         self._reply: bytes | None = None
         """The answer to the client's close frame, until its requests are served."""
 
     def _expect(self, kind: Opcode, *subprotocols: str) -> None:
-        """Before a handshake: say of what kind messages are, and which subprotocols there are."""
+        """Set the kind of the messages and the subprotocols, before a handshake."""
         self._texts, self._joiner = kind is Opcode.TEXT, MessageJoiner(kind)
         size, names = self._limits.max_message_bytes, [Subprotocol(name) for name in subprotocols if name]
         self._websocket = ServerProtocol(subprotocols=names or None, max_size=size, logger=LOGGER)
@@ -137,12 +137,12 @@ class HttpProtocol(ConnectionHandler):
     # Received data
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes; the requests that they complete go to the call.
+        """Read bytes, and pass the requests that they complete to the call.
 
         Raises:
-            RequestError: The client does not speak WebSocket as it should, or its request is not admitted.
+            RequestError: The client breaks the rules of WebSocket, or its request is not admitted.
         """
-        # After the last words, or the client's close frame, whatever comes means nothing.
+        # After our last answer, or the client's close frame, all bytes are ignored.
         if self.finished or self._reply is not None:
             return
         self._heard = time.monotonic()
@@ -161,18 +161,18 @@ class HttpProtocol(ConnectionHandler):
             self._receive_rest(data)
 
     def _receive_rest(self, data: bytes) -> None:
-        """Take what follows the head of a request."""
+        """Read the bytes after a request's head."""
         if self._body is not None:
             self._receive_body(self._body, data)
         elif self._call is not None and not self._over_http:
             self._receive_frames(self._call, data)
 
     def _receive_head(self, head: bytes) -> None:
-        """Answer an HTTP request, or begin to take its body or to speak WebSocket."""
+        """Answer an HTTP request, or begin to read its body or to speak WebSocket."""
         method, route = self._routes.find(head)
         self._route = route
         if route is not None and method != "GET":
-            # The library takes GET alone, in some versions HEAD too: for it the request is one without a body.
+            # The library accepts only GET, in some versions also HEAD: it is given the request as one without a body.
             self._length = int(length[1]) if method != "HEAD" and (length := _LENGTH.search(head)) else 0
             head = b"GET" + _LENGTH.sub(b"", head[len(method) :])
         if isinstance(route, SessionRoute):
@@ -186,9 +186,9 @@ class HttpProtocol(ConnectionHandler):
             self._send_answer(HttpAnswer(http.HTTPStatus.BAD_REQUEST, text.encode()))
             return
         if route is None:
-            method = getattr(received, "method", "GET")  # older versions of the package take no other
+            method = getattr(received, "method", "GET")  # older versions of the package accept no other
         request = self._request = HttpRequest(method, received.path, received.headers)
-        # Before all else: a page whose name was made to resolve to this machine gets no file, and no WebSocket.
+        # Before all else: a page whose name was resolved to this machine gets no file, and no WebSocket.
         host = request.field("Host")
         refusal = self._hosts.check(host)
         if refusal is not None:
@@ -211,7 +211,7 @@ class HttpProtocol(ConnectionHandler):
         self.finished = True
 
     def _begin_answer(self, route: Route) -> None:
-        """Let a client in that may ask for this, and take the body."""
+        """Check that the client may send this request, and read the body."""
         if not route.public:
             try:
                 self._check_site(websocket=False)
@@ -225,13 +225,13 @@ class HttpProtocol(ConnectionHandler):
         self._begin_body()
 
     def _begin_body(self) -> None:
-        """Take the body from here on; of a session only where the client was let in."""
+        """Begin to read the body. For a session, only if the client was accepted."""
         if not self.finished:
             self._body = bytearray()
             self._receive_body(self._body, b"")
 
     def _receive_body(self, body: bytearray, data: bytes) -> None:
-        """Take a part of the body; the whole one is served. Raises RequestError where it is too large."""
+        """Read a part of the body; serve the request when it is complete. Raises RequestError if it is too large."""
         try:
             if self._length > (most := self._limits.max_message_bytes):
                 raise RequestError(Code.DATA_LOSS, f"expected a body of at most max_message_bytes={most}")
@@ -245,7 +245,7 @@ class HttpProtocol(ConnectionHandler):
             return
         self._body = None
         self.admit(0)
-        # Without what a client sends behind it: the connection carries one request.
+        # Without bytes after the body: the connection carries one request.
         whole = bytes(body[: self._length])
         if self._call is not None:
             self.request(self._call, whole)
@@ -262,7 +262,7 @@ class HttpProtocol(ConnectionHandler):
                 _faults.error("expected an HttpAnswer of the route %s, got %.80r", route.path, found)
         except RequestError as error:
             answer = HttpAnswer.of_error(error)
-        except Exception:  # the client is told; the connection would else end without an answer
+        except Exception:  # answered with an error; otherwise the connection would end without an answer
             _faults.exception("the route %s failed", route.path)
             answer = _FAILED
         self._send_answer(answer)
@@ -270,10 +270,10 @@ class HttpProtocol(ConnectionHandler):
     # A session
 
     def _upgrade(self, received: Request, route: SessionRoute) -> None:
-        """Begin to speak WebSocket, and say in its words if the client may not."""
+        """Begin to speak WebSocket; if the client may not connect, tell it by a close code."""
         websocket = self._websocket
         assert isinstance(websocket, ServerProtocol)
-        # Also where the client is refused next: browsers show scripts a close code, and no HTTP status.
+        # Also if the client is refused next: browsers show scripts a close code, but no HTTP status.
         response = websocket.accept(received)
         if response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
             self._send_answer(HttpAnswer(http.HTTPStatus(response.status_code), bytes(response.body or b"")))
@@ -284,7 +284,7 @@ class HttpProtocol(ConnectionHandler):
         self._begin_call(route)
 
     def _begin_call(self, route: SessionRoute) -> None:
-        """Admit a client, or say why it may not."""
+        """Admit a client, or tell it why it was refused."""
         try:
             self._call = self._open_call(route)
         except RequestError as error:
@@ -307,9 +307,9 @@ class HttpProtocol(ConnectionHandler):
         return call
 
     def _converse(self, call: Call, route: SessionRoute) -> None:
-        """Have a route answer the messages of a call."""
+        """Let a route answer the messages of a call."""
         if route.converse is None and not self._over_http:
-            return  # the session's own answers, to the messages as they are
+            return  # the session itself answers the messages
         try:
             answer = (route.converse or _relay)(self._request, call.session)
         except BaseException:
@@ -324,13 +324,13 @@ class HttpProtocol(ConnectionHandler):
                 found = await answer(bytes(data))
             except RequestError as error:
                 return [refuse(error)]
-            # Without parts the answer ends the session.
+            # An answer without parts ends the session.
             return [] if found is None and not self._over_http else [self._packed(found or b"")]
 
         call.translate(handle, refuse)
 
     def _packed(self, answer: bytes | HttpAnswer) -> bytes:
-        """Return an answer as it is sent, over HTTP or as a message of a WebSocket."""
+        """Return an answer's bytes, over HTTP or as a message of a WebSocket."""
         if not self._over_http:
             return answer.body if isinstance(answer, HttpAnswer) else answer
         if isinstance(answer, bytes):
@@ -370,18 +370,18 @@ class HttpProtocol(ConnectionHandler):
         if problem is not None:
             raise self._broken(CloseCode.PROTOCOL_ERROR, f"it speaks no WebSocket: {problem}")
         self._outgoing.extend(websocket.data_to_send())
-        # Bytes that have come, and not those that a frame's head announces.
+        # The bytes that have arrived, not those that a frame's header announces.
         self.admit(len(websocket.reader.buffer) + self._joiner.size)
 
     def _broken(self, code: CloseCode, text: str) -> RequestError:
-        """Say why the connection ends, by a code of WebSocket's own; return what ends it."""
+        """Send why the connection ends, by one of WebSocket's own codes; return the error that ends it."""
         self._say_goodbye(code, text)
         return RequestError(Code.INVALID_ARGUMENT, text)
 
     # Data to send
 
     def answer(self, call: Call, parts: list[bytes | memoryview], size: int) -> bool:
-        """Send an answer with the next flush; a client that has closed gets none. There are no windows: True."""
+        """Send an answer with the next flush, unless the client has closed. Always True: there are no windows."""
         self._connection.joins_answers = size <= SMALL
         if self._reply is not None or self.finished:
             return True
@@ -398,7 +398,7 @@ class HttpProtocol(ConnectionHandler):
         return True
 
     def finish(self, call: Call, error: RequestError | None) -> None:
-        """Send the last frame."""
+        """Send the close frame, or the end of an answer."""
         if self._reply is not None:
             self._outgoing.append(self._reply)
             self.finished = True
@@ -421,12 +421,12 @@ class HttpProtocol(ConnectionHandler):
         return close_frame(code, reason, mask=self._websocket.side is Side.CLIENT)
 
     def refuse(self, error: RequestError) -> None:
-        """Say why the connection ends, where that was not said."""
+        """Tell the client why the connection ends, if it was not told before."""
         if self._websocket.state is OPEN or self._call is not None:
             self._say_goodbye(error.code, error.message)
 
     def drain(self) -> None:
-        """Say that the server drains; the call goes on."""
+        """Tell the client that the server drains; the call continues."""
         if self._websocket.state is OPEN and not self.finished:
             self._websocket.send_pong(DRAINING)
             self._outgoing.extend(self._websocket.data_to_send())
@@ -438,26 +438,26 @@ class HttpProtocol(ConnectionHandler):
             self._outgoing.extend(self._websocket.data_to_send())
 
     def check_keepalive(self, now: float) -> bool:
-        """Ask for a sign of a client that has been quiet; one that speaks no WebSocket can give none."""
+        """Send a ping to a client that has been quiet. A client that does not speak WebSocket cannot answer one."""
         return self._websocket.state is not OPEN or super().check_keepalive(now)
 
     def connection_lost(self) -> None:
-        """Free everything, at once and without the garbage collector."""
+        """Free all memory at once, without the garbage collector."""
         self.admit(0)
         if self._call is not None:
             self._call.stream = None
             self._call = None
-        self._websocket.parser.close()  # a generator, which holds its owner
+        self._websocket.parser.close()  # a generator, which refers to its owner
         del self._websocket, self._joiner
 
 
 class OpenedWebSocket(HttpProtocol):
-    """WebSocket over a connection that the server itself has made, after its handshake.
+    """WebSocket on a connection that the server itself made, after the handshake.
 
     Args:
-        connection: What speaks it.
+        connection: The connection.
         port: The server's port.
-        client_version: The version of this package at the other end; empty: of another package.
+        client_version: The version of this package at the other end; empty: another package.
         used: Called when the other end begins to speak.
     """
 
@@ -471,7 +471,7 @@ class OpenedWebSocket(HttpProtocol):
         self._used = used
 
     def _receive_rest(self, data: bytes) -> None:
-        """Take frames; the first ones begin the call."""
+        """Read frames; the first ones open the call."""
         if self._call is None:
             # Not before: the other end may begin in hours, and an open call takes a place of `max_connections`.
             self._used()
@@ -480,7 +480,7 @@ class OpenedWebSocket(HttpProtocol):
 
 
 def _relay(request: HttpRequest, session: ServedSession) -> Conversation:
-    """Answer messages of dm_env_rpc as they are."""
+    """Answer messages of dm_env_rpc by the session itself."""
 
     async def answer(message: bytes) -> bytes:
         return b"".join(await session.handle(message))

@@ -1,6 +1,6 @@
-"""Compressed requests: inflated step by step in the helper thread, each step admitted by the event loop.
+"""Compressed requests, inflated step by step in the helper thread. The event loop admits each step.
 
-One message of a server is inflated at a time: many that grow would else all be in memory, each half done.
+A server inflates one message at a time. Otherwise many growing messages would all be in memory, each half done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bridge.errors import Code, RequestError
 __all__ = ["MAX_RATIO", "Inflation"]
 
 MAX_RATIO = 50
-"""How many times larger a message may become beyond its first MiB."""
+"""The largest ratio of a message's size to its compressed size, beyond the first MiB."""
 _STEP = 1 << 20
 
 
@@ -25,14 +25,14 @@ class Inflation:
 
     Args:
         message: The message.
-        encoding: What it is compressed with, one of `bridge.core.transport.messages.encodings`.
-        max_message_bytes: The largest message to take.
-        admit: Called by the event loop with the bytes of each step before memory is taken for it, and with as many
-            less than none where they are given up. Raises RequestError.
+        encoding: The compression, one of `bridge.core.transport.messages.encodings`.
+        max_message_bytes: The largest message to accept.
+        admit: Called by the event loop with the bytes of each step before their memory is allocated, and with the
+            negative number when they are released. Raises RequestError.
         helper: Does the work.
-        turns: Those of the server that are not done; the first one is at work.
+        turns: The server's unfinished inflations; the first one is running.
         done: Called by the event loop at the end: with the request (a bytearray that was admitted as a whole), with a
-            RefusedMessage where it was not admitted, or with a RequestError where it cannot be read.
+            RefusedMessage if it was not admitted, or with a RequestError if it cannot be read.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Inflation:
     ) -> None:
         self._data: bytes | bytearray = message.data
         self._max = max_message_bytes
-        # Up to a MiB any ratio is fine: zeros shrink a thousandfold, and are a sane request.
+        # Up to a MiB any ratio is accepted: zeros shrink a thousandfold, and are a valid request.
         self._most = max(_STEP, MAX_RATIO * len(message.data))
         self._admit = admit
         self._helper = helper
@@ -59,22 +59,22 @@ class Inflation:
         self._admitted = 0
         self._cancelled = False
         self.seconds = 0.0
-        """The processor time that it took so far."""
+        """The processor time used so far."""
 
     def start(self) -> None:
-        """Begin, once it is its turn."""
+        """Start when its turn comes."""
         self._turns.append(self)
         if self._turns[0] is self:
             self.go_on()
 
     def cancel(self) -> None:
-        """Give it up; `done` is not called."""
+        """Cancel the inflation; `done` is not called."""
         self._cancelled = True
         self._give_back()
         self._end_turn()
 
     def _end_turn(self) -> None:
-        # It waited, so the one at work goes on.
+        # If it waited, the running one continues.
         if self._turns[0] is not self:
             self._turns.remove(self)
             return
@@ -83,19 +83,19 @@ class Inflation:
             self._turns[0].go_on()
 
     def _give_back(self) -> None:
-        # What was admitted for steps is given back, and what arrived if that was counted as a large message.
+        # Release the bytes admitted for steps, and the received bytes if they were counted as a large message.
         self._admit(-self._admitted)
         if type(self._data) is bytearray:
             self._admit(-len(self._data))
         self._data, self._admitted = b"", 0
 
     def go_on(self) -> None:
-        """Inflate the next step: of the first one of `turns`."""
+        """Inflate the next step. Called for the first one of `turns`."""
         try:
-            # Before each step, and not for the size as a whole: nobody knows it, and a client may say any.
+            # Before each step, not for the whole size: it is unknown, and a client may declare any.
             self._admit(_STEP)
         except RequestError as error:
-            # Not at once: were thousands refused that wait, each would end within the one before.
+            # Not at once: if thousands of waiting ones were refused, each would end within the one before.
             self._helper.answer(self._stepped, error)
             return
         self._admitted += _STEP
@@ -104,7 +104,7 @@ class Inflation:
     def _step(self) -> bytes:
         """Inflate as much as one step holds, in the helper thread."""
         began = time.thread_time()
-        # The inflater keeps what it has not used yet, so all bytes are handed over in the first step.
+        # The inflater keeps the unused bytes, so all bytes are passed to it in the first step.
         data, self._rest = self._rest, b""
         try:
             return self._inflater.take(data, _STEP)
@@ -112,7 +112,7 @@ class Inflation:
             self.seconds += time.thread_time() - began
 
     def _stepped(self, result: bytes | Exception) -> None:
-        # The helper thread had begun this step: what it gives is dropped.
+        # The helper thread had begun this step: its result is dropped.
         if self._cancelled:
             return
         if isinstance(result, Exception):
@@ -128,11 +128,11 @@ class Inflation:
             text = f"a compressed request is more than {MAX_RATIO} times larger once it is uncompressed; send it plain"
             self._finish(RequestError(Code.RESOURCE_EXHAUSTED, text))
         elif self._inflater.eof:
-            # The request now counts its size, and whoever takes it gives that back: so not `_give_back`.
+            # The request now counts its own size, which its reader releases, so `_give_back` is not called.
             self._admit(size - self._admitted)
             self._admitted = 0
             self._finish(self._plain)
-        # All input is used up, and the end has not come.
+        # All input is used, and the end of the data is missing.
         elif not result:
             self._finish(_unreadable("it is cut off"))
         else:

@@ -1,13 +1,14 @@
-"""The limits of a server, the count of what it has admitted within them, and each connection's share of processor time.
+"""The limits of a server, the counts of what it has admitted within them, and each connection's processor time.
 
-Requests are what a server is for, and are served as they come. Everything else that a client can send (pings, settings,
-header blocks, resets, frames of no meaning) costs it nothing and this server something: each connection may use a
-little of that at once, and all of them together a fixed share of the time. Who uses more is read later, and in smaller
-pieces; nobody is cut for it. A request beside such bytes does not make them free: it is worth what a request has been
-seen to take on this machine, and the rest of the turn is charged.
+A server is there for requests, and serves them as they come. All other data of a client (pings, settings, header
+blocks, resets, frames without effect) costs the client nothing and the server something. Each connection may use a
+little processor time for it at once, and all connections together a fixed share of the time. A connection that used
+more is read later, and in smaller pieces; none is closed for it. A request in the same turn does not make other data
+free: a request is worth the time that requests have been seen to take on this machine, and the rest of the turn is
+charged.
 
-The shares are of the time that the server gets. Beside other programs that may be a third of a core: attackers on the
-same machine, or a training loop, would else leave it no time for requests.
+The shares are of the time that the server gets. Beside other programs that may be a third of a core: otherwise
+attackers on the same machine, or a training loop, would leave the server no time for requests.
 """
 
 from __future__ import annotations
@@ -31,34 +32,34 @@ __all__ = [
 
 
 _LEAST_WORLD = 32 * 2**20
-"""The least `max_world_bytes`: with less no process starts, whatever its environment is."""
+"""The least `max_world_bytes`: with less no process can start, whatever its environment."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CoreLimits:
     """The limits of a server. Users give `bridge.Limits`, which has further fields.
 
-    A request beyond a limit is refused with an error that names the limit; nothing else is changed by it.
+    A request beyond a limit is refused with an error that names the limit, and has no other effect.
 
     Args:
-        max_connections: The most connections at a time, those of viewers apart.
-        max_viewers: The most connections at a time of clients that the watch token let in.
-        max_worlds: The most worlds that clients use at a time, the default world included; 0: there is the default
-            world alone, which all of them join.
-        max_lanes: The most lanes in a world that a client may ask for.
+        max_connections: The most connections at a time, not counting those of viewers.
+        max_viewers: The most connections at a time of clients with the watch token.
+        max_worlds: The most worlds that clients use at a time, including the default world; 0: there is only the
+            default world, which all clients join.
+        max_lanes: The most lanes in a world that a client may request.
         max_message_bytes: The largest request or response, in bytes.
         max_requests_in_flight: The most requests served at a time, over all connections.
         max_queued_bytes: The most bytes of requests and responses held at a time, over all connections.
         call_timeout: With isolation, the seconds that one call of an environment, or its construction, may take before
-            its process is ended; None: no limit.
-        max_world_bytes: With isolation, the bytes that a world's process may allocate, where the system can limit it;
+            its process is killed; None: no limit.
+        max_world_bytes: With isolation, the bytes that a world's process may allocate, on systems that can limit it;
             None: no limit.
         idle_timeout: Seconds after which a world without agents is destroyed; None: never.
-        abandoned_timeout: Seconds after which a world whose creator has gone is destroyed; None: as `idle_timeout`.
+        abandoned_timeout: Seconds after which a world whose creator has gone is destroyed; None: `idle_timeout`.
         reset_world_timeout: Seconds that ResetWorld waits for the next Steps of the world's other agents.
-        drain_timeout: Seconds that clients have to leave after SIGTERM or `Server.drain()`: no less than the longest
-            episode, where slots are to move to other servers without a cut.
-        hello_timeout: Seconds that a client has to begin to speak, the TLS handshake included.
+        drain_timeout: Seconds that clients have to leave after SIGTERM or `Server.drain()`. If slots must move to other
+            servers without losing an episode, no less than the longest episode.
+        hello_timeout: Seconds that a client has to begin to speak, including the TLS handshake.
 
     Raises:
         SettingError: A value is out of its range.
@@ -87,7 +88,7 @@ class CoreLimits:
                 continue
             wanted, types = ("integer", int) if kind.startswith("int") else ("number of seconds", (int, float))
             fits = isinstance(value, types) and not isinstance(value, bool)
-            may_be_zero = field.name == "max_worlds"  # the default world alone
+            may_be_zero = field.name == "max_worlds"  # there is only the default world
             if not fits or not (value > 0 or (may_be_zero and value == 0)):
                 sign = "non-negative" if may_be_zero else "positive"
                 or_none = ", or None" if "None" in kind else ""
@@ -100,12 +101,12 @@ class CoreLimits:
             )
 
     def counts(self) -> dict[str, int]:
-        """Return those that every server has, by name: what clients can read of them."""
+        """Return the limits that every server has, by name, for clients to read."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.type == "int"}
 
 
 def check_drain_timeout(seconds: Any, name: str = "drain_timeout") -> None:
-    """Raise SettingError where it is no number of seconds."""
+    """Raise SettingError if the value is no valid number of seconds."""
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < float("inf"):
         raise SettingError(f"expected {name} to be a number of seconds, 0 or more, got {seconds!r}")
 
@@ -113,11 +114,11 @@ def check_drain_timeout(seconds: Any, name: str = "drain_timeout") -> None:
 class ConnectionCount:
     """Counts the connections of a server over all its transports, and admits no more than a limit.
 
-    The event loop alone changes it; any thread may read it.
+    Only the event loop changes the count; any thread may read it.
 
     Args:
-        limit: The most at a time.
-        name: The limit's, for messages.
+        limit: The most connections at a time.
+        name: The name of the limit, for messages.
     """
 
     def __init__(self, limit: int, name: str) -> None:
@@ -128,14 +129,14 @@ class ConnectionCount:
 
     @property
     def full(self) -> bool:
-        """True if there are as many as there may be."""
+        """True if no more connections are accepted."""
         return self.value >= self._limit
 
     def enter(self) -> None:
         """Admit a connection.
 
         Raises:
-            RequestError: RESOURCE_EXHAUSTED: there are as many as there may be.
+            RequestError: RESOURCE_EXHAUSTED: there are too many.
         """
         if self.full:
             raise RequestError(
@@ -145,12 +146,12 @@ class ConnectionCount:
         self.value += 1
 
     def leave(self) -> None:
-        """Take note that a connection ended."""
+        """Note that a connection ended."""
         self.value -= 1
 
 
 def checked_limits(limits: Any) -> CoreLimits:
-    """Return the keyword `limits`, or raise SettingError where it is something else."""
+    """Return the keyword `limits`; raise SettingError if it has another type."""
     if limits is not None and not isinstance(limits, CoreLimits):
         raise SettingError(f"expected limits to be bridge.Limits(…), got a {type(limits).__name__}")
     return limits or CoreLimits()
@@ -159,7 +160,7 @@ def checked_limits(limits: Any) -> CoreLimits:
 class Admission:
     """Counts the requests being served and the bytes of requests and answers, and refuses requests beyond the limits.
 
-    Whoever serves a request adds to `requests` and `bytes` while it does: in each step a call of a method less.
+    The code that serves a request changes `requests` and `bytes` directly, which saves a call in every step.
 
     Args:
         limits: `max_requests_in_flight` and `max_queued_bytes`.
@@ -168,15 +169,15 @@ class Admission:
     def __init__(self, limits: CoreLimits) -> None:
         self.max_requests, self.max_bytes = limits.max_requests_in_flight, limits.max_queued_bytes
         self.requests = 0
-        """The requests that are being served, those that wait for other agents or for a clock too."""
+        """The requests being served, including those that wait for other agents or for a clock."""
         self.bytes = 0
-        """The bytes of those requests, of large ones that are being received, and of answers that were not sent yet."""
+        """The bytes of those requests, of large requests being received, and of unsent answers."""
 
     def check(self, size: int) -> None:
         """Check whether a request of `size` bytes may be served.
 
         Raises:
-            RequestError: RESOURCE_EXHAUSTED: there are too many, or they take too much.
+            RequestError: RESOURCE_EXHAUSTED: there are too many requests, or they take too much memory.
         """
         if self.requests >= self.max_requests:
             raise RequestError(
@@ -195,25 +196,25 @@ class Admission:
 BURST = 0.01
 """Seconds that a connection may use at once."""
 REFILL = 0.05
-"""Seconds that all connections together may use a second, beyond those, in equal parts."""
+"""Seconds that all connections together may use per second, in equal parts, in addition."""
 SHARE = 0.1
-"""The share of the time that all connections together may use which have used more than that."""
+"""The share of the time for all connections that have used more than that."""
 MESSAGE_SHARE = 0.5
-"""As `SHARE`, for messages that features serve: a client that has others wait leaves them the server for as long."""
-# A turn may take so many times the fastest request, for each of its requests or blocks of a large one, without a closer
-# look.
+"""The same share for messages of features. A client that makes others wait leaves them the server for as long."""
+# A turn may take this many times the fastest request, for each of its requests or blocks of a large one, without being
+# examined.
 _USUAL = 8
-# Seconds that any turn may take without a closer look.
+# Seconds that any turn may take without being examined.
 _SHORT = 2e-4
-# The most that a byte can explain of a turn's seconds: the rest of it the system gave to other programs.
+# The most seconds of a turn that one byte can explain: the system gave the rest to other programs.
 _PER_BYTE = 1e-6
-# The seconds of turns over which the server's speed is averaged, and the least that is assumed.
+# The seconds of turns over which the server's speed is averaged, and the least speed that is assumed.
 _MEMORY = 0.2
 _LEAST_SPEED = 0.1
-# Seconds that a request is taken to need before one has come: a few times those of a fast machine. Were it more, all
-# that comes before the first request would be free.
+# Seconds that a request is assumed to need before one has arrived: a few times those of a fast machine. With a larger
+# value, all data before the first request would be free.
 _FIRST = 5e-5
-# Below this a clock is not to be believed.
+# A clock that shows less is not reliable.
 _LEAST = 2e-6
 _BLOCK = 4096
 
@@ -223,19 +224,19 @@ class FairShare:
 
     def __init__(self) -> None:
         self.fastest = _FIRST
-        """The fewest seconds in which a request was received. Nobody can raise it."""
+        """The shortest time in seconds in which a request was received. It never increases."""
         self.usual = _FIRST * _USUAL
-        """Seconds that a turn with one request may take without a closer look."""
+        """Seconds that a turn with one request may take without being examined."""
         self.connections = 0
-        """How many connections there are."""
+        """The number of connections."""
         self.charged = {"client": 0.0, "viewer": 0.0, "stranger": 0.0}
-        """The seconds that connections were charged, by what their clients may do."""
+        """The seconds charged to connections, by the role of their clients."""
         self.waiting = 0
-        """How many connections wait until they are read again."""
+        """The number of connections that wait until they are read again."""
         self.speed = 1.0
-        """The processor time that the server gets a second in which it has something to do."""
+        """The processor time that the server gets per second in which it has something to do."""
         self.visits = ProcessorAccount(self, 0.0)
-        """Charged for all connections that came and went without a call: each by itself is too short to be slowed."""
+        """Charged for all connections that came and went without a call. Each by itself is too short to be slowed."""
 
     @property
     def worth(self) -> float:
@@ -243,22 +244,22 @@ class FairShare:
         return 2 * self.fastest
 
     def note_turn(self, seconds: float, lasted: float) -> None:
-        """Note that a turn took so much processor time, and how long it lasted."""
-        # Weighted by time and not by turns, so that one long pause says little.
+        """Note the processor time of a turn, and how long the turn lasted."""
+        # Weighted by time, not by turns, so that one long pause has little effect.
         speed = (self.speed * _MEMORY + seconds) / (_MEMORY + lasted)
         self.speed = min(1.0, max(_LEAST_SPEED, speed))
 
     def note_fastest(self, seconds: float) -> None:
-        """Note that a request was received in fewer seconds than any before."""
+        """Note that a request was received in less time than any before."""
         self.fastest = max(seconds, _LEAST)
         self.usual = max(_SHORT, self.fastest * _USUAL)
 
 
 class ProcessorAccount:
-    """Counts the processor time of one connection. `now` is seconds, monotonic.
+    """Counts the processor time of one connection. `now` is in seconds, monotonic.
 
     Args:
-        share: That of the server.
+        share: The state that the server's connections share.
         now: The time.
     """
 
@@ -267,51 +268,51 @@ class ProcessorAccount:
     def __init__(self, share: FairShare, now: float) -> None:
         self.share = share
         # Enough for a greeting, which took 0.4 ms when it was measured (0.9 ms with TLS), also on a slower machine. Not
-        # a whole burst: a client could have another one by each new connection.
+        # a whole burst, because a client could get another one by each new connection.
         self._credit = BURST / 4
         self._seen = now
         self.productive = False
-        """True if what the connection sent last was requests and little else: what follows is not measured."""
+        """True if the last data of the connection were requests and little else: the next turn is not measured."""
         self.excess = 0.0
-        """Seconds to charge for a turn that was not measured, and showed to be more than its requests."""
+        """Seconds to charge for a turn that was not measured, but took longer than its requests explain."""
         self.spent = 0.0
-        """Seconds that it took since it was accepted, as far as they were measured."""
+        """Seconds used since the connection was accepted, as far as they were measured."""
         self.timer: Timer | None = None
-        """Has the connection read again, where it has used more than it may; None: it is read."""
+        """Starts reading again, if the connection has used too much; None: it is being read."""
         self.until = now
-        """When it is to be read again."""
+        """The time at which the connection is to be read again."""
         self.probed = now
-        """When its client was last sent a ping for a sign that it has closed."""
+        """The time at which its client was last sent a ping, to detect whether it has closed."""
 
     def judge(self, seconds: float, size: int, requests: int, *, receives_large: bool) -> None:
-        """Look closer at a turn in which other than one request came, or which took long.
+        """Examine a turn that took long, or in which not exactly one request arrived.
 
         Args:
-            seconds: What it took, by a clock that runs on while other programs do.
+            seconds: The duration of the turn, by a clock that runs on while other programs do.
             size: The bytes received.
-            requests: The requests that they completed.
-            receives_large: Whether a large request is being received.
+            requests: The number of requests that they completed.
+            receives_large: True if a large request is being received.
         """
         share = self.share
-        # A large request takes many turns that complete none: its blocks count as requests, or its reception would be
-        # charged.
+        # A large request takes many turns that complete none. Its blocks count as requests, otherwise receiving it
+        # would be charged.
         blocks = 1 + size // _BLOCK if receives_large else 0
         self.productive = requests + blocks > 0 and seconds <= max(_SHORT, share.fastest * _USUAL * (requests + blocks))
         self.excess = max(0.0, min(seconds, size * _PER_BYTE) - requests * share.worth)
 
     def charge(self, seconds: float, now: float, *, share: float = SHARE, alone: bool = False) -> float:
-        """Count processor time that completed no request; return the seconds for which it is not to be read.
+        """Charge processor time that completed no request; return the seconds for which reading must pause.
 
-        What is charged while it is not read, as for requests that came together, adds to these seconds.
+        Time that is charged during the pause, as for requests that came together, extends it.
 
         Args:
-            seconds: What it took.
+            seconds: The processor time.
             now: The time.
-            share: The share of the time that it may use.
-            alone: Whether the account has that share for itself, and divides none with others that wait.
+            share: The share of the time that the connection may use.
+            alone: True if the account has that share for itself, and does not divide it with others that wait.
         """
         self.spent += seconds
-        # Where the server gets half of a core, a second of its processor time takes two.
+        # If the server gets half of a core, a second of its processor time takes two.
         seconds /= self.share.speed
         refill = REFILL / max(2, self.share.connections)
         self._credit = min(BURST, self._credit + (now - self._seen) * refill) - seconds
@@ -319,7 +320,7 @@ class ProcessorAccount:
         if self._credit > 0:
             return 0.0
         self._credit = 0.0
-        # The share is for all that wait, so each waits longer by those beside it.
+        # All waiting connections divide the share, so each waits longer the more there are.
         sharers = 1 if alone else self.share.waiting + 1
         self.until = max(self.until, now) + seconds * sharers / share
         return self.until - now

@@ -1,11 +1,11 @@
-"""What a server gives up once nobody uses it: worlds without agents, and memory that was freed.
+"""The release of what a server no longer uses: worlds without agents, and freed memory.
 
-The C library of Linux (glibc) keeps what is freed between pieces that are still in use. After a peak, such as
-answers of hundreds of megabytes that waited for clients, that is most of the peak, and it would stay so until the
-server ends. Giving it back takes milliseconds, or tens of them where there is much: so it is done a while after large
-memory was freed, and only where the process has grown.
+The C library of Linux (glibc) keeps freed memory between pieces that are still in use. After a peak, such as answers of
+hundreds of megabytes that waited for clients, that is most of the peak, and it would be kept until the server ends.
+Returning it to the system takes milliseconds, or tens of them if there is much. So it is done a while after large
+memory was freed, and only if the process has grown.
 
-Elsewhere (musl, macOS, Windows) no memory is given back here: their libraries do it by themselves, or not at all.
+On other systems (musl, macOS, Windows) nothing is done: their libraries return memory themselves, or cannot.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from bridge.core.worlds.scheduling import Scheduler, Timer
 
 __all__ = ["IdleWorlds", "MemoryRelease"]
 
-# Seconds from the first sign that memory was freed until it is looked at: whoever leaves may take worlds along, and
-# others leave together.
+# Seconds from the first free of memory to the check. A client that leaves may also end its worlds, and clients often
+# leave together.
 _PAUSE = 5.0
-# The longest pause, where giving back brought nothing: what the process has is in use.
+# The longest pause, after checks that found nothing to return because the memory is in use.
 _LONGEST = 80.0
-# Bytes beyond the smallest size so far that are worth it.
+# The growth in bytes beyond the smallest size so far that is worth a trim.
 _WORTH = 16 << 20
 
 
 class MemoryRelease:
-    """Gives freed memory back, a while after `soon` was called.
+    """Returns freed memory to the system, a while after `soon` was called.
 
     Args:
         call_later: Calls a function in some seconds.
-        resident: Returns the memory that the process has, in bytes; None: it is not known, and nothing is done.
-        trim: Gives back what is free; None: as the C library does it, where it can.
+        resident: Returns the memory of the process, in bytes; None: it is unknown, and nothing is done.
+        trim: Returns free memory to the system; None: the C library's function, if there is one.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class MemoryRelease:
         self._waits = False
 
     def soon(self) -> None:
-        """Plan a trim: memory was freed, perhaps much. Called by the thread that runs the event loop."""
+        """Schedule a trim, because memory was freed, perhaps much. Called by the thread that runs the event loop."""
         if not self._waits and self._trim is not None and self._lowest is not None:
             self._waits = True
             self._call_later(self._pause, self._look)
@@ -69,12 +69,12 @@ class MemoryRelease:
         self._trim()
         after = self._resident() or before
         self._lowest = min(self._lowest, after)
-        # A large server of which clients come and go all the time must not do this again and again for nothing.
+        # A large server whose clients come and go all the time must not repeat this in vain.
         self._pause = _PAUSE if before - after >= _WORTH else min(2 * self._pause, _LONGEST)
 
 
 def _resident() -> int | None:
-    """Return the resident memory of this process in bytes; None: this system does not say it."""
+    """Return the resident memory of this process in bytes; None: this system does not tell."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE
@@ -95,14 +95,14 @@ def _find_trim() -> Callable[[], object] | None:
 
 
 class IdleWorlds:
-    """Calls `reap(seconds)` again and again, from `start` to `stop`.
+    """Calls `reap(seconds)` periodically, from `start` to `stop`.
 
-    Time in which this process stood still, stopped or suspended, does not count: whoever is to join a world may have
-    stood still with it.
+    Time in which this process was stopped or suspended does not count: the client that will join a world may have been
+    stopped too.
 
     Args:
-        reap: Given seconds that never go back.
-        idle_timeout: A world goes at most a quarter of these seconds late; infinite: none goes.
+        reap: Called with seconds that never decrease.
+        idle_timeout: A world is destroyed at most a quarter of these seconds late; infinite: no world is.
         scheduler: Sets the timers.
     """
 
@@ -121,12 +121,12 @@ class IdleWorlds:
 
     def _look(self) -> None:
         before, self._checked_at = self._checked_at, self._scheduler.now()
-        # More than that has passed only where the process stood still.
+        # More time has passed only if the process was stopped.
         self._seconds += min(self._checked_at - before, 2 * self._period)
         self._timer = self._scheduler.call_later(self._period, self._look)
         self._reap(self._seconds)
 
     def stop(self) -> None:
-        """Call it no more."""
+        """Stop the calls."""
         if self._timer is not None:
             self._timer.cancel()

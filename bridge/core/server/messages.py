@@ -1,4 +1,4 @@
-"""The messages of features and of other packages that a server takes, and the requests of one at a time."""
+"""The messages of features and of other packages that a server accepts, and the state of one request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bridge.errors import Code, RequestError, SettingError
 __all__ = ["ClientMessage", "ServedMessage", "ServedMessages", "timed"]
 
 _log = SafeLog(__name__)
-# Faults of one handler that are logged.
+# The most faults of one handler that are logged.
 _MOST_FAULTS = 10
 T = TypeVar("T")
 
@@ -31,18 +31,18 @@ class ServedMessage:
 
     Args:
         message: The message.
-        scheduler: As `MessageHandler` takes it.
+        scheduler: The argument of `MessageHandler`.
     """
 
     def __init__(self, message: SessionMessage, scheduler: Scheduler) -> None:
         self.message = message
         self.handler = MessageHandler(scheduler) if message.handler is None else message.handler(scheduler)
         self._told: set[str] = set()
-        """The faults of its handler that were logged."""
+        """The faults of the handler that were logged."""
 
     def properties(self) -> list[Property]:
-        """Return what clients can read about it. What its handler gives wrongly is left out, and logged once."""
-        # Of another package, and asked for by all clients: none of them is to fail by it.
+        """Return the message's properties for clients. Invalid ones of the handler are left out, and logged once."""
+        # The handler may be another package's, and all clients read the properties: its faults must not fail them.
         try:
             given = [self._checked(each) for each in self.handler.properties()]
         except (Exception, SystemExit) as error:
@@ -51,7 +51,7 @@ class ServedMessage:
         return given
 
     def tell(self, method: str, *arguments: object) -> None:
-        """Call a method of the handler; what it raises is logged once."""
+        """Call a method of the handler; log an exception once."""
         try:
             getattr(self.handler, method)(*arguments)
         except (Exception, SystemExit) as error:
@@ -59,13 +59,13 @@ class ServedMessage:
 
     def _log_once(self, method: str, error: BaseException) -> None:
         fault = f"the message {self.message.form.name!r}: its handler raised in {method}: {error!r:.200}"
-        # A client that comes and goes would else fill the log.
+        # Otherwise a client that comes and goes would fill the log.
         if fault not in self._told and len(self._told) < _MOST_FAULTS:
             self._told.add(fault)
             _log.error("%s", fault, exc_info=error)
 
     def _checked(self, leaf: Property) -> Property:
-        """Return a property that is its own, which says whose it is where it raises."""
+        """Return a property of the message whose errors say that it belongs to the message."""
         name = self.message.form.name
         above = f"{MESSAGES_KEY}.{name}."
         if not isinstance(leaf, Property) or leaf.kind not in (TEXT, NUMBER, ENCODED) or leaf.in_environment:
@@ -88,14 +88,14 @@ class ServedMessage:
 
 
 class ServedMessages:
-    """The messages that a server takes.
+    """The messages that a server accepts.
 
     Args:
         messages: The messages.
-        scheduler: As `MessageHandler` takes it.
+        scheduler: The argument of `MessageHandler`.
 
     Raises:
-        SettingError: Two have one name, or one `type_url`.
+        SettingError: Two messages have the same name, or the same `type_url`.
     """
 
     def __init__(self, messages: Iterable[SessionMessage], scheduler: Scheduler) -> None:
@@ -115,7 +115,7 @@ class ServedMessages:
 
     @property
     def urls(self) -> list[str]:
-        """The `type_url` of each one's requests."""
+        """The `type_url` of each message's requests."""
         return list(self._of)
 
     def find(self, url: str) -> ServedMessage | None:
@@ -123,7 +123,7 @@ class ServedMessages:
         return self._of.get(url)
 
     def named(self, name: str) -> ServedMessage | None:
-        """Return the message of a name; None: there is none."""
+        """Return the message with a name; None: there is none."""
         return next((served for served in self._of.values() if served.message.form.name == name), None)
 
     def asked(self, client: object, session: object) -> None:
@@ -131,7 +131,7 @@ class ServedMessages:
         self._clients.setdefault(client, set()).add(session)
 
     def closed(self, session: object) -> None:
-        """Note that a session is over; handlers hear of clients that have no other one."""
+        """Note that a session is over. Handlers are told about clients without another session."""
         for client in [client for client, sessions in self._clients.items() if session in sessions]:
             self._clients[client].discard(session)
             if not self._clients[client]:
@@ -139,11 +139,11 @@ class ServedMessages:
                 self._tell("left", client)
 
     def ended(self, home: object) -> None:
-        """Note that the process of an isolated world is gone."""
+        """Note that the process of an isolated world has ended."""
         self._tell("ended", home)
 
     def close(self) -> None:
-        """End with the server."""
+        """Close all handlers; the server is closing."""
         self._tell("close")
 
     def _tell(self, method: str, *arguments: object) -> None:
@@ -151,7 +151,7 @@ class ServedMessages:
             served.tell(method, *arguments)
 
     def properties(self) -> list[Property]:
-        """Return what clients can read about them."""
+        """Return the properties of the messages, for clients."""
         text = "the names of the messages that this server takes, separated by spaces"
         found = [Property(MESSAGES_KEY, TEXT, text, lambda: " ".join(self.names))]
         for served in self._of.values():
@@ -160,12 +160,12 @@ class ServedMessages:
 
 
 class ClientMessage:
-    """A request that a handler answers; `bridge.core.worlds.messages.AskedMessage` says what it has.
+    """A request that a handler answers. `bridge.core.worlds.messages.AskedMessage` is its interface.
 
     Args:
-        message: What was asked.
-        agent: The client's part in the world.
-        client: Whose it is.
+        message: The message.
+        agent: The client's agent in the world.
+        client: The client that sent the request.
         world: The name of the world.
     """
 
@@ -175,19 +175,19 @@ class ClientMessage:
         self.client, self.world = client, world
         self.home = agent.home
         self.placed: int | None = None
-        """The state of the agent's sequence where environments were put into another situation; None: none was."""
+        """The state of the agent's sequence, if environments were put into another situation; None: none was."""
         self.seconds = 0.0
-        """Processor time that was used for it."""
+        """The processor time used for the request."""
 
     async def run(self, request: bytes) -> bytes:
-        """Have the part beside the environment answer a request."""
+        """Have the part in the environment's thread or process answer a request."""
         if self._message.part is None:
             text = f"the message {self._message.form.name!r} has no part beside environments"
             raise RequestError(Code.UNIMPLEMENTED, text)
         outcome = await self._agent.run_message(self._message, request)
         self.charge(outcome.seconds)
         if outcome.placed is not None:
-            # At once: whatever the handler does then, the environment is there, and its world follows.
+            # At once: whatever the handler does next, the environment is in that situation, and its world follows.
             self.placed = self._agent.place(outcome.placed, outcome.lanes)
         return outcome.answer
 
@@ -196,16 +196,16 @@ class ClientMessage:
         self.seconds += seconds
 
     async def announce(self, handler: MessageHandler) -> None:
-        """Tell a handler that the client is going to send its message. What it raises keeps nobody from joining."""
+        """Tell a handler that the client will send its message. The client joins even if the handler raises."""
         try:
             await timed(handler.joined(self), self.charge)
         except RequestError:
-            pass  # the message itself will say so
-        except (Exception, SystemExit):  # another package's
+            pass  # the client's message will get the error
+        except (Exception, SystemExit):  # from another package's code
             _log.exception("the message %r: its handler raised in joined", self._message.form.name)
 
     async def answer(self, handler: MessageHandler, request: bytes) -> bytes:
-        """Have a handler answer a request; raises RequestError, whatever the handler raises."""
+        """Have a handler answer a request; raises RequestError for all of the handler's exceptions."""
         name = self._message.form.name
         with _failures_of(f"the handler of the message {name!r}"):
             answering = handler.answer(request, self)
@@ -219,7 +219,7 @@ class ClientMessage:
 
 @contextlib.contextmanager
 def _failures_of(what: str) -> Iterator[None]:
-    """Convert what code of another package raises within to RequestErrors, which name it."""
+    """Convert exceptions of another package's code to RequestErrors, which name it."""
     try:
         yield
     except (RequestError, KeyboardInterrupt, GeneratorExit):
@@ -232,10 +232,10 @@ def _failures_of(what: str) -> Iterator[None]:
 
 @types.coroutine
 def timed(coroutine: Coroutine[Any, Any, T], spent: Callable[[float], None]) -> Generator[Any, Any, T]:
-    """Run a coroutine, and tell the processor time that it takes in this thread, without what it waits for.
+    """Run a coroutine, and report the processor time that it takes in this thread, without its waits.
 
     Raises:
-        TypeError: It awaits what nobody here would go on with, such as `asyncio.sleep`.
+        TypeError: It awaits an object that nothing here would resume, such as `asyncio.sleep`.
     """
     while True:
         began = time.thread_time()
@@ -247,7 +247,7 @@ def timed(coroutine: Coroutine[Any, Any, T], spent: Callable[[float], None]) -> 
         finally:
             spent(time.thread_time() - began)
         if not isinstance(pending, PendingResult):
-            # Nobody wakes it: there is no event loop of asyncio here.
+            # Nothing would resume it: there is no asyncio event loop here.
             coroutine.close()
             raise TypeError(f"expected that asked.run(…) is awaited, and what builds on it, got {pending!r:.80}")
         yield pending

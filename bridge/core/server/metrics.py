@@ -20,7 +20,7 @@ __all__ = ["METRICS", "Metric", "Metrics"]
 
 _BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
-# Numbers of `Server.status` that go up and down.
+# Values of `Server.status` that go up and down.
 _GAUGES = {
     "connections": "Open connections",
     "viewer_connections": "Open connections of clients that the watch token let in",
@@ -33,7 +33,7 @@ _GAUGES = {
     "throttled": "Sockets that are read later, for the processor time that they cost",
     "draining": "Whether the server takes no further worlds: 1 or 0",
 }
-# Those that only go up.
+# Values that only go up.
 _COUNTERS = {
     "steps": "Steps of environments, a lane each",
     "episodes": "Episodes that ended, a lane each",
@@ -53,13 +53,13 @@ class Metric(NamedTuple):
     """A metric of a server, as Prometheus reads it."""
 
     name: str
-    """A counter's with `_total`."""
+    """The name; a counter's ends in `_total`."""
     kind: str
     """gauge, counter or histogram."""
     text: str
     """What it is."""
     labels: tuple[str, ...] = ()
-    """The names of its labels."""
+    """The names of the labels."""
 
 
 METRICS = (
@@ -71,15 +71,15 @@ METRICS = (
     Metric("bridge_step_seconds", "histogram", _LATENCY),
     Metric("bridge_build_info", "gauge", _BUILD, ("version", "python")),
 )
-"""All that a server has, but for those of its process, `process_…`. Docs and dashboard are made of this list."""
+"""All metrics of a server, except those of its process, `process_…`. Docs and dashboard are made from this list."""
 
 
 class _Status:
-    """Makes metrics of a server's status, each time that Prometheus asks.
+    """Makes metrics from a server's status, on each request of Prometheus.
 
     Args:
-        status: Gives the status, see `Server.status`.
-        limits: How many worlds and connections there may be.
+        status: Returns the status, see `Server.status`.
+        limits: The limits of worlds and connections.
     """
 
     def __init__(self, status: Callable[[], dict[str, Any]], limits: CoreLimits) -> None:
@@ -109,20 +109,20 @@ class _Status:
 
 
 class Metrics:
-    """Counters of one server, and the HTTP port that shows them.
+    """Counters of one server, and the HTTP port that serves them.
 
-    No metric has a label for worlds. Worlds come and go: their labels would grow without end, or the counts of those
-    that went would be missing in every sum.
+    No metric has a label for worlds, because worlds come and go: there would be ever more labels, or the counts of past
+    worlds would be missing in every sum.
 
     Args:
         host: The address to listen on.
         port: The port; 0: any free one.
-        status: Gives the server's status, see `Server.status`.
+        status: Returns the server's status, see `Server.status`.
         limits: The server's limits.
 
     Raises:
         ListenError: The port is in use, or the address is not of this machine.
-        SettingError: The package `prometheus-client` is not installed, or there is no such port.
+        SettingError: The package `prometheus-client` is not installed, or the port is invalid.
     """
 
     def __init__(self, host: str, port: int, status: Callable[[], dict[str, Any]], limits: CoreLimits) -> None:
@@ -135,7 +135,7 @@ class Metrics:
         self._errors = Counter("bridge_errors", _ERRORS, ["code"], registry=registry)
         for each in Code:
             if each is not Code.OK:
-                self._errors.labels(each.name)  # 0 from the start: the first error is a change that an alert sees
+                self._errors.labels(each.name)  # 0 from the start, so that alerts see the first error as a change
         self._latency = Histogram("bridge_step_seconds", _LATENCY, registry=registry, buckets=_BUCKETS)
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
@@ -145,15 +145,15 @@ class Metrics:
                 "metrics_host names another address of this machine"
             ) from error
         self.port: int = self._server.server_port
-        # None is ever let in: a scrape takes a moment, so of many at a time the oldest is one that says nothing.
+        # At most 32 connections: a scrape takes a moment, so the oldest of more sends nothing, and is closed.
         self._server.verify_request = Callers(32).add  # type: ignore[method-assign,assignment]
 
     def stepped(self, seconds: float) -> None:
-        """Note how long a Step took."""
+        """Record the duration of a Step."""
         self._latency.observe(seconds)
 
     def refused(self, code: int) -> None:
-        """Count a request that was answered by an error."""
+        """Count a request that was answered with an error."""
         self._errors.labels(Code.named(code)).inc()
 
     def close(self) -> None:
@@ -161,6 +161,6 @@ class Metrics:
         server: Any = self._server
         server.shutdown()
         with contextlib.suppress(OSError):
-            server.socket.shutdown(socket.SHUT_RDWR)  # of a forked process, too
+            server.socket.shutdown(socket.SHUT_RDWR)  # the socket of a forked process, too
         server.server_close()
         self._thread.join(5.0)

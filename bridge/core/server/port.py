@@ -1,7 +1,7 @@
-"""The protocols at a server's port beside gRPC: how their connections are told, and what they may ask of the server.
+"""Protocols at a server's port beside gRPC: how their connections are recognised, and the server's interface to them.
 
-`PortProtocol` is the interface. A server is handed the protocols that it speaks, of this package and of others: the
-page for browsers and dm_env_rpc over WebSocket are such. Each shares the port, the limits and the tokens with gRPC.
+`PortProtocol` is the interface of a protocol. A server gets its protocols from this package and from others: the page
+for browsers and dm_env_rpc over WebSocket are examples. All share the port, the limits and the tokens with gRPC.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ __all__ = [
 ]
 
 PortSession: TypeAlias = Call
-"""A session with the server's worlds that a client of a protocol has: what `ConnectionHandler.open` returns, and what
-`request`, `answer` and `finish` say whose it is."""
+"""A client's session with the server's worlds: `ConnectionHandler.open` returns it, and `request`, `answer` and
+`finish` take it as an argument."""
 Conversation: TypeAlias = Callable[[bytes], Awaitable["bytes | HttpAnswer | None"]]
 """Answers the messages of one client, one at a time."""
-# A client that has sent its first bytes is told by them, so they must not be long.
+# A client that sends fewer bytes and waits is not recognised, so the first bytes must not be long.
 _MOST_FIRST_BYTES = 64
-# HTTP/1.1 is told by the capitals that it begins with. Others may begin with capitals too, but with no method of it.
+# HTTP/1.1 is recognised by capitals. Other protocols may begin with capitals too, but not with an HTTP method.
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH")
-# Seconds until a connection ends whose client's machine acknowledges nothing that was sent.
+# Seconds until a connection is closed whose client's machine acknowledges nothing that was sent.
 _UNREACHABLE = 120.0
 
 
@@ -54,26 +54,26 @@ _UNREACHABLE = 120.0
 class PortProtocol:
     """A protocol at a server's port: `protocols=[…]` of `serve_gym` and `serve_parallel`.
 
-    Its connections are told by their first bytes, which `handler` takes, or it has paths of HTTP/1.1: `routes`. It may
-    have both. The server's limits hold for it as for gRPC: a connection without a session is closed after
-    `hello_timeout`, and sessions count for `max_connections`.
+    Its connections are recognised by their first bytes, and passed to `handler`, or are HTTP/1.1 requests for the paths
+    in `routes`. A protocol may have both. The server's limits apply as for gRPC: a connection without a session is
+    closed after `hello_timeout`, and sessions count for `max_connections`.
 
     Raises:
-        SettingError: A value is of another kind, or there is neither a handler nor a route.
+        SettingError: A value has the wrong type, or there is neither a handler nor a route.
     """
 
     name: str
-    """Its name, for messages."""
+    """The protocol's name, for messages."""
     first_bytes: Sequence[bytes] = ()
-    """What a connection of it begins with, one of these: 64 bytes at most, which neither a connection of another
-    protocol at the port nor a request of HTTP begins with."""
+    """The possible first bytes of its connections: at most 64 bytes each. No connection of another protocol at the
+    port, and no HTTP request, may begin with them."""
     handler: Callable[[Connection, Port], ConnectionHandler] | None = None
-    """Makes what speaks it, for each connection: a subclass of `ConnectionHandler`."""
+    """Makes the handler of each connection: a subclass of `ConnectionHandler`."""
     routes: Sequence[Route | SessionRoute] = ()
-    """What is served at paths of HTTP/1.1, which needs the package `websockets`."""
+    """The paths of HTTP/1.1 that the protocol serves. They need the package `websockets`."""
     url_scheme: str = ""
-    """The scheme of the URLs by which its clients come, with TLS an `s` is added; `Server.urls` lists it. Empty: they
-    come otherwise."""
+    """The scheme of the URLs of its clients; with TLS an `s` is appended. `Server.urls` lists it. Empty: its clients
+    use no such URL."""
 
     def __post_init__(self) -> None:
         first: Any = self.first_bytes
@@ -91,49 +91,49 @@ class PortProtocol:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Route:
-    """A path of HTTP/1.1 at which each request is answered at once.
+    """A path of HTTP/1.1 whose requests are answered at once.
 
-    A client shows the token as `Authorization: Bearer TOKEN`. A page of another site is refused.
+    A client sends the token as `Authorization: Bearer TOKEN`. Requests from pages of other sites are refused.
     """
 
     path: str
     """The whole path, such as `/worlds`."""
     answer: Callable[[HttpRequest, Port], HttpAnswer]
-    """Answers a request. It is called in the server's thread and must not wait. A RequestError that it raises becomes
-    an answer that says so."""
+    """Answers a request. It is called in the server's thread and must not wait. If it raises RequestError, the answer
+    is that error."""
     method: str = "GET"
-    """With GET, also HEAD is answered. Others have a body, of `Limits.max_message_bytes` at most."""
+    """The method. GET includes HEAD. Other methods have a body, of at most `Limits.max_message_bytes`."""
     for_viewers: bool = False
-    """True if also a client is answered that may only watch, by the token for that."""
+    """True if clients with the watch token are answered, too."""
     public: bool = False
-    """True if it is answered without a token, whoever asks."""
+    """True if requests need no token."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Admitted:
-    """What a client may do that was let in."""
+    """The rights of an accepted client."""
 
     may_act: bool
-    """False: it may only watch."""
+    """False: the client may only watch."""
     version: str = ""
-    """The version of this package whose extensions of dm_env_rpc its session speaks; empty: none."""
+    """The version of this package whose extensions of dm_env_rpc the session supports; empty: none."""
 
 
 def admit_by_token(request: HttpRequest, gate: Gate, peer: str) -> Admitted:
-    """Let a client in that shows the token as `Authorization: Bearer TOKEN`, or as a WebSocket's subprotocol.
+    """Accept a client that sends the token as `Authorization: Bearer TOKEN`, or as a WebSocket's subprotocol.
 
     Raises:
-        RequestError: UNAUTHENTICATED: it shows none, or another one.
+        RequestError: UNAUTHENTICATED: the token is missing or wrong.
     """
     return Admitted(gate.check(token_of(request), peer))
 
 
 def token_of(request: HttpRequest) -> str | None:
-    """Return the token that a request shows; None: it shows none."""
+    """Return the token in a request; None: there is none."""
     token = Gate.bearer(request.field("Authorization"))
     offered = ",".join(request.field_values("Sec-WebSocket-Protocol"))
     if token is None and offered:
-        from bridge.core.transport.websocket import shown_token_in  # of a package that only HTTP/1.1 needs
+        from bridge.core.transport.websocket import shown_token_in  # needs a package that only HTTP/1.1 uses
 
         token = shown_token_in(map(str.strip, offered.split(",")))
     return token
@@ -143,42 +143,43 @@ def token_of(request: HttpRequest) -> str | None:
 class SessionRoute:
     """A path of HTTP/1.1 at which a client has a session with the server's worlds.
 
-    Over a WebSocket the session lasts as long as that, and a message of the client is answered by a message. Otherwise
-    it is for one request: its body is the message, and the answer is an `HttpAnswer`.
+    Over a WebSocket the session lasts as long as the WebSocket, and each message of the client is answered with a
+    message. Otherwise it lasts for one request: the body is the message, and the answer is an `HttpAnswer`.
     """
 
     path: str
     """The whole path, such as `/play`."""
     converse: Callable[[HttpRequest, ServedSession], Conversation] | None
-    """Called once for a client that was let in, with its request, without the body; returns what answers its messages.
-    That may ask the session: `await session.handle(data)` answers an EnvironmentRequest of dm_env_rpc, as bytes, by an
-    EnvironmentResponse, in parts. Its answer None ends the session. None: messages are those of dm_env_rpc."""
+    """Called once for each accepted client, with its request, without the body; returns the function that answers its
+    messages. That function may use the session: `await session.handle(data)` answers an EnvironmentRequest of
+    dm_env_rpc, as bytes, with an EnvironmentResponse, in parts. If it returns None, the session ends. None: messages
+    are those of dm_env_rpc."""
     method: str = "GET"
     websocket: bool = False
-    """True if it is a WebSocket; its messages are binary."""
+    """True for a WebSocket. Its messages are binary."""
     texts: bool = False
-    """True if the WebSocket's messages are texts, in UTF-8."""
+    """True if the WebSocket's messages are text, in UTF-8."""
     subprotocol: str = ""
     """The WebSocket's subprotocol; empty: it needs none."""
     admit: Callable[[HttpRequest, Gate, str], Admitted] = admit_by_token
-    """Lets a client in by the token, which the gate knows, or raises RequestError; the text is where the client is.
-    By itself, `Authorization: Bearer TOKEN` or a subprotocol of the WebSocket shows it."""
+    """Accepts the client by its token, which the gate checks, or raises RequestError. The last argument is the client's
+    address. By default the token is in `Authorization: Bearer TOKEN` or in a subprotocol of the WebSocket."""
     refuse: Callable[[RequestError], bytes | HttpAnswer] | None = None
-    """Makes the answer to a message that is refused before `converse` gets it, or at which that raises RequestError;
-    without a WebSocket also that to a client that is not let in. None: the error's text, or an `HttpAnswer` of it."""
+    """Makes the answer to a message that is refused before `converse` gets it, or for which that raises RequestError;
+    without a WebSocket also the answer to a refused client. None: the error's text, or an `HttpAnswer` of it."""
     unreachable_after: float | None = None
-    """Seconds after which a client is gone whose machine acknowledges nothing, however long it answers no ping. None: a
-    client is gone that answers none in time."""
+    """Seconds without acknowledgement of sent bytes after which a client counts as gone. It then need not answer pings.
+    None: a client counts as gone if it does not answer pings in time."""
 
 
 class Port:
-    """What a protocol may ask of the server whose port it is spoken at. The server's thread alone may call it.
+    """The server's interface for protocols at its port. May be called only in the server's thread.
 
     Args:
-        connections: Those of the server.
+        connections: The server's connections.
         limits: The server's limits.
-        gate: Asks clients for the token.
-        status: What the server does and has done.
+        gate: Checks the tokens of clients.
+        status: Returns the server's status.
     """
 
     def __init__(
@@ -188,21 +189,21 @@ class Port:
         self.limits = limits
         """The limits of the server."""
         self.gate = gate
-        """Asks clients for the token: `gate.check(token, peer)` raises RequestError for one that may not come in, and
-        returns False for one that may only watch."""
+        """Checks tokens: `gate.check(token, peer)` raises RequestError if the client is refused, and returns False if
+        the client may only watch."""
         self.status = status
-        """Returns what the server does and has done, by name, such as `worlds`, as `Server.status` does."""
+        """Returns the server's state and counters by name, such as `worlds`, as `Server.status` does."""
 
     @property
     def calls(self) -> Calls:
-        """Serves the sessions."""
+        """The object that serves the sessions."""
         return self._connections.calls
 
     def open(self, connection: Connection, admitted: Admitted) -> PortSession:
-        """Begin a session with the server's worlds, of a client that was let in.
+        """Begin a session of an accepted client with the server's worlds.
 
         Raises:
-            RequestError: RESOURCE_EXHAUSTED: there are as many as there may be; UNAVAILABLE: the server is stopping.
+            RequestError: RESOURCE_EXHAUSTED: there are too many; UNAVAILABLE: the server is stopping.
         """
         return self._connections.open(connection, admitted.version, may_act=admitted.may_act)
 
@@ -212,14 +213,14 @@ class Port:
 
 
 class ConnectionHandler(ConnectionProtocol):
-    """Speaks a protocol over one connection: the base of what `PortProtocol.handler` makes.
+    """The base class of handlers for `PortProtocol.handler`: it speaks a protocol on one connection.
 
-    A subclass has `data_received`, and overrides what else it needs. Everything is called in the server's thread, and
-    must not wait. Processor time that brings no request of a session is charged to the connection, which is read later
-    where it uses too much; what a handler keeps of a client is its own to bound.
+    A subclass defines `data_received`, and overrides other methods as needed. All methods are called in the server's
+    thread, and must not wait. Processor time that brings no request of a session is charged to the connection, and
+    reading is delayed if it uses too much. A handler must limit itself the memory that it keeps for a client.
 
-    A session begins with `open`. `request` sends it an EnvironmentRequest of dm_env_rpc, as bytes; they are answered in
-    their order, one at a time, by calls of `answer`.
+    A session begins with `open`. `request` sends it an EnvironmentRequest of dm_env_rpc, as bytes. Requests are
+    answered in order, one at a time, by calls of `answer`.
 
     Args:
         connection: The connection.
@@ -227,11 +228,11 @@ class ConnectionHandler(ConnectionProtocol):
     """
 
     unreachable_after: float | None = _UNREACHABLE
-    """Seconds after which a client with a session is gone whose machine acknowledges nothing, however long it says
-    nothing. None: it is gone if it has said nothing for some time and then says nothing after `ping`."""
+    """Seconds without acknowledgement of sent bytes after which a client with a session counts as gone, however long it
+    sends nothing. None: it counts as gone if it was quiet for some time and then sends nothing after a `ping`."""
 
     max_waiting = 1 << 22
-    """Bytes of requests that wait for earlier ones, from which on nothing more is read."""
+    """If this many bytes of requests wait for earlier ones, nothing more is read."""
 
     def __init__(self, connection: Connection, port: Port) -> None:
         super().__init__(connection)
@@ -241,50 +242,50 @@ class ConnectionHandler(ConnectionProtocol):
 
     @property
     def port(self) -> Port:
-        """The server's port: its limits, the gate, its status."""
+        """The server's port, with its limits, gate and status."""
         return self._port
 
     @property
     def peer(self) -> str:
-        """Where the client is, for logs."""
+        """The client's address, for logs."""
         return self._connection.peer
 
-    # What a subclass has
+    # Methods for subclasses to define
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of the client. It may `send`, `close`, `open` and `request`.
+        """Read bytes of the client. May call `send`, `close`, `open` and `request`.
 
         Raises:
-            RequestError: They are wrong: `refuse` says so to the client, and the connection ends.
+            RequestError: The bytes are invalid. `refuse` tells the client, and the connection ends.
         """
         raise NotImplementedError
 
     def answer(self, call: PortSession, parts: list[bytes | memoryview], size: int) -> bool:
-        """Send the answer to the oldest request, an EnvironmentResponse in parts of together `size` bytes.
+        """Send the answer to the oldest request, an EnvironmentResponse in parts of `size` bytes together.
 
-        Return True: what the client does not take yet waits, and its next requests with it.
+        Return True: bytes that the client does not take yet wait, and so do its next requests.
         """
         for part in parts:
             self.send(part)
         return True
 
     def finish(self, call: PortSession, error: RequestError | None) -> None:
-        """Say that the session ended: as it should, or with an error. By itself: `refuse` it, and close."""
+        """Tell the client that the session ended, with `error` if given. By default `refuse` the client, and close."""
         if error is not None:
             self.refuse(error)
         self.finished = True
 
     def refuse(self, error: RequestError) -> None:
-        """Say why the connection ends. By itself: nothing."""
+        """Tell the client why the connection ends. Does nothing by default."""
 
-    # What it calls
+    # Methods for subclasses to call
 
     def send(self, data: bytes | memoryview) -> None:
         """Send bytes."""
         self._connection.outgoing.append(data)
 
     def close(self) -> None:
-        """End the session, if there is one, and close the connection once what was sent has gone out."""
+        """End the session, if there is one, and close the connection after all bytes were sent."""
         self.finished = True
         for call in tuple(self._connection.calls):
             self._calls.receive(call, None)
@@ -301,11 +302,11 @@ class ConnectionHandler(ConnectionProtocol):
         return self._port.call_later(seconds, run)
 
     def open(self, token: str | None, version: str = "") -> PortSession:
-        """Let the client in by the token that it shows, and begin a session with the server's worlds.
+        """Accept the client by its token, and begin a session with the server's worlds.
 
         Args:
-            token: What it shows; None: nothing.
-            version: As of `Admitted`.
+            token: The client's token; None: it sent none.
+            version: See `Admitted`.
 
         Raises:
             RequestError: UNAUTHENTICATED: the token is wrong; RESOURCE_EXHAUSTED: there are too many sessions;
@@ -314,7 +315,7 @@ class ConnectionHandler(ConnectionProtocol):
         return self.begin(Admitted(self._port.gate.check(token, self.peer), version))
 
     def begin(self, admitted: Admitted) -> PortSession:
-        """Begin a session of a client that was let in. Raises as `open`, but for the token."""
+        """Begin a session of an accepted client. Raises as `open`, except for the token."""
         call = self._port.open(self._connection, admitted)
         call.stream = self
         if self.unreachable_after is not None:
@@ -326,20 +327,20 @@ class ConnectionHandler(ConnectionProtocol):
         self._calls.receive(call, data)
 
     def admit(self, size: int) -> None:
-        """Count the bytes of a large message that has not come whole, for `Limits.max_queued_bytes`.
+        """Count the bytes of an incomplete large message, for `Limits.max_queued_bytes`.
 
         Args:
-            size: All bytes of it that have come; 0: it is whole, or given up.
+            size: The bytes that have arrived so far; 0: the message is complete, or dropped.
 
         Raises:
-            RequestError: RESOURCE_EXHAUSTED: there are too many.
+            RequestError: RESOURCE_EXHAUSTED: there are too many bytes.
         """
         more = (size if size > LARGE else 0) - self._admitted
         if more:
             self._connection.admit(more)
             self._admitted += more
 
-    # What the server calls
+    # Methods that the server calls
 
     @property
     def receives_large(self) -> bool:
@@ -347,37 +348,37 @@ class ConnectionHandler(ConnectionProtocol):
         return self._admitted > 0
 
     def receive_data(self, data: bytes) -> None:
-        """Take bytes; raises as `data_received`."""
+        """Read bytes; raises as `data_received`."""
         if not self.finished:
             self._heard = time.monotonic()
             self.data_received(data)
 
     def defer(self, call: PortSession, size: int) -> None:
-        """Read nothing more from a client of which much waits."""
-        # There are no windows for the peer: to read no more is the only way to slow it down.
+        """Stop reading from a client with too many waiting bytes."""
+        # The protocol has no flow-control windows, so the client can be slowed down only by not reading.
         self._waiting += size
         if self._waiting > self.max_waiting and not self._connection.paused:
             self._connection.paused = True
             self._connection.flush()
 
     def resume(self, call: PortSession, size: int) -> None:
-        """Read on once little waits."""
+        """Continue reading when few bytes wait."""
         self._waiting -= size
-        # At half, so that it is not paused and read again for every request.
+        # At half, so that reading does not stop and start again for every request.
         if self._connection.paused and self._waiting <= self.max_waiting // 2:
             self._connection.paused = False
             self._connection.flush()
 
     def check_keepalive(self, now: float) -> bool:
-        """Send a ping to a client that has been quiet; tell whether it is still there."""
+        """Send a ping to a client that has been quiet; return False if it is gone."""
         return super().check_keepalive(now) or self.unreachable_after is not None
 
 
 def check_protocols(protocols: Iterable[PortProtocol]) -> None:
-    """Check that the connections of protocols can be told apart.
+    """Check that the connections of protocols can be distinguished.
 
     Raises:
-        SettingError: Two of them have a name or a path in common, or begin alike, or one begins as gRPC or HTTP do.
+        SettingError: Two protocols have the same name, path or first bytes, or one has the first bytes of gRPC or HTTP.
     """
     names: set[str] = set()
     begins = {PREFACE: "gRPC", **{f"{method} ".encode(): "HTTP/1.1" for method in _METHODS}}

@@ -1,4 +1,4 @@
-"""The worlds of one server: made, found, joined and destroyed by name, from any connection."""
+"""The worlds of one server: created, found, joined and destroyed by name, from any connection."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ _log = SafeLog(__name__)
 DEFAULT_WORLD = ""
 
 _MOST_LISTED = 200
-"""Environments that the overview names."""
+"""The most environments that the overview lists."""
 _UNKNOWN: Mapping[str, Any] = {"viewers": 0, "returns": {}, "fps": None, "lanes": None, "begun": True}
-"""What the overview has of every world, if neither the world nor an observer has more."""
+"""The overview's values for every world, unless the world or an observer has others."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Overview:
-    """What the overview of a server shows, as JSON, to every client that asks for it."""
+    """What the overview of a server shows, as JSON, to every client that requests it."""
 
     lists_worlds: bool = False
-    """True if clients may see the worlds that others made, and who is in them; else the default world alone."""
+    """True if clients may see the worlds of other clients, and who is in them; False: only the default world."""
     server: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What it has of a server whose source of worlds says nothing else in its `traits`."""
+    """The values for a server whose source of worlds has no others in `traits`."""
     world: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What it has of a world that says nothing else by `describe`."""
+    """The values for a world that has no others from `describe`."""
 
 
 class WorldSource(Protocol):
@@ -54,23 +54,23 @@ class WorldSource(Protocol):
 
     @property
     def SETTINGS(self) -> Sequence[str]:  # noqa: N802 - a constant of its class
-        """The CreateWorld settings that it takes."""
+        """The CreateWorld settings that the source accepts."""
 
     @property
     def env_ids(self) -> list[str]:
-        """The environment ids that a client may name."""
+        """The environment ids that a client may request."""
 
     @property
     def title(self) -> str:
-        """Its name, as a person reads it."""
+        """The source's name, for people to read."""
 
     @property
     def fps(self) -> float | None:
-        """Frames a second of its worlds; None: they are in lock-step."""
+        """Frames a second of the worlds; None: they are in lock-step."""
 
     @property
     def traits(self) -> Mapping[str, Any]:
-        """What is true of all its worlds, for the overview, as JSON has it."""
+        """Values that are true of all its worlds, for the overview, as JSON."""
 
     async def make_world(self, name: str, settings: Settings, runtime: Runtime) -> World:
         """Build the world that CreateWorld settings ask for."""
@@ -79,62 +79,64 @@ class WorldSource(Protocol):
         """Make the environment of the first world ahead, and return it."""
 
     async def close(self) -> None:
-        """Close what was made ahead, where no world has taken it."""
+        """Close the environment that was made ahead, if no world has taken it."""
 
 
 class WorldUser(Protocol):
-    """A client's session, as the registry knows it: who is in a world, and who has made it."""
+    """A client's session, as the registry sees it: the player or creator of a world."""
 
     client_key: str
-    """By which a client's sessions are known to be its own; empty: it has not said one."""
+    """The secret that a client's sessions have in common; empty: the client sent none."""
     connection: object
-    """What carries the session."""
+    """The connection that the session is on."""
 
     @property
     def plays(self) -> bool:
-        """True if it takes part in a world, and does not only watch."""
+        """True if the session takes part in a world, and does not only watch."""
 
     def end_placed(self) -> None:
-        """End its sequence: the environment was put into another situation, and its next Step begins one there."""
+        """End the sequence, because the environment was put into another situation; the next Step begins a sequence."""
 
 
 @dataclasses.dataclass
 class _Entry:
-    """A world and whom it belongs to."""
+    """A world and its owner."""
 
     world: World
     owner: WorldUser | None
-    """The connection that created it, as long as it is there."""
+    """The session that created the world; None: it has ended."""
     goes_with_owner: bool = False
-    """True if its creator joined it, or made it for nobody else."""
+    """True if the creator joined the world, or made it for itself alone."""
     idle_since: float | None = None
-    """When it was first seen without agents, in monotonic seconds."""
+    """When the world was first seen without agents, in monotonic seconds."""
     abandoned: bool = False
-    """True if its creator is gone, who alone knew its name, unless others were told of it."""
+    """True if the creator is gone, which alone knew the world's name, unless it told others."""
 
 
 _OVERVIEW = Overview()
 
 
 class Registry:
-    """All worlds of a server; the hub of its sessions.
+    """All worlds of a server; its sessions share it.
 
-    A world goes by DestroyWorld, or with the connection that created and joined it, unless others are in it then. So
-    what a dead client leaves behind is gone, and a world that was created for others to join stays for
-    `abandoned_timeout`. Clients of this package create worlds for themselves alone: those go with them joined or not.
+    A world is destroyed by DestroyWorld, or with the session that created and joined it, unless other clients are in
+    it. So a dead client leaves no world behind, but a world that was created for others to join stays for
+    `abandoned_timeout`. Clients of this package create worlds for themselves alone: these are destroyed with them,
+    joined or not.
 
-    All methods are called by the thread that runs the event loop, apart from `names` and `drain`, which any may call.
+    All methods are called by the thread that runs the event loop, except `names` and `drain`, which any thread may
+    call.
 
     Args:
         source: Makes the worlds.
-        limits: How many there may be, `idle_timeout`, `abandoned_timeout` and `reset_world_timeout`.
-        runtime: Runs the calls of environments, and what waits.
-        unix_path: Where this server listens on a Unix socket; None: nowhere.
+        limits: The most worlds, `idle_timeout`, `abandoned_timeout` and `reset_world_timeout`.
+        runtime: Runs the calls of environments, and coroutines that wait.
+        unix_path: The path of the server's Unix socket; None: there is none.
         overview: What clients see of all worlds.
-        shared_control: Whether also who watches, or shares a world, may call methods and set attributes of
+        shared_control: True if clients that watch, or share a world, may also call methods and set attributes of
             environments.
-        observers: Are told of the worlds, and let agents in; the first is asked first.
-        messages: What else is served in a session.
+        observers: Are notified of worlds, and admit agents; the first is asked first.
+        messages: Further messages that sessions serve.
     """
 
     def __init__(
@@ -156,42 +158,42 @@ class Registry:
         """The messages of features, and of other packages."""
         self._overview = overview
         self.shared_control = shared_control
-        """True if also who watches, or shares a world, may change environments by attributes and methods."""
+        """True if clients that watch, or share a world, may also change environments by attributes and methods."""
         self._inside: dict[World, list[WorldUser]] = {}
-        """The sessions that are in each world."""
+        """The sessions in each world."""
         self._unix_path = unix_path
         self._source = source
         self._limits = limits
         self._runtime = runtime
         self._entries: dict[str, _Entry | None] = {}
         self._default: PendingResult[None] | None = None
-        """Done once the default world is made, or could not be."""
+        """Done when the default world is made, or could not be made."""
         self._unfinished: set[PendingResult[None]] = set()
         """The worlds that are being made or closed."""
         self._closed = False
         self._began = time.monotonic()
         self._past_steps = self._past_episodes = 0
-        """Of worlds that went."""
+        """The counts of past worlds."""
         self.note_failure: Callable[[str, str], None] = lambda name, message: None
-        """Logs what an environment raised where no request is refused for it: the world's name, and the message."""
+        """Logs an environment's exception that fails no request: the world's name, and the message."""
         self.counted: Callable[[], dict[str, float]] = dict
-        """Counts what the other parts of the server do, for `status`."""
+        """Returns the counts of the server's other parts, for `status`."""
         self.freed: Callable[[], None] = lambda: None
-        """Called once a world is closed, whose memory may have been much."""
+        """Called when a world was closed, which may have freed much memory."""
 
     @property
     def names(self) -> list[str]:
-        """The names of the worlds that there are; the default one only once somebody joined it."""
-        # A copy, for other threads ask while the event loop adds and removes worlds.
+        """The names of the current worlds; the default world is listed only after a client joined it."""
+        # A copy, because other threads ask while the event loop adds and removes worlds.
         return [name for name, entry in list(self._entries.items()) if entry is not None]
 
     @property
     def worlds(self) -> list[World]:
-        """The worlds that there are."""
+        """The current worlds."""
         return [entry.world for entry in list(self._entries.values()) if entry is not None]
 
     def status(self) -> dict[str, Any]:
-        """Return what the server does, as the property `server.status` says it. May be called by any thread."""
+        """Return the server's state and counters, as the property `server.status`. May be called by any thread."""
         worlds = self.worlds
         found = [(world, world.counts()) for world in worlds]
         return {
@@ -212,20 +214,20 @@ class Registry:
         return {name: value for counts in found for name, value in counts.items()}
 
     def _retire(self, world: World) -> None:
-        """Keep the counts of a world that goes."""
+        """Keep the counts of a world that is destroyed."""
         counts = world.counts()
         self._past_steps += counts.steps
         self._past_episodes += counts.episodes
 
     @property
     def has_room(self) -> bool:
-        """True if a further client may have a world of its own, or be the first in the default one."""
-        # With `max_worlds=0` all clients join the default world, whose own agents are the bound.
+        """True if another client may have a world of its own, or be the first in the default one."""
+        # With `max_worlds=0` all clients join the default world, whose number of agents is the limit.
         return not self._limits.max_worlds or self._used < self._limits.max_worlds
 
     @property
     def _used(self) -> int:
-        """How many worlds are in use: all that clients made, and the default one while somebody plays in it."""
+        """The number of worlds in use: all that clients made, and the default one while a client plays in it."""
         default = self._entries.get(DEFAULT_WORLD)
         made = len(self._entries) - (default is not None)
         return made + (default is not None and default.world.has_players)
@@ -239,12 +241,12 @@ class Registry:
         )
 
     async def create_world(self, settings: Settings, owner: WorldUser, *, for_others: bool = True) -> str:
-        """Make a world with a name that nobody else has (D-3).
+        """Make a world with a new name (D-3).
 
         Args:
-            settings: Of CreateWorld.
-            owner: The connection that asks.
-            for_others: Whether it stays for others to join where its owner goes without having joined it.
+            settings: The settings of CreateWorld.
+            owner: The session that sent the request.
+            for_others: True: the world stays for others to join if its owner leaves without having joined it.
         """
         self.check_open()
         if not self._limits.max_worlds:
@@ -255,9 +257,9 @@ class Registry:
             raise RequestError(Code.RESOURCE_EXHAUSTED, text)
         if not self.has_room:
             raise self._refuse_another()
-        # Not a number: who knows the name of a world can join and destroy it.
+        # Not a number, because a client that knows the name of a world can join and destroy it.
         name = f"world-{secrets.token_hex(8)}"
-        self._entries[name] = None  # holds the place while the environment is built
+        self._entries[name] = None  # reserves the name while the environment is made
         try:
             with self._awaited():
                 world = await self._make_world(name, settings)
@@ -265,13 +267,13 @@ class Registry:
             self._entries.pop(name, None)
             raise
         self._entries[name] = _Entry(world, owner, goes_with_owner=not for_others)
-        # Nobody has joined it yet: one that `lingers` waits from here on.
+        # No client has joined it yet: a world that `lingers` waits from here on.
         self._linger(world)
         return name
 
     @contextlib.contextmanager
     def _awaited(self) -> Iterator[PendingResult[None]]:
-        """Have `close` wait for what is done within: an environment that is being made is to be closed, too."""
+        """Make `close` wait for the code within: an environment that is being made must be closed, too."""
         pending: PendingResult[None] = PendingResult()
         self._unfinished.add(pending)
         try:
@@ -284,7 +286,7 @@ class Registry:
         world = await self._source.make_world(name, settings, self._runtime)
         world.report_failure = lambda message: self.note_failure(name, message)
         try:
-            self.check_open()  # it was built while the server stopped
+            self.check_open()  # the server may have stopped meanwhile
             for observer in self._observers:
                 listener = self._listener_of(observer, world)
                 if listener is not None and (own := env_world(world)) is not None:
@@ -295,7 +297,7 @@ class Registry:
         return world
 
     def _listener_of(self, observer: Observer, world: World) -> Listener | None:
-        """Have an observer note a new world; raises RequestError, which names the observer, where that fails."""
+        """Notify an observer of a new world. Raises RequestError, which names the observer, if the observer fails."""
         try:
             listener: object = observer.made(world)
             if listener is not None and not isinstance(listener, Listener):
@@ -309,7 +311,7 @@ class Registry:
     def _join_by(
         self, observer: Observer, world: World, join: Callable[[Settings], Agent], settings: Settings
     ) -> Agent:
-        """Have an observer let an agent in; raises RequestError, which names the observer, where that fails."""
+        """Let an observer admit an agent. Raises RequestError, which names the observer, if the observer fails."""
         not_its_own: list[Exception] = []
 
         def go_on(settings: Settings) -> Agent:
@@ -331,11 +333,11 @@ class Registry:
 
     @staticmethod
     def _refusal_of(observer: Observer, method: str, error: Exception) -> RequestError:
-        """Return what a client is told where an observer fails that decides about it; the log has it, too."""
+        """Return a client's error for an observer that failed to decide about it, and log the error."""
         return RequestError(Code.INTERNAL, describe_fault(observer, method, error))
 
     def _ask(self, observer: Observer, method: str, *args: object, otherwise: T) -> T:
-        """Call a method of an observer; return `otherwise`, and log why, where it fails or returns another type.
+        """Call a method of an observer; return `otherwise`, and log the reason, if it fails or returns another type.
 
         May be called by any thread.
         """
@@ -350,10 +352,10 @@ class Registry:
         return cast("T", answer)
 
     def admit(self, world: World, settings: Settings, *, ours: bool) -> Agent:
-        """Let an agent into a world, as `World.admit`. Each observer may do so in place of `World.join`.
+        """Admit an agent to a world, as `World.admit`. Each observer may act in place of `World.join`.
 
         Raises:
-            RequestError: As `World.admit`; RESOURCE_EXHAUSTED where the default world would be one too many.
+            RequestError: As `World.admit`; RESOURCE_EXHAUSTED if the default world would exceed the limit of worlds.
         """
         joined: list[Agent] = []
         was_free, had_room = not world.has_players, self.has_room
@@ -363,42 +365,42 @@ class Registry:
             return joined[-1]
 
         join = partial(note, world.join)
-        # The first of the sequence ends up outermost, and so is asked first.
+        # The first observer becomes the outermost wrapper, and so is asked first.
         for observer in reversed(self._observers):
             join = partial(note, partial(self._join_by, observer, world, join))
         try:
             agent = world.admit(settings, join, ours=ours)
-            # A world that a client made has its place since then. Who only watches takes none.
+            # A world that a client made has its place already. A client that only watches takes none.
             if world.name == DEFAULT_WORLD and was_free and not had_room and world.has_players:
                 raise self._refuse_another()
             return agent
         except BaseException:
-            # An agent that has joined would keep its place although its client is refused: by an observer, which may be
-            # a user's own, or for a setting that is read only then. The outermost leaves first.
+            # An agent that has joined would keep its place although its client is refused, by an observer, which may be
+            # a user's, or for a setting that is read late. The outermost leaves first.
             for agent in reversed(joined):
                 agent.leave()
             raise
 
     def keep(self, world: World, agent: Agent) -> bool:
-        """Return whether an observer keeps the agent of a client that is gone; else it is to leave its world."""
+        """Return True if an observer keeps the agent of a client that is gone; otherwise the agent leaves its world."""
         return any(self._ask(observer, "keep", world, agent, otherwise=False) for observer in self._observers)
 
     async def find_world(self, name: str) -> World:
-        """Return a world; the default one is made when it is first asked for (D-4)."""
+        """Return a world. The default world is made when it is first requested (D-4)."""
         if name == DEFAULT_WORLD:
             return await self._find_default()
         return self._find(name).world
 
     async def _find_default(self) -> World:
-        # Again and again: the one that made it may have failed, and a third may make it now.
-        while self._default is not None:  # another connection has it made
+        # In a loop: the connection that made it may have failed, and a third may be making it now.
+        while self._default is not None:  # another connection is making it
             await self._default
         self.check_open()
         entry = self._entries.get(DEFAULT_WORLD)
-        # One that ended by itself, such as an isolated one whose process died, is made anew below.
+        # A world that ended by itself, such as an isolated one whose process died, is made again below.
         if entry is not None and entry.world.alive:
             return entry.world
-        # Before it is made: there may be but one robot, which a client has in another world.
+        # Before it is made: there may be only one robot, which a client has in another world.
         if not self.has_room:
             raise self._refuse_another()
         with self._awaited() as self._default:
@@ -407,7 +409,7 @@ class Registry:
                     await self._end(entry.world)
                 world = await self._make_world(DEFAULT_WORLD, {})
                 if entry is not None:
-                    # Only now that another one takes its place: until then its counts are those of a listed world.
+                    # Only when another world takes its place: until then it is listed with its counts.
                     self._retire(entry.world)
                 self._entries[DEFAULT_WORLD] = _Entry(world, None)
                 return world
@@ -415,16 +417,16 @@ class Registry:
                 self._default = None
 
     def inside(self, world: World) -> Sequence[WorldUser]:
-        """Return the sessions that are in a world."""
+        """Return the sessions in a world."""
         return self._inside.get(world, ())
 
     def maker(self, world: World) -> WorldUser | None:
-        """Return the session that has made a world for its client alone; None: it is gone, or was made for others."""
+        """Return the session that made a world for its client alone; None: it has ended, or made it for others."""
         entry = self._entries.get(world.name)
         return entry.owner if entry is not None and entry.world is world and entry.goes_with_owner else None
 
     def joined(self, world: World, owner: WorldUser) -> None:
-        """Record that a session is in a world; a world that its creator has joined goes with the creator."""
+        """Record that a session is in a world. A world that its creator has joined is destroyed with the creator."""
         self._inside.setdefault(world, []).append(owner)
         if (entry := self._entries.get(world.name)) is None:
             return
@@ -433,7 +435,7 @@ class Registry:
             entry.goes_with_owner = True
 
     def left(self, world: World, owner: WorldUser | None = None) -> None:
-        """Note that an agent has left. The world goes on (D-16); one that `lingers` ends if it stays empty so long."""
+        """Note that an agent has left. The world continues (D-16); one that `lingers` ends if it stays empty."""
         others = [each for each in self._inside.pop(world, ()) if each is not owner]
         if others:
             self._inside[world] = others
@@ -443,7 +445,7 @@ class Registry:
 
         def close() -> None:
             entry = self._entries.get(world.name)
-            # Meanwhile somebody may have joined, or the world have gone and another one have its name.
+            # Meanwhile a client may have joined, or the world was destroyed and another one has its name.
             if entry is not None and entry.world is world and not world.has_players:
                 self._close_later(world.name)
 
@@ -451,10 +453,10 @@ class Registry:
             self._runtime.scheduler.call_later(world.lingers, close)
 
     async def destroy_world(self, name: str) -> None:
-        """End a world; agents that are in it get an error on their next Step (D-17)."""
+        """Destroy a world. Agents in it get an error on their next Step (D-17)."""
         entry = self._find(name)
         self._retire(entry.world)
-        # Before anything that waits: from here on nobody can join it.
+        # Before any wait: from here on no client can join it.
         del self._entries[name]
         entry.world.resets.close()
         with self._awaited():
@@ -476,13 +478,13 @@ class Registry:
         await world.reset(settings, agent, self._limits.reset_world_timeout, waiting)
 
     def reap(self, now: float) -> list[str]:
-        """Destroy the worlds that no agent has been in for `idle_timeout` seconds, or `abandoned_timeout`.
+        """Destroy the worlds without agents for `idle_timeout` seconds, or `abandoned_timeout`.
 
         Args:
-            now: Seconds that never go back. A world's time without agents counts from the first call that finds it so.
+            now: Seconds that never decrease. A world's time without agents counts from the first call that finds it so.
 
         Returns:
-            The names of those that went.
+            The names of the destroyed worlds.
         """
         limits = self._limits
         idle: list[str] = []
@@ -502,18 +504,18 @@ class Registry:
         return idle
 
     def disconnected(self, owner: WorldUser) -> None:
-        """Destroy the worlds that nobody but this connection used."""
+        """Destroy the worlds that only this session used."""
         for name, entry in list(self._entries.items()):
             if entry is None or entry.owner is not owner:
                 continue
-            # The time until it goes begins anew, now that another timeout counts.
+            # Its time without agents begins again, because another timeout applies now.
             entry.owner, entry.abandoned, entry.idle_since = None, True, None
-            # Others that joined it keep it, unless it has died: it could serve nobody.
+            # Other clients in it keep it, unless it has died and could not serve them.
             if entry.goes_with_owner and (not entry.world.has_players or not entry.world.alive):
                 self._close_later(name)
 
     def _close_later(self, name: str) -> None:
-        """Take a world away at once, and close it while the event loop goes on."""
+        """Remove a world at once, and close it while the event loop continues."""
         entry = self._entries.pop(name)
         if entry is None:
             return
@@ -521,18 +523,18 @@ class Registry:
         self._runtime.scheduler.start(self._end(entry.world), lambda result, error: None)
 
     def drain(self) -> None:
-        """Make no more worlds; those that there are go on."""
+        """Make no more worlds; existing ones continue."""
         self._closed = True
 
     async def close(self) -> None:
-        """Destroy every world and make no more."""
+        """Destroy all worlds and make no more."""
         self._closed = True
         for name, entry in list(self._entries.items()):
             if entry is not None:
-                # Ends what waits for others' Steps: a ResetWorld would else hold its session open.
+                # Ends the wait for other agents' Steps: a ResetWorld would otherwise keep its session open.
                 entry.world.resets.close()
                 self._close_later(name)
-        # Also those that went before, by a client that left, and those that are being made.
+        # Also worlds that were being closed, because their client left, and those that are being made.
         for pending in list(self._unfinished):
             await pending
         try:
@@ -543,15 +545,15 @@ class Registry:
         self.messages.close()
 
     def close_observers(self) -> None:
-        """End all observers."""
+        """Close all observers."""
         for observer in self._observers:
             try:
                 observer.close()
-            except (Exception, KeyboardInterrupt, SystemExit):  # a user's own: the others are closed all the same
+            except (Exception, KeyboardInterrupt, SystemExit):  # a user's: the others are closed all the same
                 _log.exception("the observer %r did not close", observer)
 
     def properties(self) -> PropertyTree:
-        """Return the tree below `server`."""
+        """Return the tree of properties below `server`."""
         limits = [
             Property(f"server.limits.{name}", NUMBER, name.replace("_", " "), partial(getattr, self._limits, name))
             for name in self._limits.counts()
@@ -583,8 +585,8 @@ class Registry:
                     "server.lanes",
                     NUMBER,
                     "the most lanes for which one world of lanes is as good as a world for each; 0: there are none",
-                    # No more than there may be worlds: nobody gets more environments than they would otherwise. A
-                    # user's own source may know nothing of lanes.
+                    # At most the limit of worlds, so that nobody gets more environments than otherwise. A user's own
+                    # source may not know about lanes.
                     lambda: min(getattr(self._source, "lanes", 0), self._limits.max_worlds),
                 ),
                 Property("server.status", ENCODED, "what the server does and has done, a dict", self.status),
@@ -628,12 +630,12 @@ class Registry:
         return found
 
     def check_open(self) -> None:
-        """Raise RequestError: UNAVAILABLE once the server drains or stops."""
+        """Raise RequestError: UNAVAILABLE if the server drains or stops."""
         if self._closed:
             raise RequestError(Code.UNAVAILABLE, "this server is stopping and takes no new worlds; use another one")
 
     async def _end(self, world: World) -> None:
-        """Close a world where nobody waits for an answer; one that fails must not keep others open."""
+        """Close a world when no client waits for an answer. If one fails to close, the others are still closed."""
         with self._awaited():
             try:
                 await world.close()
@@ -646,7 +648,7 @@ class Registry:
         self.freed()
 
     def _gone(self, world: World) -> None:
-        """Tell of a process that has ended with its world."""
+        """Report that a process has ended with its world."""
         if (own := env_world(world)) is not None:
             self.messages.ended(own.env.home)
 

@@ -1,11 +1,11 @@
-"""The threads of a server: one that serves, its deputy, and helpers that take jobs from the event loop.
+"""The threads of a server: the serving thread, its deputy, and helpers that run jobs for the event loop.
 
-The serving thread runs the event loop, and calls the environments in its midst: an environment is made, reset,
-stepped, rendered and closed by this one thread, as OpenGL contexts, SQLite connections and GUI toolkits need it. While
-such a call lasts longer than a moment, the deputy runs the loop in its place: it answers what needs no environment,
-and queues the calls of environments, which the serving thread makes when it is back.
+The serving thread runs the event loop, and calls the environments from it: this one thread makes, resets, steps,
+renders and closes an environment, as OpenGL contexts, SQLite connections and GUI toolkits require. While such a call
+lasts longer than a moment, the deputy runs the loop in its place: it answers what needs no environment, and queues the
+calls of environments, which the serving thread makes afterwards.
 
-A helper thread does what takes processor time, or, with `thread_safe=True`, calls the environments of one world.
+A helper thread does work that takes processor time, or, with `thread_safe=True`, calls the environments of one world.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class HelperThread:
-    """One thread, which starts with the first job and ends with `close`.
+    """One thread, which starts with the first job and ends after `close`.
 
     Args:
         scheduler: Gets the results.
@@ -47,9 +47,9 @@ class HelperThread:
         self._closed = False
 
     def submit(self, job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Call `job` in the thread, and `done` with what it returns, or with its exception, in the event loop.
+        """Call `job` in the thread, and then `done` in the event loop with its result or its exception.
 
-        After `close` neither is called. Where the system has no thread left, `done` gets a RequestError.
+        After `close` neither is called. If the system has no thread left, `done` gets a RequestError.
         """
         if self._closed:
             return
@@ -58,16 +58,16 @@ class HelperThread:
             try:
                 thread.start()
             except RuntimeError:
-                # Not raised: whoever submits has begun something that only `done` ends.
+                # Not raised, because the caller has begun something that only `done` ends.
                 text = "this server's system has no thread left for it; send the request again later"
                 self.answer(done, RequestError(Code.RESOURCE_EXHAUSTED, text))
                 return
-            # Kept only once it runs: else the next job tries again.
+            # Stored only when it runs: otherwise the next job tries again.
             self._thread = thread
         self._jobs.put((job, done))
 
     def answer(self, done: Callable[[Any], None], result: Any) -> None:
-        """Call `done` with a result in the event loop, soon; may be called by any thread."""
+        """Call `done` with a result in the event loop, soon. May be called by any thread."""
         self._scheduler.call_soon_threadsafe(partial(done, result))
 
     def _run(self) -> None:
@@ -76,15 +76,15 @@ class HelperThread:
             del item
             try:
                 result = job()
-            # Whatever it is, the event loop waits for a result, and others for this thread.
+            # Whatever the exception is, the event loop waits for a result, and other jobs for this thread.
             except BaseException as error:
                 result = error
             self.answer(done, result)
-            # While `get` waits, nothing of the last job may be kept: it refers to a connection, and to what that holds.
+            # While `get` waits, keep nothing of the last job: it refers to a connection, and to its objects.
             del job, done, result
 
     def close(self, patience: float = 1.0) -> None:
-        """Let the thread end after the jobs that it was given; wait for that at most so many seconds."""
+        """End the thread after the jobs that it was given; wait for that at most `patience` seconds."""
         self._closed = True
         if self._thread is not None:
             self._jobs.put(None)
@@ -96,7 +96,7 @@ class WorldThread(HelperThread):
     """The `Executor` of one world, or one lane, of a server with `thread_safe=True`: it has a thread of its own."""
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in the thread. Raises RequestError where the system has no thread left."""
+        """Call a function in the thread. Raises RequestError if the system has no thread left."""
         pending: PendingResult[T] = PendingResult()
 
         def done(result: Any) -> None:
@@ -109,23 +109,23 @@ class WorldThread(HelperThread):
         return await pending
 
     def close(self, patience: float = 0.0) -> None:
-        """Let the thread end after the calls that it was given."""
+        """End the thread after the calls that it was given."""
         super().close(patience)
 
 
 _log = SafeLog(__name__)
 MOMENT = 0.04
-"""Seconds that an environment's call may hold up the event loop."""
+"""Seconds that an environment's call may block the event loop."""
 _FORKED = (
     b"expected a process that an environment forks to end by os._exit() in the environment's call, got one that "
     b"returned from it: it is ended, for the connections are its parent's\n"
 )
 environments_lock = threading.RLock()
-"""Held around every call of an environment of this process, whichever of its servers publishes it."""
+"""Held during every call of an environment in this process, whichever of its servers publishes it."""
 
 
 def forget_lock_in_child() -> None:
-    """In a forked process: make the lock anew, which the parent's thread may hold."""
+    """In a forked process: create the lock again, because a thread of the parent may hold it."""
     global environments_lock
     environments_lock = threading.RLock()
 
@@ -147,10 +147,10 @@ class ServingThread:
         self._deputy: threading.Thread | None = None
         self._deputy_runs = False
         self._deputy_ran = False
-        """True if the deputy has run the loop during the call at hand."""
+        """True if the deputy has run the loop during the current call."""
         self._jobs: deque[tuple[PendingResult[Any], Callable[..., Any], tuple[Any, ...]]] = deque()
         self._runs_job = False
-        """True if the next call is one that the deputy has queued, which those behind it do not stop."""
+        """True if the next call is one that the deputy has queued; the other queued calls do not delay it."""
         self._calls = 0
         self.in_call = False
         """True if a thread is in a call of an environment."""
@@ -160,9 +160,9 @@ class ServingThread:
         self._call_began = threading.Event()
         self._over = threading.Event()
         self.begun = threading.Event()
-        """Set once the loop runs, and the deputy stands by."""
+        """Set when the loop runs, and the deputy is ready."""
         self.finished = threading.Event()
-        """Set when the loop has ended; the serving thread may still be in a call then."""
+        """Set when the loop has ended. The serving thread may still be in a call then."""
         self._threads: weakref.WeakSet[WorldThread] = weakref.WeakSet()
 
     @property
@@ -180,7 +180,7 @@ class ServingThread:
             self._deputy.start()
         except RuntimeError:  # the system has no thread left
             self._deputy = None
-            # The server works without one, as long as no call takes long.
+            # The server works without a deputy, as long as no call takes long.
             _log.exception("no deputy: a slow call of an environment holds up everybody from now on")
         self.begun.set()
         try:
@@ -195,7 +195,7 @@ class ServingThread:
                 self._deputy.join()
 
     def finish(self) -> None:
-        """End the loop; by the thread that runs it."""
+        """End the loop. Called by the thread that runs it."""
         self._over.set()
         self._loop.interrupt()
         self._call_began.set()
@@ -207,14 +207,14 @@ class ServingThread:
         """Make the calls that the deputy could not make."""
         while self._jobs and not self._over.is_set():
             pending, function, args = self._jobs.popleft()
-            # Else `run` would queue it again, behind those that wait.
+            # Otherwise `run` would queue it again, behind the waiting calls.
             self._runs_job = True
             self._loop.scheduler.start(self.run(function, *args), pending.finish)
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function of an environment in the serving thread, and let the deputy run the loop if it takes long."""
-        # The deputy makes no call: environments belong to the serving thread. What comes after calls that it has queued
-        # is queued behind them, so that all are made in their order.
+        """Call a function of an environment in the serving thread; if it takes long, the deputy runs the loop."""
+        # The deputy makes no calls, because environments belong to the serving thread. Calls that come after queued
+        # ones are queued behind them, so that all are made in order.
         if (self._jobs and not self._runs_job) or self._deputy_runs:
             pending: PendingResult[T] = PendingResult()
             self._jobs.append((pending, function, args))
@@ -222,20 +222,20 @@ class ServingThread:
                 self._loop.interrupt()  # for `_run_jobs`
             return await pending
         self._runs_job = False
-        # By this number the deputy tells a long call from many quick ones. To wake it in each call was measured to cost
-        # 3 % of the steps of one environment, and 5 % of those of 64 lanes.
+        # By this number the deputy distinguishes one long call from many quick ones. Waking it in each call was
+        # measured to cost 3 % of the steps of one environment, and 5 % of those of 64 lanes.
         self._calls += 1
         self.in_call = True
         # After `in_call` is set: see `_doze`.
         if self._dozing:
             self._call_began.set()
-        # From here on the deputy may run the loop, which it does once the call has lasted.
+        # From here on the deputy may run the loop. It does so when the call has lasted for a moment.
         self._owner.release()
         try:
             with environments_lock:
                 return function(*args)
         finally:
-            # Nearly always the lock is free. Else the deputy runs the loop, and has to leave it first.
+            # Usually the lock is free. Otherwise the deputy runs the loop, and must leave it first.
             if not self._owner.acquire(blocking=False):
                 self._wait_for_deputy()
             self.in_call = False
@@ -258,14 +258,14 @@ class ServingThread:
         results: deque[tuple[Any, BaseException | None]],
         seconds: float,
     ) -> None:
-        """Call functions of environments one after the other, with an argument each; only where `is_free`.
+        """Call functions of environments one after the other, each with an argument. `is_free` must be true.
 
-        The loop is handed over once for all of them. While one takes long, the deputy can take what others returned.
+        The loop is handed over once for all calls. While a call takes long, the deputy can process the earlier results.
 
         Args:
             calls: The functions and arguments.
-            results: Gets what each returned, or raised.
-            seconds: After so much time no further one is called.
+            results: Gets each call's result, or exception.
+            seconds: After this time no further function is called.
         """
         # Once for all: the row ends before it lasts for a moment, unless one call does.
         self._calls += 1
@@ -281,11 +281,11 @@ class ServingThread:
                         results.append((function(argument), None))
                     except BaseException as error:
                         results.append((None, error))
-                    # A process that an environment has forked makes no further call: see `after_fork`.
+                    # A process that an environment has forked makes no more calls: see `after_fork`.
                     if time.monotonic() > until or self._owner is not owner:
                         break
         finally:
-            # Nearly always the lock is free. Else the deputy runs the loop, and has to leave it first.
+            # Usually the lock is free. Otherwise the deputy runs the loop, and must leave it first.
             if not self._owner.acquire(blocking=False):
                 self._wait_for_deputy()
             self.in_call = False
@@ -295,37 +295,37 @@ class ServingThread:
 
     @property
     def is_free(self) -> bool:
-        """True if a call is made at once: by the thread that runs the loop, with no others before it."""
+        """True if a call would be made at once: by the thread that runs the loop, without others before it."""
         return not (self._jobs or self._deputy_runs)
 
     def after_fork(self) -> None:
-        """In a process that an environment's call has forked: end it where it returns from that call.
+        """In a process that an environment's call has forked: end the process when it returns from that call.
 
-        It would else go on with the server's sockets, and take the requests of the parent's clients.
+        Otherwise it would use the server's sockets, and receive the requests of the parent's clients.
         """
-        # By the lock, which is taken there: a check of its own would cost each call time.
+        # By the lock, which `run` acquires after the call: a separate check would cost each call time.
         if self.in_call:
             self._owner = SimpleNamespace(acquire=lambda **_: (os.write(2, _FORKED), os._exit(1)))
 
     def close(self) -> None:
-        """Do nothing: an environment that is closed leaves the thread to the others."""
+        """Do nothing: the thread is still used by other environments."""
 
     # The deputy
 
     def _stand_by(self) -> None:
-        """Run the loop whenever a call lasts longer than a moment; sleep while there are no calls for a moment."""
+        """Run the loop whenever a call lasts longer than a moment; sleep while no environment is called."""
         while not self._over.is_set():
             # The same number before and after the wait, and in a call: that call has lasted for at least `MOMENT`.
             seen = self._calls
             if self._over.wait(MOMENT):
                 return
-            if self._calls != seen:  # it looks again later: to be woken in each quick call would slow all of them
+            if self._calls != seen:  # it checks again later: being woken in each quick call would slow all of them
                 continue
             if not self.in_call:
                 self._doze()
             elif self._owner.acquire(blocking=False):
                 try:
-                    # Again, with the lock held: the call may have ended since, and its thread wait for the lock.
+                    # Checked again with the lock held: the call may have ended, and its thread may wait for the lock.
                     if self.in_call and self._calls == seen:
                         self._run_loop()
                 finally:
@@ -334,8 +334,8 @@ class ServingThread:
     def _doze(self) -> None:
         """Sleep until an environment is called."""
         self._call_began.clear()
-        # Set before `in_call` is read, while `run` sets `in_call` before it reads this: one of both sees the other, so
-        # no call begins unseen.
+        # Set before `in_call` is read, while `run` sets `in_call` before it reads this: one of the two sees the other,
+        # so no call begins unnoticed.
         self._dozing = True
         if not self.in_call and not self._over.is_set():
             self._call_began.wait()
@@ -345,10 +345,10 @@ class ServingThread:
         self._deputy_runs = self._deputy_ran = True
         try:
             self._taken_over()
-            # The answers of before were flushed first; meanwhile the call may have ended.
+            # The earlier answers were flushed first. Meanwhile the call may have ended.
             if not self._wanted_back and not self._over.is_set():
                 self._loop.run()
-        # A deputy that ended here would leave the next long call to hold up everybody.
+        # If the deputy ended here, the next long call would block all clients.
         except BaseException:
             _log.exception("the deputy failed: requests wait for the environment's call to end")
         finally:
@@ -357,7 +357,7 @@ class ServingThread:
     # Worlds with threads of their own
 
     def start_thread(self, name: str) -> Executor:
-        """Return an executor with a thread of its own, which ends with it or with the server."""
+        """Return an executor with a thread of its own, which ends with the executor or with the server."""
         thread = WorldThread(self._loop.scheduler, name)
         self._threads.add(thread)
         return thread

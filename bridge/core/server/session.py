@@ -1,8 +1,7 @@
 """One connection's protocol state, without input or output: a request goes in, its one response comes out (D-1).
 
-Everything that affects the state lives in `TRANSITIONS`. A request whose events are all missing from the table in the
-present state is refused with FAILED_PRECONDITION; a request that fails for any other reason changes nothing either
-(D-2).
+All rules about the state are in `TRANSITIONS`. A request that has no event in the table for the current state is
+refused with FAILED_PRECONDITION. A request that fails for any other reason changes nothing either (D-2).
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ __all__ = ["TRANSITIONS", "Session", "SessionEvent", "SessionState", "error_resp
 
 
 class SessionState(enum.Enum):
-    """Where a connection is."""
+    """The state of a connection."""
 
     UNJOINED = "unjoined"
     JOINED = "joined"
@@ -75,7 +74,7 @@ class SessionState(enum.Enum):
 
 
 class SessionEvent(enum.Enum):
-    """An event of a connection; a Step is one of four events by its outcome."""
+    """An event of a connection. A Step is one of four events, depending on its outcome."""
 
     CREATE_WORLD = "CreateWorld"
     JOIN_WORLD = "JoinWorld"
@@ -95,29 +94,27 @@ class SessionEvent(enum.Enum):
 
 _U, _J, _R, _T, _I, _C = SessionState  # in the order of their definition
 
-# A state says two things: whether the connection is in a world, and where it is in a sequence there. Requests move it,
-# and so does what the environment answers: a Step is one of four events, of which the last three are told apart only
-# once the environment has stepped.
+# A state says two things: whether the connection is in a world, and the phase of its sequence there. Requests change
+# it, and so do the environment's results: a Step is one of four events, of which the last three are distinguished only
+# after the environment has stepped.
 #
-# - A Step outside RUNNING is always STEP_BEGAN, whatever its actions (D-9), and leads to RUNNING. So no two answers in
-#   a row say that a sequence is over (D-13), and a client may send Steps ahead, across ends (D-25).
-# - UNJOINED has no row for Step and Reset (D-8), and it alone has one for JoinWorld: nobody is in two worlds (D-6).
-# - ResetWorld and DestroyWorld name a world, and so are possible while unjoined.
-# - Reset, and a ResetWorld of its own world, lead from RUNNING to INTERRUPTED although no Step has told the client so:
-#   it asked for the end itself. A ResetWorld of another connection is no event here. This one hears of it by its next
-#   Step, as STEP_INTERRUPTED (D-15).
-# - A Step that ends a sequence leads out of RUNNING also where its answer cannot be sent. The next Step then tells the
-#   end and moves nothing (`answer_lost`).
-# - PLACED begins a sequence as a Step does, whose answer the message's is: the environment goes on in a situation that
-#   it was not led into by this sequence. In a world of several agents a client has a connection for each, and one
-#   message is answered by one of them: ALL_PLACED ends the sequences of all, and their next Steps begin others there.
-# - CreateWorld, DestroyWorld and extensions have rows that change nothing, so that CLOSED, which has no row, refuses
-#   them.
+# - A Step outside RUNNING is always STEP_BEGAN, whatever its actions (D-9), and leads to RUNNING. So no two consecutive
+# answers say that a sequence is over (D-13), and a client may send Steps ahead, across ends (D-25). - UNJOINED has no
+# row for Step and Reset (D-8), and only UNJOINED has a row for JoinWorld: a connection is in at most one   world (D-6).
+# - ResetWorld and DestroyWorld name a world, and so are possible while unjoined. - Reset, and a ResetWorld of its own
+# world, lead from RUNNING to INTERRUPTED although no Step has told the client so:   the client requested the end
+# itself. A ResetWorld from another connection is no event here: this connection is told by   its next Step, as
+# STEP_INTERRUPTED (D-15). - A Step that ends a sequence leads out of RUNNING even if its answer cannot be sent. The
+# next Step then reports the end   without a change of state (`answer_lost`). - PLACED begins a sequence as a Step does,
+# and the message's answer takes the place of the Step's: the environment   continues in a situation to which this
+# sequence did not lead. In a world of several agents a client has a connection   for each, and one message is answered
+# by one of them: ALL_PLACED ends the sequences of all, and their next Steps begin   new ones there. - CreateWorld,
+# DestroyWorld and extensions have rows that change nothing, so that CLOSED, which has no row, refuses   them.
 TRANSITIONS: Mapping[tuple[SessionState, SessionEvent], SessionState] = {
     (_U, SessionEvent.CREATE_WORLD): _U,
     (_U, SessionEvent.JOIN_WORLD): _J,
     (_U, SessionEvent.RESET_WORLD): _U,
-    (_U, SessionEvent.LEAVE_WORLD): _U,  # D-16: a no-op
+    (_U, SessionEvent.LEAVE_WORLD): _U,  # D-16: no effect
     (_U, SessionEvent.DESTROY_WORLD): _U,
     (_U, SessionEvent.EXTENSION): _U,
     (_U, SessionEvent.END): _C,
@@ -177,7 +174,7 @@ _STEP_EVENTS: Mapping[int, SessionEvent] = {
 }
 
 
-# Requests of a connection whose actions are remembered: a space may have any number of actions.
+# The most actions of a connection whose requests are remembered: a space may have any number of actions.
 _ANNOUNCED = re.compile(r"[\w.-]+( [\w.-]+){0,99}")
 _MOST_KNOWN = 256
 _EPISODE_UID = "with wait=new_frame the UID of a further action: the number of the episode that a Step's action is for"
@@ -189,8 +186,8 @@ class Session:
 
     Args:
         hub: The server's worlds.
-        client_version: The version that a client of this package says it has; "" for others.
-        may_act: Whether the client may do more than watch.
+        client_version: The version that a client of this package reports; "" for others.
+        may_act: True if the client may do more than watch.
     """
 
     def __init__(self, hub: Registry, client_version: str = "", may_act: bool = True) -> None:
@@ -198,9 +195,9 @@ class Session:
         self._may_act = may_act
         self._client_version = client_version
         self.connection: object = self
-        """The same for all sessions of one connection."""
+        """An object that all sessions of one connection share."""
         self.charge: Callable[[float], None] = lambda seconds: None
-        """Counts processor time, in seconds, that this client has used for a message; set by `Calls`."""
+        """Charges processor time, in seconds, for a message of this client; set by `Calls`."""
         self.client_key = ""
         self._state = SessionState.UNJOINED
         self._world: World | None = None
@@ -209,37 +206,37 @@ class Session:
         self._wanted: tuple[int, ...] | None = None
         self._known: dict[bytes, Any] = {}
         self._gone = False
-        self._stays_first = False  # a request is served that no action overtakes
-        self._received: float | None = None  # when the Step at hand came, whose actions were applied then
-        self._untold = 0  # the state of an end that no answer has told; 0: there is none
+        self._stays_first = False  # a request is being served that no action may overtake
+        self._received: float | None = None  # when the current Step arrived, if its actions were applied then
+        self._untold = 0  # the state of an end that no answer has reported; 0: none
         self._waits_for: ResetOrder | None = None
         self.last_step: tuple[World, Agent, int] | None = None
         """World, agent and resulting state of the last request, if it was a Step with actions; else None."""
         self.last_error = 0
-        """The code with which a request was refused; 0: it was not."""
+        """The code with which the last request was refused; 0: it was not."""
         self.last_reason = ""
-        """The request that was refused last, and why, for the log."""
+        """The request that was refused last, and the reason, for the log."""
         self.last_failure: str | None = None
-        """The answer to a request at which the environment failed; None: it did not fail."""
+        """The answer to a request in which the environment failed; None: it did not fail."""
 
     @property
     def state(self) -> SessionState:
-        """Where the connection is."""
+        """The state of the connection."""
         return self._state
 
     @property
     def world_name(self) -> str | None:
-        """The world that the connection is in; None: none."""
+        """The name of the world that the connection is in; None: none."""
         return None if self._world is None else self._world.name
 
     async def handle(self, data: bytes | bytearray) -> list[bytes | memoryview]:
-        """Answer a serialized EnvironmentRequest by a serialized EnvironmentResponse, whatever the bytes are.
+        """Answer a serialized EnvironmentRequest with a serialized EnvironmentResponse, whatever the bytes are.
 
         Returns:
-            The response in parts, which are to be sent before the next request is handled.
+            The response in parts, which must be sent before the next request is handled.
         """
-        # A fast path for what our own client sends: without protobuf, and without a call more than needed. Whatever it
-        # does not recognize to the byte goes to `_handle_message`, which serves every client.
+        # A fast path for the requests of our own client, without protobuf and with few calls. A request that it does
+        # not match byte for byte goes to `_handle_message`, which serves every client.
         codec, agent, world = self._codec, self._agent, self._world
         action: Any = None
         arrays: list[Array] | None = None
@@ -247,15 +244,15 @@ class Session:
         if codec is not None:
             if self._state is not SessionState.RUNNING:
                 # Our client sends the Step that begins a sequence without actions, so its bytes are always the same.
-                # Others may send actions along, to be ignored (D-9): protobuf reads those.
+                # Other clients may send actions with it, which are ignored (D-9): protobuf reads those.
                 begins = data == codec.first
             else:
-                # A bytearray, which large requests come in, has no hash.
+                # A large request is a bytearray, which has no hash.
                 action = self._known.get(data) if type(data) is bytes else None
                 arrays = codec.read_request(data) if action is None else None
         if codec is None or agent is None or world is None or (action is None and arrays is None and not begins):
             return await self._handle_message(data)
-        # What `_step` does, for a request that was read without protobuf.
+        # The same as `_step`, for a request that was read without protobuf.
         wanted = self._wanted or ()
         self.last_step, self.last_error = None, 0
         try:
@@ -264,7 +261,8 @@ class Session:
             else:
                 if action is None:
                     action = self._decode(agent, data, arrays or [])
-                # For the observations of the Step before. Each call that is left out here is left out of every step.
+                # The agent is prepared for these observations, as in the Step before. Each call that is saved here is
+                # saved in every step.
                 cut = (world.resets.orders or world.resets.closed) and self._is_cut_off(agent, world)
                 state = pb.INTERRUPTED if cut else await agent.apply(action)
                 self.last_step = world, agent, state
@@ -273,17 +271,17 @@ class Session:
             values = agent.values(wanted)
         except (Exception, KeyboardInterrupt, SystemExit) as error:  # D-1
             return [self._refused("step", error).SerializeToString()]
-        # The codec's constant bytes hold no info, whose size varies: it is written last, by itself.
+        # The codec's constant bytes contain no info, whose size varies: it is written last, separately.
         info: Any = values.pop() if codec.has_info else None
         parts = codec.write_response(state, values, info)
         return self._write_step(agent, state, values, info) if parts is None else parts
 
     def read_step(self, data: bytes, executor: Executor) -> tuple[Callable[[Any], Any], Any] | None:
-        """Read a request for a step that this executor can make together with those of other sessions.
+        """Read a request for a step that this executor can make in a row with those of other sessions.
 
         Returns:
-            What the executor is to call, and its argument; `answer_step` answers by what comes of it. None: `handle` is
-            to answer the request.
+            The function that the executor must call, and its argument; `answer_step` takes the result. None: `handle`
+            must answer the request.
         """
         codec, agent = self._codec, self._agent
         if codec is None or agent is None or not agent.steps_at_once or self._state is not SessionState.RUNNING:
@@ -295,15 +293,15 @@ class Session:
             return None
         action = self._known.get(data)
         if action is None:
-            # Whatever it is, also of a space of a user's own: `handle` comes to the same, and refuses it.
+            # Any error, also of a user's own space, is found again by `handle`, which refuses the request.
             with suppress(Exception):
                 arrays = codec.read_request(data)
                 action = None if arrays is None else self._decode(agent, data, arrays)
         return None if action is None else (step, action)
 
     def answer_step(self, result: Any, error: BaseException | None) -> list[bytes | memoryview]:
-        """Answer the request that `read_step` has read by what the call returned, or raised."""
-        codec: Any = self._codec  # which `read_step` has found, like the next two
+        """Answer the request that `read_step` has read, given the result or the exception of the call."""
+        codec: Any = self._codec  # `read_step` has checked it, like the next two
         agent: Any = self._agent
         world: Any = self._world
         self.last_step, self.last_error = None, 0
@@ -323,10 +321,10 @@ class Session:
         return self._write_step(agent, state, values, info) if parts is None else parts
 
     def _write_step(self, agent: Agent, state: int, values: list[Any], info: Any) -> list[bytes | memoryview]:
-        """Return the response to a Step that the codec does not write; `info`: None where it was not asked for.
+        """Return the response to a Step that the codec cannot write; `info`: None if it was not requested.
 
-        An integer beyond 127, for example, takes more bytes than the codec has left for it. The agent is not asked
-        again: it has told the notes and the form that are in the info, which it does once.
+        An integer beyond 127, for example, takes more bytes than the codec has for it. The agent is not asked again,
+        because it reports the notes and the form in the info only once.
         """
         wanted = self._wanted or ()
         if info is not None:
@@ -346,16 +344,16 @@ class Session:
     def arrive(
         self, data: bytes | bytearray, overtakes: bool
     ) -> Callable[[], Coroutine[Any, Any, list[bytes | memoryview]]] | None:
-        """Apply the actions of a Step that waits for the answers to those before it, where its world does so.
+        """Apply the actions of a Step that waits for the answers to earlier ones, if its world supports this.
 
         In a real-time world these may be held until there are new frames, and an action behind them would come late.
 
         Args:
             data: A request that has to wait.
-            overtakes: True if those that wait before it are Steps that were begun with by this.
+            overtakes: True if all requests that wait before it are Steps that this method has begun.
 
         Returns:
-            What answers the Step in its turn; None: nothing was done, `handle` is to be called in its turn.
+            The function that answers the Step in its turn; None: nothing was done, `handle` must be called in its turn.
         """
         agent, world = self._agent, self._world
         if agent is None or world is None or not agent.acts_on_arrival:
@@ -364,11 +362,11 @@ class Session:
             request = pb.EnvironmentRequest.FromString(bytes(data))
             if request.WhichOneof("payload") != "step":
                 return None
-            # Else the Step begins a sequence, or belongs to another one than that which runs now, unless it says itself
-            # what its actions are for.
+            # Otherwise the Step begins a sequence, or is for another one than the running one, unless it says itself
+            # which episode its actions are for.
             runs = self._state is SessionState.RUNNING and not world.resets.is_due(agent)
             applies = (runs or _names_episode(agent, request.step)) and overtakes and not self._stays_first
-            # Of a Step without actions it is only noted when it came.
+            # For a Step without actions only its arrival is recorded.
             if request.step.actions and not applies:
                 return None
             self._check_wanted(agent, request.step.requested_observations)
@@ -380,7 +378,7 @@ class Session:
         return functools.partial(self._answer_arrived, request, received)
 
     async def _answer_arrived(self, request: pb.EnvironmentRequest, received: float) -> list[bytes | memoryview]:
-        """Answer a Step whose actions were applied when it came."""
+        """Answer a Step whose actions were applied when it arrived."""
         self._received = received
         try:
             return [(await self.answer(request)).SerializeToString()]
@@ -400,21 +398,21 @@ class Session:
         return [(await self.answer(request)).SerializeToString()]
 
     def _decode(self, agent: Agent, data: bytes | bytearray, arrays: list[Array]) -> Any:
-        """Return what the agent applies for a request's actions, and remember it where that may be."""
+        """Return the action in the form that the agent applies, and remember it if the agent allows that."""
         actions: dict[int, Array] = {}
         for (uid, spec), array in zip(agent.actions.items(), arrays, strict=True):
             spec.check_range(array)
-            actions[uid] = array if array.flags.writeable else array.copy()  # it may write into it, as locally
+            actions[uid] = array if array.flags.writeable else array.copy()  # the environment may write into it
         action = agent.decode(actions)
         if agent.keeps_actions:
-            # All at once: to keep an order of use would cost each step something.
+            # All at once: keeping an order of use would cost time in each step.
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()
             self._known[bytes(data)] = action
         return action
 
     def _is_cut_off(self, agent: Agent, world: World) -> bool:
-        """Interrupt the agent if a ResetWorld waits for that; return True if so. Raises in a world that has ended."""
+        """Interrupt the agent if a ResetWorld waits for it; return True if so. Raises in a world that has ended."""
         if world.resets.closed:  # D-17
             raise _destroyed(world)
         if not world.resets.take(agent):
@@ -426,11 +424,11 @@ class Session:
         """Begin a sequence; return its state."""
         if world.resets.closed:  # D-17
             raise _destroyed(world)
-        # Before the reset, during which the deputy may serve a ResetWorld: that one concerns this sequence already.
+        # Before the reset, during which the deputy may serve a ResetWorld, which then concerns this sequence.
         world.resets.start(agent)
         try:
             state = await agent.begin()
-        # The sequence did not begin (D-2), whatever went wrong: no ResetWorld is to wait for a Step of it.
+        # The sequence did not begin (D-2), whatever the error: no ResetWorld may wait for a Step of it.
         except BaseException:
             world.resets.end(agent)
             raise
@@ -438,14 +436,14 @@ class Session:
         return state
 
     def _end_sequence(self, agent: Agent, world: World, state: int) -> None:
-        """Follow the end of a sequence; STEP_RAN leads from RUNNING to RUNNING."""
+        """Apply the end of a sequence. STEP_RAN leads from RUNNING to RUNNING."""
         self._move(_STEP_EVENTS[state])
         world.resets.end(agent)
 
     def _remember(self, agent: Agent, wanted: tuple[int, ...]) -> None:
-        """Make the fast reader of further Steps like this one, as our own client sends them."""
+        """Make the codec for further Steps like this one, as our own client sends them."""
         self._wanted = wanted
-        # A remembered request names the observations of before, and would be answered with these.
+        # Remembered requests ask for the earlier observations, and would be answered with these.
         self._known.clear()
         specs = agent.observations
         self._codec = StepCodec.make(list(agent.actions.items()), [(uid, specs[uid]) for uid in wanted])
@@ -461,12 +459,12 @@ class Session:
                     Code.INVALID_ARGUMENT,
                     "expected a request of one of the protocol's kinds, got one without a payload",
                 )
-            # The fast path of `handle` needs no such check: who may only watch may Step.
+            # The fast path of `handle` needs no such check: a client that may only watch may send Steps.
             if not self._may_act:
                 self._refuse_acting(kind, request)
             self._stays_first = kind != "step"
             await self._SERVE[kind](self, request, response)
-        # D-1: whatever went wrong, this request is answered, and with the cause; also the sys.exit() of an observer.
+        # D-1: whatever the error, this request is answered, with the cause; even after sys.exit() in an observer.
         except (Exception, KeyboardInterrupt, SystemExit) as error:
             return self._refused(str(kind), error)
         finally:
@@ -474,7 +472,7 @@ class Session:
         return response
 
     def _refuse_acting(self, kind: str, request: pb.EnvironmentRequest) -> None:
-        """Raise where a request does more than watch."""
+        """Raise if a request does more than watch."""
         costs = False
         if self._agent is not None and request.extension.type_url == PROPERTY_REQUEST_URL:
             asked, tree = properties_pb2.PropertyRequest.FromString(request.extension.value), self._agent.properties()
@@ -483,7 +481,7 @@ class Session:
 
     @property
     def plays(self) -> bool:
-        """True if it takes part in a world, and does not only watch."""
+        """True if the session takes part in a world, and does not only watch."""
         return self._agent is not None and self._agent.unwrapped.plays
 
     def _may_change(self) -> bool:
@@ -501,13 +499,13 @@ class Session:
         """True if another session in the same world is of the same client."""
         if self.client_key:
             return self.client_key == other.client_key
-        # Older clients of this package say no key. Their agents share a connection, and a world that one of them has
-        # made for them alone. A connection by itself tells nothing: proxies send those of many clients over one.
+        # Older clients of this package send no key. Their agents share a connection, and a world that one of them made
+        # for them alone. A shared connection alone proves nothing: proxies send the calls of many clients over one.
         maker = self._hub.maker(world)
         return maker is not None and self.connection is other.connection is maker.connection
 
     def _refused(self, kind: str, problem: BaseException) -> pb.EnvironmentResponse:
-        """Return the answer to a request of this kind that raised."""
+        """Return the answer to a request of this kind that raised an exception."""
         self.answer_lost()
         if isinstance(problem, RequestError):
             error = problem
@@ -515,8 +513,8 @@ class Session:
             error = RequestError(Code.INVALID_ARGUMENT, str(problem))
         else:
             frames = "".join(traceback.format_exception(problem))
-            # A fault of this package: an environment's own exceptions come as RequestError. Its traceback is all that a
-            # user can report.
+            # A fault of this package: an environment's own exceptions arrive as RequestError. The traceback is all that
+            # a user can report.
             error = RequestError(Code.INTERNAL, f"the server failed at {kind}: {problem!r}\n{frames}")
         self.last_error = int(error.code)
         self.last_reason = f"{kind}: {error.message}"
@@ -524,10 +522,11 @@ class Session:
         return _error(error)
 
     def answer_lost(self) -> None:
-        """Take note that an error is sent in place of the last answer: the next Step tells the end that it told.
+        """Note that an error was sent in place of the last answer: the next Step reports the end again, if there was
+        one.
 
-        The environment has stepped, which no error can undo. Else the client would take the first observation of the
-        next episode for one of the episode that has ended (D-13).
+        The environment has stepped, which no error can undo. Otherwise the client would take the first observation of
+        the next episode for one of the episode that has ended (D-13).
         """
         if self.last_step is not None and self.last_step[2] != pb.RUNNING:
             self._untold = self.last_step[2]
@@ -535,20 +534,20 @@ class Session:
             self._codec = self._wanted = None
 
     def hang_up(self) -> None:
-        """End what the request at hand waits for: the client is gone. It is answered with CANCELLED."""
+        """End the wait of the current request with CANCELLED, because the client is gone."""
         self._gone = True
         if self._agent is not None:
             self._agent.hang_up()
-        # Else the request would go on for up to `reset_world_timeout`, and keep the session open as long.
+        # Otherwise the request would wait for up to `reset_world_timeout`, and keep the session open as long.
         if self._waits_for is not None:
             self._waits_for.cancel()
 
     def close(self) -> None:
-        """Take note that the stream ended: the agent leaves, and what belongs to the connection goes."""
+        """Note that the stream has ended: the agent leaves, and the connection's worlds are destroyed."""
         if self._state is SessionState.CLOSED:
             return
         try:
-            # Also where the agent fails to leave, the registry must hear of it: else the connection's worlds stay.
+            # The registry must be told even if the agent fails to leave: otherwise the connection's worlds stay.
             self._leave(lost=True)
         finally:
             self._move(SessionEvent.END)
@@ -557,7 +556,7 @@ class Session:
 
     def _require(self, event: SessionEvent) -> None:
         if (self._state, event) not in TRANSITIONS:
-            # Every other event is possible in all states but CLOSED.
+            # All other events are possible in all states but CLOSED.
             remedy = _REMEDY.get(event, "the connection is closed")
             raise RequestError(
                 Code.FAILED_PRECONDITION, f"{event.value} is not possible in the state {self._state.value}: {remedy}"
@@ -593,7 +592,7 @@ class Session:
             await self._announce(served, agent, world)
 
     def _announced(self, setting: pb.Tensor | None) -> list[ServedMessage]:
-        """Return the messages that a client says it is going to send.
+        """Return the messages that a client announces in JoinWorld.
 
         Raises:
             RequestError: INVALID_ARGUMENT: the setting is no text; UNIMPLEMENTED: there is no such message.
@@ -611,7 +610,7 @@ class Session:
         return found
 
     async def _announce(self, served: ServedMessage, agent: Agent, world: World) -> None:
-        """Tell the handler of a message that this client is going to send it."""
+        """Tell the handler of a message that this client will send the message."""
         if not (self._may_act and self.plays and self._may_change()):
             return
         client = self.client_key or self.connection
@@ -636,12 +635,12 @@ class Session:
         step = request.step
         wanted = list(dict.fromkeys(step.requested_observations))
         self._check_wanted(agent, wanted)
-        # Both learn it before anything is refused: else the fast path would answer the next Step, for what the codec
-        # knows, from an agent that is prepared for this one (D-2).
+        # Both are set before anything is refused: otherwise the fast path would answer the next Step with the
+        # observations that the codec knows, from an agent that was prepared for this one (D-2).
         agent.prepare(wanted)
         if agent.acts_on_arrival:
             agent.unwrapped.received = self._received
-            # Its Steps ask for this and that in turn, and hardly ever have the form that the fast path knows.
+            # Such Steps request different observations in turn, and hardly ever have the form that the codec knows.
             self._codec = self._wanted = None
         elif self._wanted != tuple(wanted):
             self._remember(agent, tuple(wanted))
@@ -659,7 +658,7 @@ class Session:
             if state != pb.RUNNING:
                 self._end_sequence(agent, world, state)
         else:
-            # One that was sent before the end was seen is counted as too late.
+            # An action that was sent before the end was seen is counted as too late.
             if self._received is None and _names_episode(agent, step):
                 agent.act(self._read_actions(agent, step.actions))
             state = await self._begin_sequence(agent, world)  # D-9: whatever actions it came with
@@ -667,11 +666,11 @@ class Session:
         fill_observations(response.step, agent.observe(wanted))
 
     async def _report(self, agent: Agent, world: World, step: pb.StepRequest) -> int:
-        """Answer a Step whose actions are applied as it comes; return the state of the sequence."""
-        # A Step that is told nothing would take the end of the sequence from the one that is.
+        """Answer a Step whose actions are applied as it arrives; return the state of the sequence."""
+        # A Step without observations must not take the report of the end from the Step that has them.
         if agent.reports and self._is_cut_off(agent, world):
             return pb.INTERRUPTED
-        if self._received is None:  # it has come just now
+        if self._received is None:  # it has arrived just now
             agent.act(self._read_actions(agent, step.actions))
         return await agent.report()
 
@@ -691,7 +690,7 @@ class Session:
         if agent is None or world is None:
             self._require(SessionEvent.RESET)  # D-8
             return
-        # Before the state moves: settings that are refused change nothing (D-2).
+        # Before the state changes: settings that are refused change nothing (D-2).
         agent.reset(request.reset.settings, self._state is SessionState.RUNNING)
         self._move(SessionEvent.RESET)
         world.resets.end(agent)
@@ -701,7 +700,7 @@ class Session:
         self._require(SessionEvent.RESET_WORLD)
         name = request.reset_world.world_name
         inside = self._is_in(name)
-        # Of another world than its own, this connection's sequence goes on.
+        # If it is another world than its own, this connection's sequence continues.
         agent = self._agent if inside else None
         try:
             await self._hub.reset_world(name, request.reset_world.settings, agent, self._wait_for)
@@ -713,30 +712,30 @@ class Session:
 
     def _wait_for(self, order: ResetOrder) -> None:
         self._waits_for = order
-        # The client may have hung up while the default world was being made, when there was no order to cancel.
+        # The client may have disconnected while the default world was being made, when there was no order to cancel.
         if self._gone:
             order.cancel()
 
     def _is_in(self, name: str) -> bool:
-        """True if the connection is in the world that has this name now, and not in a destroyed one that had it."""
+        """True if the connection is in the world that has this name now, not in a destroyed one that had it."""
         return self._world is not None and self._world.name == name and not self._world.resets.closed
 
     async def _leave_world(self, request: pb.EnvironmentRequest, response: pb.EnvironmentResponse) -> None:
-        # First: an agent that raises while it leaves is out of the world all the same.
+        # First, so that an agent that raises while it leaves is out of the world all the same.
         self._move(SessionEvent.LEAVE_WORLD)
         self._leave()
         response.leave_world.SetInParent()
 
     def _leave(self, lost: bool = False) -> None:
         agent, world = self._agent, self._world
-        # First of all: an agent that raises while it leaves is not to be asked again.
+        # First, so that an agent that raises while it leaves is not asked again.
         self._agent = self._world = None
         if agent is not None and world is not None:
             world.resets.end(agent)
             kept = False
             try:
-                # Without LeaveWorld the client is lost, and may come back to its seat. An observer of a user's own may
-                # end its thread here: nobody keeps the seat then.
+                # Without LeaveWorld the client is lost, and may come back to its seat. If a user's observer ends its
+                # thread here, the seat is not kept.
                 kept = lost and self._hub.keep(world, agent)
             finally:
                 if not kept:
@@ -766,7 +765,7 @@ class Session:
                 tree = tree.merged(PropertyTree([Property("world.episode_uid", NUMBER, _EPISODE_UID, lambda: uid)]))
             if (name := attribute_in(request, tree)) is not None:
                 return (await self._answer_attribute(agent, name, request)).SerializeToString()
-            # All other properties are answered here, also while the environment is in a long call.
+            # All other properties are answered here, even while the environment is in a long call.
             if tree.runs_environment(request):
                 return (await agent.answer_property(request)).SerializeToString()
             if request.read_property.key == NAMES and (names := tree.get(NAMES)) is not None:
@@ -783,7 +782,7 @@ class Session:
         self, agent: Agent, name: str, request: properties_pb2.PropertyRequest
     ) -> properties_pb2.PropertyResponse:
         """Read or write an attribute of the environment."""
-        # To read a method calls it.
+        # Reading a method would call it.
         refuse_requests(name)
         if self._may_change():
             return await agent.answer_property(request)
@@ -811,7 +810,7 @@ class Session:
         try:
             if url == PROPERTY_REQUEST_URL:
                 asked = properties_pb2.PropertyRequest.FromString(data)
-                # Else a client could have a server read a value of any size.
+                # Otherwise a client could make a server read a value of any size.
                 check_count(asked.write_property.value.uint8s.array)
                 answer = await self._answer_property(asked)
                 response.extension.type_url, response.extension.value = PROPERTY_RESPONSE_URL, answer
@@ -833,7 +832,7 @@ class Session:
             raise RequestError(Code.INVALID_ARGUMENT, f"the extension {url!r} cannot be read: {error}") from error
 
     async def _answer_message(self, served: ServedMessage, data: bytes) -> bytes:
-        """Answer a message of a feature, or of another package; one that is refused changes nothing."""
+        """Answer a message of a feature, or of another package. A refused message changes nothing."""
         message, agent, world, hub = served.message, self._agent, self._world, self._hub
         form = message.form
         form.check_size(len(data))
@@ -841,7 +840,7 @@ class Session:
             raise RequestError(Code.FAILED_PRECONDITION, f"a message {form.name!r} needs a world; send JoinWorld first")
         if world.resets.closed:  # D-17
             raise _destroyed(world)
-        # As of a method that is called, and never for those who watch.
+        # As for method calls, and never for clients that only watch.
         if not (self._may_act and self.plays and self._may_change()):
             raise no_message(form.name)
         request, wanted = form.unwrap(data)
@@ -868,8 +867,8 @@ class Session:
         return response.SerializeToString()
 
     def _place(self, agent: Agent, world: World, wanted: Sequence[int]) -> None:
-        """Follow an agent into the sequence that goes on in another situation."""
-        # A ResetWorld that waits for this agent's next Step waits no longer: the sequence that it concerned is over.
+        """Follow an agent into the sequence that continues in another situation."""
+        # A ResetWorld need not wait any longer for this agent's next Step: the sequence that it concerned is over.
         world.resets.end(agent)
         world.resets.start(agent)
         self._move(SessionEvent.PLACED)
@@ -879,19 +878,19 @@ class Session:
 
     def _place_all(self, world: World) -> None:
         """End the sequences of all agents of this client: their next Steps begin others in the new situation."""
-        # Those of others hear of the end by their next Steps, as of any that they did not ask for.
+        # Agents of other clients are told of the end by their next Steps, as of any end that they did not request.
         for user in self._hub.inside(world):
             if user is self or (user.plays and self._is_same_client(user, world)):
                 user.end_placed()
 
     def end_placed(self) -> None:
-        """End the sequence: the environment was put into another situation, and the next Step begins one there."""
+        """End the sequence, because the environment was put into another situation; the next Step begins one there."""
         if self._world is not None and self._agent is not None:
             self._world.resets.end(self._agent)
         self._move(SessionEvent.ALL_PLACED)
 
     def _check_wanted(self, agent: Agent, wanted: Iterable[int]) -> None:
-        """Raise INVALID_ARGUMENT where a UID is that of no observation."""
+        """Raise INVALID_ARGUMENT if a UID is not that of an observation."""
         observations = agent.observations
         for uid in wanted:
             if uid not in observations:
@@ -911,12 +910,12 @@ class Session:
 
 
 def _names_episode(agent: Agent, step: pb.StepRequest) -> bool:
-    """True if a Step says which episode its actions are for, and so can have them applied in no other one."""
+    """True if a Step says which episode its actions are for, so that they can be applied in no other one."""
     return agent.acts_on_arrival and agent.unwrapped.episode_uid in step.actions
 
 
 def error_response(error: RequestError) -> bytes:
-    """Return the answer to a request that is refused."""
+    """Return the answer to a refused request."""
     return _error(error).SerializeToString()
 
 

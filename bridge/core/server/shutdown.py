@@ -1,4 +1,4 @@
-"""How a server ends, by a signal, `drain` or `stop`: first its calls, then its worlds, then its event loop."""
+"""The end of a server, by a signal, `drain` or `stop`: first its calls end, then its worlds, then its event loop."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ PLAYED_BY_NOBODY = (
     "the program ends, and its server with it, before anybody has played there; Server.wait() and bridge.serve() serve "
     "until Ctrl-C"
 )
-"""What a script is told that was to wait for clients, and does not."""
+"""The warning for a script that ends although it was meant to wait for clients."""
 CLOSE_TIMEOUT = 5.0
-"""Seconds that environments have to be closed when a server stops."""
+"""Seconds for closing environments when a server stops."""
 _INTERRUPT_TIMEOUT = 1.5
 """The same after Ctrl-C."""
-# Seconds between two looks whether the last call has ended by itself.
+# Seconds between two checks whether the last call has ended by itself.
 _POLL = 0.02
 
 
 class Shutdown:
-    """Ends a server. Its methods are called in the event loop, but for `handle_signals`.
+    """Ends a server. Its methods are called in the event loop, except `handle_signals`.
 
     Args:
         loop: The event loop.
-        serving: Runs it.
+        serving: Runs the event loop.
         registry: The worlds.
-        connections: The connections; its `clients` says how many have an open call.
+        connections: The connections; its `clients` is the number of those with an open call.
         processes: The processes of isolated worlds.
         drain: Called once, first of all, with the seconds of grace: no new calls and worlds from then on.
-        drain_timeout: Seconds that open calls get to end by themselves, unless told otherwise.
+        drain_timeout: Seconds that open calls have to end by themselves, by default.
     """
 
     def __init__(
@@ -65,31 +65,31 @@ class Shutdown:
         self._processes = processes
         self._drain = drain
         self.drain_timeout = drain_timeout
-        """Seconds that open calls get to end by themselves, unless told otherwise."""
+        """Seconds that open calls have to end by themselves, by default."""
         self.begun = False
         """True if the server is ending."""
         self.left_behind = False
         """True if an environment was still in a call at the end."""
         self.ends_process = False
-        """True if a signal ends the process where an environment is in a call: the calling thread cannot return."""
+        """True if a signal ends the process when an environment is in a call: the calling thread cannot return."""
         self._grace = drain_timeout
         self._waits_since: float | None = None
-        """When the server began to wait for its clients, in seconds of the scheduler; None: it waits for none."""
+        """When the server began to wait for its clients, in seconds of the scheduler; None: it does not wait."""
         self._waits_until = 0.0
-        """When it meant to stop waiting for them; a signal or a call may bring that forward."""
+        """The planned end of this wait; a signal or a call may bring it forward."""
         self._signal: int | None = None
-        """The last signal that came; None: none did."""
+        """The last signal that was received; None: none was."""
         self._stopping = False
-        """True if a signal has asked for an end that waits for no client."""
+        """True if a signal has requested an end that waits for no client."""
         self._handlers: dict[signal.Signals, Any] = {}
-        """The handlers of the signals before, while the signals reach the event loop."""
+        """The earlier handlers of the signals, while the signals are passed to the event loop."""
 
     @contextlib.contextmanager
     def handle_signals(self, grace: float | None) -> Iterator[None]:
-        """Let signals reach the event loop, whichever thread runs it. Does nothing but in the main thread.
+        """Pass signals to the event loop, whichever thread runs it. Does nothing except in the main thread.
 
         Args:
-            grace: Seconds that open calls get to end by themselves after SIGTERM or SIGHUP; None: `drain_timeout`.
+            grace: Seconds that open calls have to end by themselves after SIGTERM or SIGHUP; None: `drain_timeout`.
         """
         self._grace = self.drain_timeout if grace is None else grace
         check_drain_timeout(self._grace, "grace")
@@ -98,12 +98,12 @@ class Shutdown:
             return
 
         def ignore(number: int, frame: FrameType | None) -> None:
-            """Do nothing: the number of the signal is written to the event loop's wake-up."""
+            """Do nothing: Python writes the number of the signal to the event loop's wake-up socket."""
 
-        # By the wake-up descriptor the event loop hears of a signal also while this thread is in a call of an
-        # environment: the deputy runs the loop then.
+        # Through the wake-up socket the event loop gets a signal even while this thread is in a call of an environment:
+        # the deputy runs the loop then.
         self._loop.on_signal = self._on_signal
-        from bridge.core.signals import handled_signals  # where a server is started without it, nobody needs it
+        from bridge.core.signals import handled_signals  # not every server handles signals
 
         self._handlers = {number: signal.signal(number, ignore) for number in handled_signals()}
         wakeup = signal.set_wakeup_fd(self._loop.wakeup_fd, warn_on_full_buffer=False)
@@ -118,7 +118,7 @@ class Shutdown:
             signal.signal(*self._handlers.popitem())
 
     def after_fork(self) -> None:
-        """In a forked process: signals are its own, and not the event loop's of its parent."""
+        """In a forked process: its signals are its own, and are not passed to the parent's event loop."""
         if self._handlers:
             signal.set_wakeup_fd(-1)
             self._restore_handlers()
@@ -127,7 +127,7 @@ class Shutdown:
         if number not in self._handlers:
             return
         before, self._signal = self._signal, number
-        # Whoever sends a second signal does not want to wait for clients, and a third, or a second Ctrl-C, for nothing.
+        # A second signal asks not to wait for clients, and a third, or a second Ctrl-C, not to wait for anything.
         if before is not None and self._stopping:
             _end_process(number)
         if number == signal.SIGINT or before is not None:
@@ -139,11 +139,11 @@ class Shutdown:
             self.begin(self._grace, CLOSE_TIMEOUT)
 
     def begin(self, grace: float, close_timeout: float = CLOSE_TIMEOUT) -> None:
-        """Take no further calls and worlds, and end once the last call has ended.
+        """Accept no more calls and worlds, and end when the last call has ended.
 
         Args:
-            grace: Seconds after which the calls that are left are ended.
-            close_timeout: Seconds that environments have to be closed.
+            grace: Seconds after which the remaining calls are ended.
+            close_timeout: Seconds for closing environments.
         """
         if self._serving.finished.is_set():
             return
@@ -192,22 +192,22 @@ class Shutdown:
         self._finish()
 
     def _finish(self) -> None:
-        # Sessions whose last request ended with their world are closed now: the loop serves nothing any more.
+        # Sessions whose last request ended with their world are closed now, because the loop serves nothing afterwards.
         self._loop.serve()
         self.end_processes()
         self._serving.finish()
 
     def end_processes(self) -> None:
-        """End the processes that are left: of worlds that are being made, or do not close."""
+        """Kill the remaining processes, of worlds that are being made, or do not close."""
         for process in list(self._processes):
             process.abandon()
 
 
 def draining_line(clients: int, grace: float) -> str:
-    """Say how many clients a server waits for, and until when.
+    """Return a log line that says how many clients a server waits for, and until when.
 
     Args:
-        clients: How many are left.
+        clients: The number of remaining clients.
         grace: Seconds that they have.
     """
     until = time.strftime("%H:%M:%S", time.localtime(time.time() + grace))
@@ -219,7 +219,7 @@ def _clients(count: int) -> str:
 
 
 def _end_process(number: int) -> None:
-    """End this process at once, with the exit code of one that a signal has ended."""
+    """End this process at once, with the exit code of a process that a signal has ended."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
