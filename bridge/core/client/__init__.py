@@ -1,7 +1,7 @@
-"""The client: what a user's call says of servers, keywords and directories, and whose turn it is; parts in folders.
+"""The client: the keywords, URLs and directories of a user's calls, and the order of calls; subfolders for its parts.
 
-`wire` has connections, `world` one remote world, `realtime` what only worlds in real time have, `slots` the slots of a
-vector environment, and `envs` the environments that a user gets. What is here is used by `slots` and `envs`.
+`wire` has connections, `world` one remote world, `realtime` the parts for real-time worlds only, `slots` the slots of a
+vector environment, and `envs` the environments for users. The modules in this folder are used by `slots` and `envs`.
 
-May be imported by `core.client.slots`, `core.client.envs`, and what is above the core.
+May be imported by `core.client.slots`, `core.client.envs`, and the packages above the core.
 """

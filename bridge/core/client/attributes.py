@@ -1,4 +1,4 @@
-"""Attributes that users read and set by a dot on a remote environment: which are here, and which are where it runs."""
+"""Attributes of a remote environment by a dot: those of the local object, and those of the remote environment."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _BY_A_DOT = "a vector environment has none of its environments' attributes: get_
 
 
 class OwnAttributes:
-    """Refuses attributes by a dot that the object does not have: set here, they would act on no environment.
+    """Refuses unknown attributes by a dot: set on the local object, they would affect no environment.
 
-    What a class of the object defines, or sets in its own code, is the object's own; so are private names.
+    Names that a class of the object defines, or sets in its own code, belong to the object; so do private names.
     """
 
     _remedy = _BY_A_DOT
 
-    # A type checker that saw these would take any name for one that there is.
+    # With these methods, a type checker would accept any name.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name):
@@ -43,7 +43,7 @@ class OwnAttributes:
                 self._set_new(name, value, inspect.currentframe())
 
     def _set_new(self, name: str, value: Any, frame: Any) -> None:
-        """Set an attribute that is not here; `frame` is that of `__setattr__`."""
+        """Set an attribute that the object does not have; `frame` is that of `__setattr__`."""
         if _definer(type(self), frame) is None:
             text = f"{type(self).__name__!r} object has no attribute {name!r} to set; {self._remedy}"
             raise AttributeError(text, name=name, obj=self)
@@ -57,22 +57,22 @@ class OwnAttributes:
 
 
 class RemoteAttributes(OwnAttributes):
-    """Reads, calls and sets by a dot what the environment has, where it runs; its names are known from the join."""
+    """Reads, calls and sets attributes of the remote environment by a dot; their names are known from the join."""
 
     _remedy = "the remote environment has none of that name, as far as it is known here"
     _makes_new = False
-    """True if a new name is made where the environment runs."""
+    """True if a new name creates an attribute of the remote environment."""
 
     if TYPE_CHECKING:  # any name may be the environment's
 
         def __setattr__(self, name: str, value: Any) -> None: ...
 
     def _attribute_names(self) -> KnownNames | None:
-        """Return the names of the environment's attributes and methods; None: nobody has told them."""
+        """Return the names of the environment's attributes and methods; None: they are not known."""
         raise NotImplementedError
 
     def _look(self, name: str) -> Any:
-        """Return an attribute of the environment; a method as a function that calls it there."""
+        """Return an attribute of the environment; a method as a function that calls it remotely."""
         raise NotImplementedError
 
     def call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -84,13 +84,13 @@ class RemoteAttributes(OwnAttributes):
         raise NotImplementedError
 
     def __getattr__(self, name: str) -> Any:
-        # As what this class defines, what is added to it hides the environment's.
+        # A method that a feature adds hides the environment's, like those that this class defines.
         if name[:1] != "_" and (method := added_method(self, name)) is not None:
             return method
-        # Copying, pickling and other tools ask for special names, some of them before there is anything to ask.
+        # Copying, pickling and other tools ask for special names, some of them before the object is initialized.
         if name[:1] != "_" and "_remotes" in self.__dict__ and not _defined(type(self), name):
             names = self._attribute_names() or KnownNames()
-            # Of a method nothing has to be asked: so `hasattr` asks nobody for it, either.
+            # A method needs no request, so that `hasattr` sends none for it either.
             if name in names.methods:
                 return functools.partial(self.call, name)
             if name in names.attributes:
@@ -100,7 +100,7 @@ class RemoteAttributes(OwnAttributes):
     def _set_new(self, name: str, value: Any, frame: Any) -> None:
         known = "_remotes" in self.__dict__ and name in (self._attribute_names() or ())
         definer = _definer(type(self), frame)
-        # Our own classes say by themselves what is here, such as the agents of a parallel environment.
+        # The package's own classes set their attributes locally, such as the agents of a parallel environment.
         ours = definer is not None and definer.__module__.startswith("bridge.")
         if (known and not ours) or (self._makes_new and definer is None):
             self.set_attr(name, value)
@@ -111,8 +111,8 @@ class RemoteAttributes(OwnAttributes):
 def added_method(env: object, name: str) -> Callable[..., Any] | None:
     """Return a method that a feature adds, bound to an environment; None: there is none of this name.
 
-    The composition root says which there are: functions by their names, whose first argument is the environment. One is
-    imported when it is called first.
+    The composition root provides a table of names and functions, whose first argument is the environment. A function is
+    imported when it is first called.
     """
     try:
         methods: Mapping[str, str] = provided("client_methods")
@@ -138,7 +138,7 @@ def _defined(kind: type, name: str) -> bool:
 
 
 def _definer(kind: type, frame: Any) -> type | None:
-    """Return the class, or base class of it, in whose code `__setattr__` was called; None: other code called it."""
+    """Return the class, or base class of it, whose code called `__setattr__`; None: other code called it."""
     code = None if frame is None or frame.f_back is None else frame.f_back.f_code
     if code is not None:
         for each in kind.__mro__:
@@ -150,7 +150,7 @@ def _definer(kind: type, frame: Any) -> type | None:
 
 
 def _functions(value: object) -> Iterator[types.FunctionType]:
-    """Give the functions of which a class has made an attribute: a method, the getter and setter of a property."""
+    """Yield the functions of a class attribute: a method, or the getter and setter of a property."""
     parts = [value]
     if isinstance(value, property):
         parts = [value.fget, value.fset, value.fdel]
@@ -165,8 +165,8 @@ def _functions(value: object) -> Iterator[types.FunctionType]:
 
 
 def _contains(outer: types.CodeType, code: types.CodeType) -> bool:
-    """True if code is that of a function, or of a function or comprehension within it."""
-    # The file first: this is asked of each method that a class has.
+    """True if code belongs to a function, or to a function or comprehension within it."""
+    # The file is compared first, because this is called for each method of a class.
     return outer.co_filename == code.co_filename and (
         outer is code or any(_contains(part, code) for part in outer.co_consts if isinstance(part, types.CodeType))
     )
@@ -174,10 +174,10 @@ def _contains(outer: types.CodeType, code: types.CodeType) -> bool:
 
 @contextlib.contextmanager
 def missing_attributes(*codes: int) -> Iterator[None]:
-    """Make an AttributeError of the refusal of a name that the environment does not have.
+    """Convert the refusal of a name that the environment does not have to an AttributeError.
 
     Args:
-        codes: Of further refusals that mean that there is none.
+        codes: Further codes of refusals that mean the same.
     """
     try:
         yield

@@ -1,10 +1,10 @@
-"""What the URLs of a user's call lead to: schemes, and directories of servers that come and go.
+"""The servers that the URLs of a user's call lead to: schemes, and directories of servers that come and go.
 
-A `Scheme` says what `make_remote` and `make_vec_remote` do with URLs of it, whoever has it. The core has those of its
-own servers and directories; features and other packages add theirs.
+A `Scheme` defines what `make_remote` and `make_vec_remote` do with its URLs. The core has the schemes of its own
+servers and directories; features and other packages add theirs.
 
-A directory has one method, `endpoints`. It is read in a thread of its own, every few seconds and after each loss, so
-it may block. What it raises, or a list without an endpoint, leaves what was known before.
+A directory has one method, `endpoints`. It is called in a thread of its own, every few seconds and after each loss, so
+it may block. If it raises, or returns an empty list, the last known endpoints stay.
 """
 
 from __future__ import annotations
@@ -40,44 +40,46 @@ _NAME = re.compile(r"[a-z][a-z0-9+.-]*")
 class Scheme:
     """A URL scheme: what `make_remote` and `make_vec_remote` do with its URLs.
 
-    Another package adds one by an entry point for each of its names, in the group `gymnasium_bridge.schemes`:
+    Another package adds a scheme by an entry point for each of its names, in the group `gymnasium_bridge.schemes`:
 
         [project.entry-points."gymnasium_bridge.schemes"]
         named = "bridge_named:SCHEME"
 
-    Its functions get URLs with the scheme in lower case and no spaces around, and the keywords of the user's call that
-    differ from their defaults: those of `make_remote` and `make_vec_remote`, and its own ones. A keyword that a
-    function does not take is a TypeError of the user's call, which names it. They may raise errors of `bridge.errors`:
-    AddressError for a URL that cannot be read, SettingError for a keyword, ConnectError where nobody answers. A URL may
-    hold a token, `?token=…`, which errors and logs must not repeat: AddressError leaves it out.
+    Its functions get URLs with the scheme in lower case and without surrounding spaces, and the keywords of the user's
+    call that differ from their defaults: those of `make_remote` and `make_vec_remote`, and the scheme's own. A keyword
+    that a function does not accept is a TypeError of the user's call, which names it. They may raise errors of
+    `bridge.errors`: AddressError for an invalid URL, SettingError for a keyword, ConnectError if no server answers. A
+    URL may contain a token, `?token=…`, which errors and logs must not repeat: AddressError omits it.
 
-    A scheme is used for URLs that a user's call names, and never for one that a directory, a server, a page or a file
-    gives: nobody else can have a package imported.
+    A scheme is used only for URLs in a user's call, never for a URL from a directory, a server, a page or a file:
+    nobody else may cause the import of a package.
 
     Args:
-        names: What stands before `://`, each in lower case.
-        description: What its URLs are, in a few words, for errors and lists: "a slot in a lobby".
-        make_env: `make_env(url, **keywords)` returns what `make_remote` does, a `gymnasium.Env`; None: its URLs are not
+        names: The names before `://`, each in lower case.
+        description: A short description of its URLs, for errors and lists: "a slot in a lobby".
+        make_env: `make_env(url, **keywords)` returns a `gymnasium.Env`, as `make_remote` does; None: its URLs are not
             for `make_remote`.
-        make_vector_env: `make_vector_env(urls, **keywords)` returns what `make_vec_remote` does, a
-            `gymnasium.vector.VectorEnv`. `urls` is a list of one URL or more, all of this scheme: one that is mixed
-            with URLs of other schemes is refused before. None: `make_directory`, if there is one; else each slot has an
-            environment of `make_env`, all of them behind a server in this process. Then `make_env` is called by several
-            threads, and gets the keywords that it does for `make_remote`, but for `wait_for_server`.
-        make_directory: `make_directory(url, **own_keywords)` returns a `bridge.Directory` of servers of dm_env_rpc,
-            which `make_vec_remote` watches while they come and go; such a URL is given alone, not in a list. The
-            keywords of `make_vec_remote` are for its servers, and it gets its own ones. If it has a method `close`,
-            that is called once the environment is closed. Its endpoints have URLs of the core's schemes alone.
-        keywords: The keywords beyond those of `make_remote` and `make_vec_remote` that its functions take, each with
-            what it means. Users give those of another package as `scheme_options={…}`.
-        blocking: Whether `make_vec_remote(…, blocking=True)` takes its URLs. For that, `make_vector_env` has to return
-            a `bridge.RemoteVectorEnv`, around which there is a `bridge.wrappers.BlockingReset` then.
-        lanes: Whether it can have worlds of many lanes. True: `make_vector_env` gets the keyword `lanes`, and
-            `waits_for_all=True` where each step waits for every slot, so that lanes are as good as worlds;
-            `RemoteVectorEnv` takes both. False: `lanes=True` is refused, and neither is handed on.
+        make_vector_env: `make_vector_env(urls, **keywords)` returns a `gymnasium.vector.VectorEnv`, as
+            `make_vec_remote` does. `urls` is a list of one or more URLs, all of this scheme: a list that mixes schemes
+            is refused before.
+            None: `make_directory`, if there is one; else each slot has an environment of `make_env`, all of them behind
+            a server in this process. Then `make_env` is called by several threads, with the same keywords as for
+            `make_remote`, except `wait_for_server`.
+        make_directory: `make_directory(url, **own_keywords)` returns a `bridge.Directory` of dm_env_rpc servers, which
+            `make_vec_remote` watches while they come and go. Such a URL is given alone, not in a list. The keywords of
+            `make_vec_remote` are for its servers, and `make_directory` gets the scheme's own. If the directory has a
+            method `close`, it is called when the environment is closed. Its endpoints may have only URLs of the core's
+            schemes.
+        keywords: The further keywords of its functions, beyond those of `make_remote` and `make_vec_remote`, each with
+            its meaning. Users give keywords of another package's scheme as `scheme_options={…}`.
+        blocking: True if `make_vec_remote(…, blocking=True)` accepts its URLs. Then `make_vector_env` must return a
+            `bridge.RemoteVectorEnv`, which is wrapped in a `bridge.wrappers.BlockingReset`.
+        lanes: True if it supports worlds of many lanes: `make_vector_env` gets the keyword `lanes`, and
+            `waits_for_all=True` if each step waits for all slots, so that lanes are as good as worlds;
+            `RemoteVectorEnv` takes both. False: `lanes=True` is refused, and neither keyword is passed on.
 
     Raises:
-        SettingError: A name is none, or it makes nothing.
+        SettingError: A name is invalid, or the scheme has no function, or two that exclude each other.
     """
 
     names: tuple[str, ...]
@@ -108,7 +110,7 @@ _log = SafeLog(__name__)
 _PERIOD = 5.0
 _DNS = {"grpc+dns": "grpc", "grpcs+dns": "grpcs"}
 DNS_SCHEMES = tuple(_DNS)
-"""The schemes of a host name, of which each address is a server."""
+"""The schemes for a host name whose addresses are one server each."""
 
 
 Kind: TypeAlias = tuple[Any, ...]
@@ -116,7 +118,7 @@ Kind: TypeAlias = tuple[Any, ...]
 
 
 def kind_of(address: Address) -> Kind:
-    """Return what a URL asks for: the environment of its path, and the settings or the world of its query."""
+    """Return the kind of a URL: the environment of its path, and the settings or the world of its query."""
     return address.env_id, address.settings, address.world
 
 
@@ -125,51 +127,51 @@ class Endpoint:
     """A server in a directory."""
 
     url: str
-    """Its URL, as for `make_remote`."""
+    """The server's URL, as for `make_remote`."""
     name: str = ""
-    """The name that stays the same when its URL changes; empty: the URL."""
+    """A name that stays the same when the URL changes; empty: the URL."""
     draining: bool = False
-    """True if it takes no further worlds."""
+    """True if the server accepts no more worlds."""
     slots: int | None = None
-    """How many slots it can carry; None: not known."""
+    """The number of slots that the server can carry; None: unknown."""
 
     def __repr__(self) -> str:
         return f"Endpoint({shown_url(self.url)!r}, name={self.name!r}, draining={self.draining}, slots={self.slots})"
 
     @functools.cached_property
     def kind(self) -> Kind:
-        """The environment, settings and agent of its URL; only endpoints of one kind replace each other."""
+        """The environment, settings and agent of its URL. Only endpoints of one kind can replace each other."""
         return kind_of(parse_address(self.url, listed=True))
 
     @functools.cached_property
     def key(self) -> str:
-        """The key that tells it from other endpoints."""
+        """The key that distinguishes it from other endpoints."""
         return self.name or self.url
 
 
 @runtime_checkable
 class Directory(Protocol):
-    """Knows the servers."""
+    """An object that knows the servers."""
 
     def endpoints(self) -> Sequence[Endpoint]:
-        """Return the servers that there are now. May block, and may raise OSError or ValueError."""
+        """Return the current servers. May block, and may raise OSError or ValueError."""
         ...
 
 
 @runtime_checkable
 class WaitingDirectory(Protocol):
-    """A directory that is empty until the first server comes by itself."""
+    """A directory that is empty until the first server dials in."""
 
     def wait_for_first(self, timeout: float) -> None:
-        """Wait for the first server, at most so many seconds. Raises ConnectError, which says what to do."""
+        """Wait for the first server, for at most `timeout` seconds. Raises ConnectError, which says what to do."""
         ...
 
 
 @dataclasses.dataclass(frozen=True)
 class FileDirectory:
-    """A text file with a URL a line, which may be rewritten at any time; `#` begins a comment.
+    """A text file with one URL per line, which may be rewritten at any time; `#` begins a comment.
 
-    It serves where processes of a batch system share a folder, or where a ConfigMap is mounted.
+    Useful for processes of a batch system that share a folder, or for a mounted ConfigMap.
     """
 
     path: str
@@ -182,7 +184,7 @@ class FileDirectory:
         """Read the file.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
             AddressError: A line is no URL.
         """
         found: list[Endpoint] = []
@@ -200,12 +202,12 @@ class FileDirectory:
 
 @dataclasses.dataclass(frozen=True)
 class DnsDirectory:
-    """Every address of a host name, such as a headless Service of Kubernetes."""
+    """All addresses of a host name, such as a headless Service of Kubernetes."""
 
     url: str
     """`grpc+dns://HOST:PORT` or, with TLS, `grpcs+dns://HOST:PORT`; path and query as for `grpc://`."""
     resolve: Callable[..., Any] = socket.getaddrinfo
-    """Looks the name up, with the arguments and results of `socket.getaddrinfo`."""
+    """Resolves the name, with the arguments and results of `socket.getaddrinfo`."""
 
     def __repr__(self) -> str:
         return f"DnsDirectory({shown_url(self.url)!r})"
@@ -215,12 +217,12 @@ class DnsDirectory:
 
     @property
     def server_name(self) -> str | None:
-        """With TLS: the name in the certificates, unless `TLS(server_name=…)` is given; None: there is no TLS."""
+        """With TLS: the name in the certificates, unless `TLS(server_name=…)` is given; None: no TLS."""
         parts = urlsplit(self.url)
         return parts.hostname if _DNS[parts.scheme] == "grpcs" else None
 
     def endpoints(self) -> list[Endpoint]:
-        """Look the name up.
+        """Resolve the name.
 
         Raises:
             OSError: The name does not resolve.
@@ -237,7 +239,7 @@ class DnsDirectory:
 
 
 def open_file(url: str) -> FileDirectory:
-    """Return the directory of a URL `file:///PATH`, or raise AddressError where it is none."""
+    """Return the directory of a URL `file:///PATH`; raise AddressError if the URL is invalid."""
     path = url.strip().partition("://")[2]
     if not path.startswith("/"):
         raise AddressError(url, "a file of URLs is named by its absolute path: file:///PATH, with three slashes")
@@ -245,17 +247,17 @@ def open_file(url: str) -> FileDirectory:
 
 
 def open_dns(url: str) -> DnsDirectory:
-    """Return the directory of a URL of `DNS_SCHEMES`, or raise AddressError where it cannot be read."""
+    """Return the directory of a URL of `DNS_SCHEMES`; raise AddressError if the URL is invalid."""
     _, _, rest = url.strip().partition("://")
     parse_address(f"{_DNS[scheme_of(url)]}://{rest}")
     return DnsDirectory(url.strip())
 
 
 def as_directory(urls: Any) -> Directory | None:
-    """Return the directory that `make_vec_remote` was given: an object, `file://…` or `grpc[s]+dns://…`; None: none.
+    """Return the directory given to `make_vec_remote`: an object, `file://…` or `grpc[s]+dns://…`; None: no directory.
 
     Raises:
-        AddressError: The URL of a directory cannot be read.
+        AddressError: The URL of a directory is invalid.
     """
     if not isinstance(urls, str):
         return urls if isinstance(urls, Directory) else None
@@ -266,22 +268,22 @@ def as_directory(urls: Any) -> Directory | None:
 
 
 class EndpointWatch:
-    """The last list of a directory, read in a thread of its own.
+    """The last list of a directory, which is read in a thread of its own.
 
     Args:
-        directory: What to read.
+        directory: The directory.
         period: Seconds between two readings.
     """
 
     pinned = False
-    """False: a slot may be at any of the endpoints."""
+    """False: a slot may use any of the endpoints."""
 
     def __init__(self, directory: Directory, period: float = _PERIOD) -> None:
         self.directory = directory
         self.endpoints: tuple[Endpoint, ...] = ()
         """The endpoints, in the directory's order."""
         self.draining: frozenset[str] = frozenset()
-        """The keys of those that take no further worlds."""
+        """The keys of endpoints that accept no more worlds."""
         self._period = period
         # So that the first `poll` is due, whatever the clock says.
         self._read_at = -float("inf")
@@ -291,7 +293,7 @@ class EndpointWatch:
         forget_in_child(self)
 
     def after_fork(self) -> None:
-        """Read by a thread of this process: the one that read is not in it."""
+        """Start a new reading thread when needed: a forked process does not have the parent's."""
         self._lock, self._reading = threading.Lock(), None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -302,12 +304,12 @@ class EndpointWatch:
 
     @property
     def title(self) -> str:
-        """The directory, for errors."""
+        """The directory's name, for errors."""
         return str(self.directory)
 
     @property
     def may_fill(self) -> bool:
-        """True if the last reading found no endpoint, or nothing to read: later there may be some."""
+        """True if the last reading found no endpoint, or nothing was read: there may be some later."""
         return self._problem is None or isinstance(self._problem, OSError)
 
     def poll(self, now: float, *, soon: bool = False) -> None:
@@ -315,20 +317,20 @@ class EndpointWatch:
 
         Args:
             now: Monotonic seconds.
-            soon: Whether it is due because something was lost.
+            soon: True if a server was lost, which makes it due earlier.
         """
-        # Each slot that is lost asks for `soon`: of a fleet that is lost, there is a reading in a tenth of the period.
+        # Each lost slot sets `soon`: if a whole fleet is lost, it is read after a tenth of the period.
         if now < self._read_at + (self._period / 10 if soon else self._period):
             return
-        # The pool's thread and the reading one both change `_reading`.
+        # The pool's thread and the reading thread both change `_reading`.
         with self._lock:
             if self._reading is not None:
                 return
             self._read_at = now
-            # A name server, or a network's file system, that hangs would hold up every slot otherwise. A daemon,
-            # because nothing could end such a call.
+            # In a thread, because a name server or a network file system that hangs would delay every slot. A daemon,
+            # because such a call cannot be ended.
             thread = threading.Thread(target=self._read, name="bridge-directory", daemon=True)
-            # Kept only once it runs: where the system has no thread left, the next call tries again.
+            # Stored only when it runs: if the system has no thread left, the next call tries again.
             thread.start()
             self._reading = thread
 
@@ -336,11 +338,11 @@ class EndpointWatch:
         """Read the directory for the first time, and return its endpoints.
 
         Raises:
-            SettingError: It cannot be read, or names no endpoint.
+            SettingError: The directory cannot be read, or has no endpoint.
             RemoteTimeoutError: It does not answer within `timeout` seconds.
-            ConnectError: No server has dialed in within them.
+            ConnectError: No server has dialed in within `timeout`.
         """
-        # Of a listener nothing comes as long as nobody dials. It says so better than a reading that has no end.
+        # A listener has no server until one dials in. Its own error is better than a timeout of the reading.
         if isinstance(self.directory, WaitingDirectory):
             self.directory.wait_for_first(timeout)
         self.poll(now, soon=True)
@@ -349,7 +351,7 @@ class EndpointWatch:
             thread.join(timeout)
             if thread.is_alive():
                 raise RemoteTimeoutError(self.title, f"the directory did not answer within {timeout:g} s")
-        # Only the first reading is reported so. Later ones leave what was known, and are logged.
+        # Only the first reading is reported in this way. Later ones leave the last endpoints, and are logged.
         if self._problem is not None:
             text = f"the directory {self.title} cannot be read: {self._reason(self._problem)}"
             raise SettingError(text) from self._problem
@@ -358,22 +360,21 @@ class EndpointWatch:
         return self.endpoints
 
     def _reason(self, error: Exception) -> str:
-        """Return why the directory cannot be read; the path of its file is in the title."""
+        """Return why the directory cannot be read, without the path of its file, which is in the title."""
         path = self.directory.path if isinstance(self.directory, FileDirectory) else ""
         return reason_of(error).removeprefix(f"{path}: ")
 
     def _read(self) -> None:
         try:
             found = tuple(self.directory.endpoints())
-            for endpoint in found:  # what is none raises here, and not in somebody's step
+            for endpoint in found:  # an invalid one raises here, not in a user's step
                 parse_address(endpoint.url, listed=True)
-            # An empty list changes nothing: it may be of a file that is being written, and no slot could go anywhere by
-            # it.
+            # An empty list changes nothing: the file may be being written, and no slot could use the list.
             if found:
                 self.endpoints = found
                 self.draining = frozenset(endpoint.key for endpoint in found if endpoint.draining)
                 self._problem = None
-        except Exception as error:  # whatever a user's directory raises: what was known before stays
+        except Exception as error:  # whatever a user's directory raises: the last endpoints stay
             if self.endpoints and str(error) != str(self._problem):
                 _log.warning(
                     "the directory %s cannot be read, its endpoints stay as they were: %s",
@@ -388,7 +389,7 @@ class EndpointWatch:
 
 @dataclasses.dataclass(frozen=True)
 class ListedEndpoint(Endpoint):
-    """A URL of a list, with what is asked for there."""
+    """A URL of a list, with the world requested there."""
 
     request: WorldRequest = dataclasses.field(kw_only=True, repr=False)
     """The world, for each slot that is pinned to it."""
@@ -397,29 +398,29 @@ class ListedEndpoint(Endpoint):
     def of(cls, request: WorldRequest) -> ListedEndpoint:
         """Return the endpoint of a request."""
         url, agent = request.address.url, request.agent
-        # Agents of one world have a URL in common, and each joins it by itself.
+        # Agents of one world have a URL in common, but each joins by itself.
         return cls(url, "" if agent is None else f"{url} as {agent}", request=request)
 
     @functools.cached_property
     def kind(self) -> Kind:
-        """The environment, settings and agent; only endpoints of one kind replace each other."""
-        # A world that exists already is in one place: nothing else is of its kind.
+        """The environment, settings and agent. Only endpoints of one kind can replace each other."""
+        # An existing world is on one server: no other endpoint is of its kind.
         return self.request.kind or ("world", self.key)
 
 
 class ListedEndpoints:
-    """The endpoints of a list of URLs, as `EndpointWatch` has those of a directory.
+    """The endpoints of a list of URLs, with the interface of `EndpointWatch`.
 
     Args:
         endpoints: One for each URL.
     """
 
     title = "the list of URLs"
-    """What has them, for errors."""
+    """The name of the source, for errors."""
     pinned = True
-    """True: each slot belongs to one of them."""
+    """True: each slot belongs to one of the endpoints."""
     draining: frozenset[str] = frozenset()
-    """The keys of those that take no further worlds: a list does not say."""
+    """The keys of endpoints that accept no more worlds. A list does not tell."""
 
     def __init__(self, endpoints: Sequence[ListedEndpoint]) -> None:
         self.endpoints = tuple({endpoint.key: endpoint for endpoint in endpoints}.values())

@@ -1,7 +1,7 @@
-"""A message of a feature, or of another package, from the client's side: what is sent, and what comes of it.
+"""A message of a feature, or of another package, on the client: the request, and the result.
 
-`RemoteEnv.send_message`, `RemoteVectorEnv.send_message` and `BlockingReset.send_message` send one. All lanes of a world
-are asked by one request.
+`RemoteEnv.send_message`, `RemoteVectorEnv.send_message` and `BlockingReset.send_message` send messages. All lanes of a
+world get one request.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = [
 
 @dataclasses.dataclass(frozen=True)
 class MessageTarget:
-    """The environments of one world, which one request is for."""
+    """The environments of one world that one request is for."""
 
     url: str
-    """Of the world's server."""
+    """The URL of the world's server."""
     slots: tuple[int, ...]
-    """The slots; of a single environment slot 0."""
+    """The slots; for a single environment slot 0."""
     lanes: tuple[int, ...]
-    """The lanes of the world that fill them, in the same order; of a single environment lane 0."""
+    """The lanes of the world that fill the slots, in the same order; for a single environment lane 0."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,50 +46,51 @@ class MessageAnswer:
     """The answer of one world."""
 
     target: MessageTarget
-    """Which was asked."""
+    """The environments that the request was for."""
     data: bytes
-    """What the message says."""
+    """The bytes of the answer."""
     placed: bool = False
-    """True if it has put environments into another situation."""
+    """True if the message has put environments into another situation."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MessageReply:
-    """What came of a message."""
+    """The result of a message."""
 
     answers: list[MessageAnswer]
-    """One for each world that was asked, in the order of their slots."""
+    """One answer for each world, in the order of their slots."""
     began: tuple[Any, Any] | None = None
-    """Observations and infos, as `reset` returns them, where environments are in another situation; None: none is."""
+    """Observations and infos, as `reset` returns them, if environments are in another situation; None: none is."""
 
 
 class PlaceListener(Protocol):
-    """Is told where slots go on that a message puts into another situation, as what records them."""
+    """Is notified when a message puts slots into another situation, for example to record them."""
 
     def moment(self, slot: int) -> str:
         """Return a name, without spaces, for what a slot has done so far; empty: there is none."""
 
     def placed(self, slot: int, observation: Any, origin: Origin | None) -> None:
-        """Note that a slot goes on elsewhere.
+        """Note that a slot continues in another situation.
 
         Args:
             slot: The slot.
-            observation: What it sees there, of the space of one slot.
-            origin: When a slot was there before; its moment may be of several listeners, with spaces between.
+            observation: The observation there, in the space of one slot.
+            origin: The earlier moment of that situation; `Origin.moment` may have the names of several listeners,
+                separated by spaces.
         """
 
 
 MessageWriter: TypeAlias = bytes | Callable[[MessageTarget], bytes]
-"""A request, or what writes that of each world."""
+"""A request, or a function that writes the request of each world."""
 
 
 def message_request(
     form: MessageForm, write: MessageWriter, target: MessageTarget, wanted: Sequence[int]
 ) -> pb.EnvironmentRequest:
-    """Return the request to one world; `wanted` are the UIDs of the observations that its Steps ask for.
+    """Return the request to one world; `wanted` are the UIDs of the observations that its Steps request.
 
     Raises:
-        SettingError: It is larger than its form allows.
+        SettingError: The request is larger than its form allows.
     """
     data = write(target) if callable(write) else write
     request: Any = data
@@ -104,10 +105,10 @@ def message_request(
 
 
 def read_message(form: MessageForm, message: pb.EnvironmentResponse, url: str) -> tuple[bytes, pb.StepResponse | None]:
-    """Return an answer, and what environments see that were put into another situation; None: none was.
+    """Return an answer, and the Step response of environments in another situation; None: there are none.
 
     Raises:
-        PeerError: It cannot be read.
+        PeerError: The answer cannot be read.
     """
     got = message.extension.type_url
     if got != form.response_url:

@@ -1,4 +1,4 @@
-"""The keywords that `make_remote`, `make_vec_remote` and `make_parallel_remote` have in common."""
+"""The keyword arguments common to `make_remote`, `make_vec_remote` and `make_parallel_remote`."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ __all__ = [
 ]
 
 TIMEOUT = 60.0
-"""Seconds that a client waits for an answer by default."""
+"""Seconds that a client waits for an answer, by default."""
 CONNECT_TIMEOUT = 10.0
-"""Seconds within which a server of several has to say anything, by default."""
+"""Seconds within which one of several servers must send something, by default."""
 
 Role: TypeAlias = Literal["player", "spectator"]
-"""Who a client is in a real-time world."""
+"""A client's role in a real-time world."""
 Wait: TypeAlias = Literal["now", "next_frame"]
-"""Says what a real-time world waits for before it answers."""
+"""The event that a real-time world waits for before it answers."""
 
 
 class RemoteKeywords(AccessKeywords, total=False):
-    """The keywords that make `RemoteOptions`, for type checkers."""
+    """The keywords of `RemoteOptions`, for type checkers."""
 
     env_kwargs: Mapping[str, Any] | None
     render_mode: str | None
@@ -57,28 +57,29 @@ class RemoteKeywords(AccessKeywords, total=False):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RemoteOptions(ClientAccess):
-    """How to make an environment at a server, and how to speak with it.
+    """The options of environments at a server, and of the communication with it.
 
     Args:
         env_kwargs: Arguments of the environment's constructor.
         render_mode: The render mode to make it with; frames come by `render()`.
         timeout: Seconds to wait for any answer.
         max_message_bytes: The largest request or answer, in bytes.
-        transport: `http2`, our own, which is faster; or `grpcio`, for proxies and servers that ours does not suit.
-        compression: `zstd` (extra `zstd`, at both ends) or `gzip`, for slow networks: the server compresses its
-            answers, without any loss.
-        wait: In a real-time world: `now`, or `next_frame`, for one decision a frame: each step returns after the next
-            frame that is finished.
-        player: Who acts, as the server's recordings say: `agent` or `person`, with a name as in `person:Ann`.
-        diagnostics: In a real-time world: whether infos carry `latency`.
-        wait_for_server: Seconds to wait for a server that is not up when it is connected to, at the start and in a
-            `reset` after a loss: one that refuses the connection, whose name nobody knows, or that answers UNAVAILABLE.
-            Of a list or a directory it is enough that one answers. 0: such an error is raised at once, as any other.
-        messages: The names of messages of features, or of other packages, that are going to be sent: the server is told
-            with each join, so that what they need is kept from the start.
+        transport: `http2`, this package's own, which is faster; or `grpcio`, for proxies and servers that have problems
+            with it.
+        compression: `zstd` (extra `zstd`, at both ends) or `gzip`, for slow networks: the server compresses its answers
+            without loss.
+        wait: In a real-time world: `now`; or `next_frame`, for one decision per frame: each step returns after the next
+            completed frame.
+        player: Who acts, for the server's recordings: `agent` or `person`, optionally with a name, as in `person:Ann`.
+        diagnostics: In a real-time world: True for infos with `latency`.
+        wait_for_server: Seconds to wait for a server that is down, at the start and in a `reset` after a loss: it
+            refuses the connection, its name cannot be resolved, or it answers UNAVAILABLE. In a list or a directory,
+            one server that answers is enough. 0: the error is raised at once, as any other.
+        messages: The names of messages of features, or of other packages, that will be sent: each join tells the
+            server, so that it keeps the data that they need from the start.
 
     Raises:
-        SettingError: A value is not one of those that it can be.
+        SettingError: A value is invalid.
     """
 
     env_kwargs: Mapping[str, Any] | None = None
@@ -100,7 +101,7 @@ class RemoteOptions(ClientAccess):
         object.__setattr__(self, "messages", names)
         object.__setattr__(self, "timeout", checked_timeout(self.timeout))
         object.__setattr__(self, "wait_for_server", checked_wait(self.wait_for_server))
-        # All are checked here, before anything is connected: a mistake is reported with the user's own call.
+        # All are checked here, before anything is connected, so that a mistake is reported in the user's own call.
         checked_transport(self.transport)
         checked_compression(self.compression)
         super().__post_init__()
@@ -109,16 +110,16 @@ class RemoteOptions(ClientAccess):
         """Return the request for a world at `url`.
 
         Args:
-            url: Where.
+            url: The URL.
             agent: The agent to join as; None: the first that is free.
-            server_name: The name in the server's certificate, where these options have none.
+            server_name: The name in the server's certificate, if these options have none.
 
         Raises:
             AddressError: The URL cannot be read.
-            SettingError: It contradicts these options, or asks for something of a world that exists already.
+            SettingError: The URL contradicts these options, or asks for settings of an existing world.
         """
         credentials = self.credentials
-        # Of `grpcs+dns://` the URLs hold addresses, and certificates hold names.
+        # The URLs of a `grpcs+dns://` directory contain addresses, but certificates contain names.
         if server_name is not None and credentials.tls_server_name is None:
             credentials = dataclasses.replace(credentials, tls_server_name=server_name)
         named = WorldRequest.of(url, credentials)
@@ -146,11 +147,11 @@ class RemoteOptions(ClientAccess):
         )
 
     def keywords(self) -> dict[str, Any]:
-        """Return the keywords that make equal options, but for defaults and `render_mode`; no token prints."""
+        """Return the keywords that make equal options, without defaults and `render_mode`; no token is printed."""
         found: dict[str, Any] = {"timeout": self.timeout, "max_message_bytes": self.max_message_bytes}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            # `remote_spec` adds the render mode that the world has; token and TLS come from the credentials.
+            # `remote_spec` adds the world's render mode; token and TLS come from the credentials.
             if field.init and field.name != "render_mode" and value is not field.default:
                 found[field.name] = value
         return {**found, **self.credentials.keywords()}
@@ -158,15 +159,15 @@ class RemoteOptions(ClientAccess):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EnvOptions(RemoteOptions):
-    """Which environment to ask a server for.
+    """The options of a single environment.
 
     Args:
-        env_id: The environment, where the server has several.
-        env: A function that makes the environment, with `env_kwargs`: sent to a server with `allow_env_factories=True`.
-        role: In a real-time world: `player`, or `spectator`, whose actions and resets change nothing.
-        agent: In a world of several agents, which of them to join as; None: the first that is free. For
-            `make_vec_remote` a list names one for each URL; with one URL and a list, there is a slot for each agent of
-            that list. The URLs name a world that exists, `?world=NAME`.
+        env_id: The environment's id, if the server has several.
+        env: A function that makes the environment, with `env_kwargs`. The server must have `allow_env_factories=True`.
+        role: In a real-time world: `player`, or `spectator`, whose actions and resets have no effect.
+        agent: In a world of several agents, the agent to join as; None: the first that is free. For `make_vec_remote` a
+            list has one agent for each URL; with one URL, each agent of the list has a slot. The URLs must name an
+            existing world, `?world=NAME`.
     """
 
     env_id: str | None = None
@@ -177,10 +178,10 @@ class EnvOptions(RemoteOptions):
     def request(self, url: str, agent: str | None = None, server_name: str | None = None) -> WorldRequest:
         """Return the request for a world at `url`, as `RemoteOptions` does, with this environment."""
         asked = super().request(url, agent, server_name)
-        named, url = asked.address.env_id, asked.address.url  # which holds no token
+        named, url = asked.address.env_id, asked.address.url  # this URL has no token
         if named and self.env_id and named != self.env_id:
             raise SettingError(f"the URL {url!r} names {named!r}, but env_id is {self.env_id!r}; give one of them")
-        # A function is an environment already; with a name beside it, one of the two would be ignored in silence.
+        # A function makes the environment by itself: an id beside it would be silently ignored.
         if self.env is not None and (named or self.env_id or asked.address.world is not None):
             raise SettingError(
                 f"{url!r} with env={self.env!r:.80}: expected env, an environment id or a world, got two of them"
@@ -200,19 +201,19 @@ class EnvOptions(RemoteOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VectorOptions(EnvOptions):
-    """How many environments to ask for, and of whom.
+    """The options of a vector of environments.
 
     Args:
-        num_envs: The number of slots; None: what the URLs give, a world each.
-        lanes: With one URL, whether one world of `num_envs` lanes fills all slots, stepped by one message, or each has
-            a world. None: lanes with `blocking=True`, where the server says that nothing but speed is changed by them,
-            else worlds. True: also where something is, such as in a world that is stepped in a process of its own.
-        spares: URLs of further servers, whose worlds stand ready and take over the slots of remotes that are lost.
-            Where there are more `urls` than `num_envs`, those beyond are spares too. Not with a directory, whose
-            servers that are not needed stand by.
-        connect_timeout: Seconds within which a server has to say anything when it is connected to. One that is silent
-            for longer is passed over where others can take its slots: those of a directory, or of a list of URLs those
-            with the same path and query. With nobody to take them, it is waited for until `timeout`.
+        num_envs: The number of slots; None: one world per URL.
+        lanes: With one URL: True for one world of `num_envs` lanes, stepped by one message; False for one world per
+        slot.
+            None: lanes if `blocking=True` and the server says that the two differ only in speed, otherwise worlds. With
+            True also if they differ in more, such as for a world that is stepped in a process of its own.
+        spares: URLs of further servers, whose worlds are kept ready and take over the slots of lost ones. If there are
+            more `urls` than `num_envs`, the rest are spares too. Not with a directory, whose unused servers are spares.
+        connect_timeout: Seconds within which a new connection's server must send something. A silent server is skipped
+            if others can take its slots: those of a directory, or the URLs of a list with the same path and query. If
+            there are none, it is waited for until `timeout`.
     """
 
     num_envs: int | None = None
@@ -233,7 +234,7 @@ class VectorOptions(EnvOptions):
 
 
 def _check_is_new(address: Address) -> None:
-    """Raise SettingError where a URL joins a world that exists: what it is made of cannot be given."""
+    """Raise SettingError if a URL joins an existing world, for which no construction arguments can be given."""
     if address.world is not None:
         raise SettingError(
             f"{address.url!r} joins a world that exists, so env_id, render_mode and env_kwargs cannot be given"
@@ -241,13 +242,13 @@ def _check_is_new(address: Address) -> None:
 
 
 def given_options(options: type, keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords that differ from the defaults of a dataclass of options, for what has fewer of them."""
+    """Return the keywords that differ from the defaults of an options dataclass, for functions that take fewer."""
     defaults = {field.name: field.default for field in dataclasses.fields(options)}
     return {key: value for key, value in keywords.items() if value is not defaults.get(key)}
 
 
 def checked_urls(urls: Any) -> list[str]:
-    """Return the URLs as a list, whose `repr` holds no token, or raise SettingError where they are none."""
+    """Return the URLs as a list whose `repr` shows no token; raise SettingError if they are invalid."""
     found = [secret_url(url) for url in ([urls] if isinstance(urls, str) else urls)]
     if not found:
         raise SettingError("expected a URL, or a list of them with at least one, got an empty list")
@@ -255,7 +256,7 @@ def checked_urls(urls: Any) -> list[str]:
 
 
 def checked_timeout(timeout: Any, name: str = "timeout") -> float:
-    """Return a timeout in seconds, or raise SettingError where it is none."""
+    """Return a timeout in seconds; raise SettingError if it is invalid."""
     if not isinstance(timeout, (int, float)) or isinstance(timeout, bool) or not timeout > 0:
         raise SettingError(f"expected {name} to be a positive number of seconds, got {timeout!r}")
     return float(timeout)

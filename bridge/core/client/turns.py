@@ -1,4 +1,4 @@
-"""Whose turn it is: one thread at a time in an environment, and asynchronous calls in pairs."""
+"""The order of calls: one thread at a time in an environment, and asynchronous calls in pairs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ T = TypeVar("T")
 
 
 class ConflictDetector:
-    """A `with` block that a second thread is refused, rather than let race with the first.
+    """A `with` block that refuses a second thread, instead of letting it race with the first.
 
     Args:
-        what: What it is of, for the error.
-        turn: Held inside of the block too; a block waits for the one who holds it. None: there is none.
-        interrupted: Returns what is called, inside of the block, where an error ends it that is none of ours, such as
-            KeyboardInterrupt; or None.
+        what: The name of the protected object, for the error.
+        turn: A lock that is also held within the block; entering waits for its holder. None: there is none.
+        interrupted: Returns a function to call, within the block, if an error ends it that is not this package's, such
+            as KeyboardInterrupt; or None.
     """
 
     def __init__(
@@ -41,11 +41,12 @@ class ConflictDetector:
         self._turn = turn or threading.Lock()
         self._interrupted = interrupted
         self.free = [True]
-        """Empty inside of the block; `del free[0]` enters it, and cannot be interrupted between that and a `try:`. A
-        lock is acquired by a call, and after calls Python looks for signals: it would be held for good."""
+        """Empty within the block. `del free[0]` enters it, and cannot be interrupted between that and a `try:`. A lock
+        is acquired by a call, after which Python checks for signals: an interrupt there would leave it held for
+        ever."""
 
     def refuse(self) -> NoReturn:
-        """Raise that another thread is inside of the block."""
+        """Raise the error that another thread is in the block."""
         raise ConcurrentUseError(
             f"another thread is using this {self._what}; give each thread an environment of its own, or hold a lock"
         ) from None
@@ -58,8 +59,8 @@ class ConflictDetector:
             # A second caller is refused: if it waited, its step would go into the other's episode.
             self.refuse()
         try:
-            # The keepalive thread has it for a moment between calls: that is no conflict, and is waited for. Noted in
-            # the same step of Python: an interrupt between two would leave it held for good.
+            # The keepalive thread holds it for a moment between calls, which is no conflict: wait for it. Recorded in
+            # the same step of Python: an interrupt between the two would leave it held for ever.
             held += map(self._turn.acquire, (True,))
         except BaseException:
             if held:
@@ -81,7 +82,7 @@ class ConflictDetector:
 
 
 class _Pool(Protocol):
-    """What `CallOrder` asks of the pool of an environment; `VectorPool` says what each of these is."""
+    """The parts of an environment's pool that `CallOrder` uses; `VectorPool` documents them."""
 
     closed: bool
     started: bool
@@ -94,31 +95,31 @@ class _Pool(Protocol):
 
 
 class CallOrder(ConflictDetector):
-    """The calls of a vector environment: one at a time, and asynchronous ones in pairs. Each is a `with` block of it.
+    """The calls of a vector environment: one at a time, and asynchronous ones in pairs. Each call is a `with` block.
 
     Args:
-        pool: What the calls are made of.
-        turn: As of `ConflictDetector`.
+        pool: The pool that the calls use.
+        turn: See `ConflictDetector`.
     """
 
     def __init__(self, pool: _Pool, turn: threading.Lock) -> None:
         super().__init__("vector environment", turn)
         self._pool = pool
         self.pending: str | None = None
-        """The asynchronous call that is pending."""
+        """The pending asynchronous call; None: none is."""
         self._timed_out = False
-        """True if it timed out or was interrupted, so that it may be given up."""
+        """True if it timed out or was interrupted, so that it may be abandoned."""
 
     def check(self, call: str) -> None:
-        """Check that a call may begin, which follows no asynchronous one; inside of the block.
+        """Check that a call may begin, because no asynchronous one is pending. Called within the block.
 
         Args:
             call: The method's name, for errors.
 
         Raises:
             ClosedError: The environment is closed.
-            AlreadyPendingError: An asynchronous call is pending. After a timeout `reset` gives up any, and every call
-                gives up a pending `call`.
+            AlreadyPendingError: An asynchronous call is pending. After a timeout `reset` abandons any, and every call
+                abandons a pending `call`.
         """
         if self._pool.closed:
             raise ClosedError(f"{call} on a closed vector environment; make a new one")
@@ -128,16 +129,16 @@ class CallOrder(ConflictDetector):
                 raise AlreadyPendingError(f"{call} while a {self.pending} is pending; {remedy}", self.pending)
             self.pending, self._timed_out = None, False
         if self._pool.question is not None:
-            self._pool.abandon_question()  # the call is given up, or was interrupted
+            self._pool.abandon_question()  # the call is abandoned, or was interrupted
 
     def wait(self, pending: str, gather: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Return what `gather` does, the wait for an asynchronous call.
+        """Return the result of `gather`, which waits for an asynchronous call.
 
-        After a timeout or an interrupt it can go on, in another wait.
+        After a timeout or an interrupt, another call can continue the wait.
 
         Args:
-            pending: The asynchronous call. A `call` is over where those that were late are lost.
-            gather: Waits.
+            pending: The asynchronous call. A `call` is over if late remotes are lost.
+            gather: The function that waits.
             args: Its arguments.
             kwargs: Its keyword arguments.
 
@@ -155,16 +156,16 @@ class CallOrder(ConflictDetector):
             try:
                 return gather(*args, **kwargs)
             except BaseException as error:
-                # What was interrupted, as by KeyboardInterrupt, can be waited for again too, unless results are lost.
+                # An interrupted wait, as by KeyboardInterrupt, can be continued too, unless results were lost.
                 if self._pool.handing_out and not isinstance(error, BridgeError):
                     self._pool.started = False
                 elif isinstance(error, RemoteTimeoutError) or not isinstance(error, BridgeError):
                     over = pending == "call" and self._pool.question is None
                 raise
             finally:
-                # Also where another error is raised: a call that failed cannot be waited for again.
+                # Also after another error: a call that failed cannot be waited for again.
                 self.pending, self._timed_out = None if over else pending, not over
 
     def cancel(self) -> None:
-        """Allow the next `reset` to give up what is pending, without a wait for it."""
+        """Allow the next `reset` to abandon a pending call, without waiting for it."""
         self._timed_out = self.pending is not None

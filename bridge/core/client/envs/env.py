@@ -43,14 +43,14 @@ __all__ = ["RemoteEnv", "RolloutStep", "remote_metadata", "remote_spec"]
 
 
 class RolloutStep(NamedTuple):
-    """One answer of `RemoteEnv.rollout`."""
+    """One answer in `RemoteEnv.rollout`."""
 
     action: Any
     """The action that was sent."""
     observation: Any
-    """The result of `step`, or of `reset` where `first` is set."""
+    """The result of `step`, or of `reset` if `first` is set."""
     reward: Any
-    """Of the type that the environment returns; 0 where `first` is set."""
+    """The reward, of the environment's own type; 0 if `first` is set."""
     terminated: bool
     """True if the episode terminated."""
     truncated: bool
@@ -58,18 +58,18 @@ class RolloutStep(NamedTuple):
     info: dict[str, Any]
     """The environment's info."""
     first: bool
-    """This Step began an episode, and its action was ignored."""
+    """True if this Step began an episode, and its action was ignored."""
 
 
 class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
     """One remote environment, as if it were local.
 
-    With the same seeds and actions it gives bit for bit what the environment gives where it runs: observations,
-    rewards, flags and infos. What it returns belongs to the caller: arrays are writable and never touched again.
+    With the same seeds and actions it returns bit for bit what the environment returns locally: observations, rewards,
+    flags and infos. The caller owns the results: arrays are writable, and are not changed later.
 
-    Every method that asks the remote raises RemoteTimeoutError after `timeout` seconds without an answer,
-    ConnectionLostError where the remote goes, and EnvironmentFailedError with the remote traceback where the
-    environment raises; `reset` connects again, also after Ctrl-C in a call.
+    Every method that sends a request raises RemoteTimeoutError after `timeout` seconds without an answer,
+    ConnectionLostError if the connection is lost, and EnvironmentFailedError with the remote traceback if the
+    environment raises. `reset` connects again, also after Ctrl-C in a call.
 
     Examples:
         >>> from bridge import make_remote, serve_gym
@@ -80,29 +80,29 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         >>> observation.shape
         (4,)
 
-    `spec.id` names the environment, such as `CartPole-v1`; `gymnasium.make(env.spec)` connects a second one to the same
-    URL, with the keywords in `spec.kwargs`.
+    `spec.id` is the environment's id, such as `CartPole-v1`; `gymnasium.make(env.spec)` makes a second environment at
+    the same URL, with the keywords in `spec.kwargs`.
 
     Public attributes and methods of the environment are read, called and set by a dot, as on a local `env.unwrapped`:
-    `env.gravity = 2.0`. What this class itself has (docs/limits.md lists it) hides the environment's; `call`,
-    `get_attr` and `set_attr` reach those too. A name that neither has is an AttributeError; `set_wrapper_attr` makes a
-    new one.
+    `env.gravity = 2.0`. The attributes of this class (see docs/limits.md) hide the environment's; `call`, `get_attr`
+    and `set_attr` reach those too. A name that neither has is an AttributeError; `set_wrapper_attr` makes a new
+    attribute.
 
     Args:
-        url: The server's URL; its path may name the environment, its query further CreateWorld settings.
-        keywords: Those of `make_remote`.
+        url: The server's URL. Its path may name the environment, and its query further CreateWorld settings.
+        keywords: The keyword arguments of `make_remote`.
 
     Raises:
         AddressError: The URL cannot be read.
-        ConnectError: Nobody listens there.
-        RefusedError: The server has no such environment, or not with these arguments.
+        ConnectError: No server listens there.
+        RefusedError: The server does not have this environment, or not with these arguments.
     """
 
     _remedy = (
         "the remote environment has none of that name, as far as it is known here: get_wrapper_attr and "
         "set_wrapper_attr ask where it runs"
     )
-    # What gymnasium.make may ask for; an instance has those of its remote.
+    # For gymnasium.make, which reads the class; an instance has the metadata of its remote environment.
     metadata: dict[str, Any] = {  # noqa: RUF012 - Gymnasium's declaration
         "render_modes": ["rgb_array", "rgb_array_list", "ansi", "ansi_list", "depth_array", "rgbd_tuple"]
     }
@@ -136,7 +136,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
 
     @property
     def url(self) -> str:
-        """The URL that it was made of."""
+        """The URL given to the constructor."""
         return self._remote.url
 
     @property
@@ -146,18 +146,18 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
 
     @property
     def draining(self) -> bool:
-        """True if the server has said that it takes no further worlds; this one goes on until its client leaves."""
+        """True if the server has said that it accepts no more worlds. This one continues until its client leaves."""
         return self._remote.draining
 
     @property
     def fps(self) -> float | None:
-        """Frames a second of a real-time world; None: it waits for each action."""
+        """Frames a second of a real-time world; None: the world waits for each action."""
         return self._remote.known_info().fps
 
     def _connect(self) -> None:
         until_up(lambda: self._pool.join(self._remote), self._wait_for_server)
         lanes = self._remote.known_info().lanes
-        # Its observations and rewards are batches, which `gymnasium.Env` has no place for.
+        # Its observations and rewards are batches, which `gymnasium.Env` does not support.
         if lanes is not None:
             self._remote.close(0.5)
             raise SettingError(
@@ -169,7 +169,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         return reader.read(message, self._remote.now())
 
     def _refuse_step(self) -> NoReturn:
-        """Raise why `step` is not possible."""
+        """Raise the error that says why `step` is not possible."""
         self._require_open()
         self._refuse_rollout()
         raise ResetNeededError(f"expected reset() before step(): {self._remote.why_reset_is_needed()}")
@@ -178,18 +178,18 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         """Begin an episode.
 
         Args:
-            seed: For the remote environment's random generator: an integer that is not negative.
-            options: For the remote environment's reset; what the values codec carries.
+            seed: For the remote environment's random generator: a non-negative integer.
+            options: For the remote environment's reset; values that the values codec can encode.
 
         Returns:
             The first observation and the info.
         """
         with self._conflicts:
             self._require_open()
-            # Before anything else: a seed or an option that cannot be sent leaves the episode as it is.
+            # Before anything else, so that a seed or an option that cannot be sent leaves the episode as it is.
             settings = reset_settings(seed, self._remote.options(options))
             super().reset(seed=seed)
-            # After a loss, in a copy and in a forked process.
+            # Not connected after a loss, in a copy, and in a forked process.
             if not self._remote.connected:
                 self._connect()
             self._rollout = None
@@ -204,24 +204,23 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             action: An element of `action_space`; floats are rounded to the space's dtype.
 
         Returns:
-            Observation, reward (of the type that the environment returns; in real time a float), terminated, truncated
-            and info.
+            Observation, reward (of the environment's own type; in real time a float), terminated, truncated and info.
 
         Raises:
-            InvalidActionError: It is not in the action space; nothing was sent.
+            InvalidActionError: The action is not in the action space; nothing was sent.
             ResetNeededError: No episode is running.
         """
-        # As `with self._conflicts`, in two calls less in each step. The turn is not taken: the keepalive thread works
-        # on this pool only where Steps are in flight, and `_step_in_flight` takes it.
+        # The same as `with self._conflicts`, with two calls less in each step. The pool's turn is not taken here: the
+        # keepalive thread works on this pool only with Steps in flight, for which `_step_in_flight` takes it.
         try:
             del self._conflicts.free[0]
         except IndexError:
             self._conflicts.refuse()
         try:
             remote = self._remote
-            session = remote.session  # as `running_world`, a call less in each step
+            session = remote.session  # the same as `running_world`, with a call less in each step
             world = session.world
-            # One condition for all that is unusual: `_refuse_step` finds out which it is.
+            # One condition for all unusual cases: `_refuse_step` finds out which one it is.
             if self._closed or self._rollout is not None or world is None or session.state is not ClientState.RUNNING:
                 self._refuse_step()
             if world.answers is not None:
@@ -238,7 +237,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             self._conflicts.free.append(True)
 
     def _step_in_flight(self, world: JoinedWorld, action: Any) -> Transition:
-        """Apply an action, and return the newest that Steps in flight have brought."""
+        """Apply an action, and return the newest results of the Steps in flight."""
         with self._pool.turn:
             self._remote.send_step(world.writer.write_action(action))
             return self._await_step("to a step")
@@ -246,31 +245,31 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
     def rollout(self, actions: Iterable[Any], *, window: int = 32) -> Iterator[RolloutStep]:
         """Send Steps ahead of their answers, and yield the answers in order, across the ends of episodes (D-25).
 
-        The Step after an episode's end begins the next one, and its action is ignored: `first` says so. What is sent
-        ahead of an answer cannot depend on it, so this is for actions that are known, such as random or recorded ones.
-        A rollout that is given up before its end leaves the environment in need of a `reset`.
+        The Step after an episode's end begins the next episode, and its action is ignored; `first` is then set. An
+        action that is sent ahead of an answer cannot depend on it, so this method is for known actions, such as random
+        or recorded ones. If a rollout is not exhausted, the environment needs a `reset`.
 
         Args:
-            actions: Elements of `action_space`; taken as the window has room.
-            window: The most Steps on their way at a time.
+            actions: Elements of `action_space`; one is taken whenever the window has room.
+            window: The most Steps in flight.
 
         Raises:
             SettingError: The window is no positive integer.
             InvalidActionError: An action is not in the action space; the Steps before it were sent.
-            AlreadyPendingError: Another rollout is under way, or `reset` ended this one.
+            AlreadyPendingError: Another rollout is running, or `reset` ended this one.
         """
         if not isinstance(window, int) or isinstance(window, bool) or window < 1:
             raise SettingError(f"expected window to be a positive integer, got {shown_number(window)}")
         with self._conflicts:
             self._asked()
-        # A generator's body begins with the first `next`: what is wrong is reported here, where the user made it.
+        # A generator's body begins with the first `next`. These errors are raised earlier, in the caller's line.
         return self._roll(iter(actions), window)
 
     def _roll(self, actions: Iterator[Any], window: int) -> Iterator[RolloutStep]:
         sent: deque[Any] = deque()
         with self._conflicts:
             self._asked()
-            # A later `reset` or rollout puts another value there: so this generator notices that it is over.
+            # A later `reset` or rollout stores another value there, by which this generator sees that it is over.
             token = self._rollout = object()
         try:
             while True:
@@ -283,14 +282,14 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
                     return
                 with self._conflicts:
                     self._require_rollout(token)
-                    # Before the answer: the Step that comes now begins an episode if none runs (D-9).
+                    # Before the answer is read: its Step begins an episode if none runs (D-9).
                     first = self._remote.running_world is None
                     transition = self._await_step("to a step")
                 yield RolloutStep(sent.popleft(), *transition, first)
         finally:
             if self._rollout is token:
                 self._rollout = None
-                # Steps are on their way whose answers nobody wants: the next episode has to be asked for.
+                # Steps are in flight whose answers nobody reads, so the next episode must be requested.
                 if sent:
                     self._remote.abandon_episode()
 
@@ -312,24 +311,24 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
     def _asked(self) -> Remote:
         self._require_open()
         self._refuse_rollout()
-        if not self._remote.was_opened:  # of a copy, or in a forked process
+        if not self._remote.was_opened:  # in a copy, or in a forked process
             self._connect()
         return self._require_connection(self._remote)
 
     def send_message(self, form: MessageForm, request: bytes) -> MessageReply:
-        """Send a message of a feature, or of another package, which the server has to take (docs/plugins.md).
+        """Send a message of a feature, or of another package. The server must accept it (docs/plugins.md).
 
         Args:
-            form: How it travels.
-            request: What is sent.
+            form: The form of the message.
+            request: The bytes of the request.
 
         Returns:
-            The answer; and observation and info, where the environment was put into another situation: its episode goes
-            on from there, and `step` is possible.
+            The answer; and, if the environment was put into another situation, its observation and info: the episode
+            continues from there, and `step` is possible.
 
         Raises:
-            RefusedError: UNIMPLEMENTED: the server does not take it; PERMISSION_DENIED: this client watches, or shares
-                the world; or what the message itself refuses. The episode goes on.
+            RefusedError: UNIMPLEMENTED: the server does not accept the message; PERMISSION_DENIED: this client watches,
+                or shares the world; or an error of the message itself. The episode continues.
         """
         from bridge.core.client.messages import (
             MessageAnswer,
@@ -351,27 +350,27 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
             if step.state == pb.RUNNING:
                 message, reader, _ = remote.placed(step)
                 observation, _, _, _, info = reader.read(message, remote.now())
-            else:  # one of several agents, each of which begins there by its next Step
+            else:  # one of several agents, each of which begins a sequence there by its next Step
                 remote.begin(reset=False)
                 observation, _, _, _, info = self._await_step(f"after a message {form.name}")
             return MessageReply(answers, (observation, info))
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Return an attribute of this object or, where it has none of that name, of the remote environment.
+        """Return an attribute of this object or, if it has none of that name, of the remote environment.
 
         Args:
-            name: The name, looked up there through the environment's wrappers. A method is returned as a function
-                that calls it there.
+            name: The name, looked up through the environment's wrappers. A remote method is returned as a function that
+                calls it.
 
         Raises:
-            MissingAttributeError: Neither has it, or the server does not say: an AttributeError, and a RefusedError.
+            MissingAttributeError: Neither has it, or the server does not tell: an AttributeError, and a RefusedError.
         """
-        # An attribute of this object hides the remote's, as in a wrapper. `hasattr` of the object would run its
-        # properties.
+        # An attribute of this object hides the remote's, as in a wrapper. `hasattr` would run the properties of this
+        # object.
         return getattr(self, name) if self._has_own(name) else self._look(name)
 
     def has_wrapper_attr(self, name: str) -> bool:
-        """Tell whether this object or the remote environment has an attribute; asks only for a name that is unknown."""
+        """True if this object or the remote environment has an attribute. Asks the server only for unknown names."""
         if self._has_own(name) or name in (self._attribute_names() or ()):
             return True
         try:
@@ -379,7 +378,7 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         except AttributeError:
             return False
         except RefusedError as error:
-            if error.code != Code.INVALID_ARGUMENT:  # it is there, and does not travel
+            if error.code != Code.INVALID_ARGUMENT:  # the attribute exists, but its value cannot be sent
                 raise
         return True
 
@@ -387,15 +386,15 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
         return name in self.__dict__ or hasattr(type(self), name)
 
     def set_wrapper_attr(self, name: str, value: Any, *, force: bool = True) -> bool:
-        """Set an attribute of this object where it has one of that name, else of the remote environment.
+        """Set an attribute of this object if it has one of that name, else of the remote environment.
 
         Args:
-            name: The name, looked up there through the environment's wrappers.
-            value: What the values codec carries.
-            force: Set it there also where it is new.
+            name: The name, looked up through the environment's wrappers.
+            value: A value that the values codec can encode.
+            force: True: also create a new attribute.
 
         Returns:
-            Whether it was set.
+            True if the attribute was set.
         """
         if self._has_own(name):
             setattr(self, name, value)
@@ -412,16 +411,16 @@ class RemoteEnv(PoolOwner, gymnasium.Env[Any, Any]):
 
 
 def remote_metadata(world_info: WorldInfo, render_mode: str | None = None) -> dict[str, Any]:
-    """Return a remote environment's metadata, without the render mode that opens a window where it runs.
+    """Return a remote environment's metadata, without the render mode that opens a window on its machine.
 
-    Where another mode is asked for than those that there are, it warns, as `gymnasium.make` does.
+    Warn if `render_mode` is not one of the environment's modes, as `gymnasium.make` does.
     """
     metadata = dict(world_info.metadata)
     modes = [mode for mode in metadata.get("render_modes", []) if mode != "human"]
     if render_mode == "human":
         text = "render_mode='human' opens a window where the environment runs, not here; for frames here"
         warn(f"{text} use one of {modes}, and render()", UserWarning)
-    # Another server than ours names no modes.
+    # Servers of other packages name no modes.
     elif render_mode is not None and render_mode not in modes and world_info.server_version is not None:
         text = f"the remote environment is made with render_mode={render_mode!r}, which it does not name: expected"
         warn(f"{text} one of {modes}", UserWarning)
@@ -429,10 +428,10 @@ def remote_metadata(world_info: WorldInfo, render_mode: str | None = None) -> di
 
 
 class _RemoteSpec(EnvSpec):
-    """The spec of a remote. Its JSON, which goes into the files of data sets, has neither token nor certificates."""
+    """The spec of a remote environment. Its JSON, which is stored in data sets, has no token and no certificates."""
 
     def to_json(self) -> str:
-        """Return it as JSON; who makes an environment of that gives the token again, or sets `BRIDGE_TOKEN`."""
+        """Return the spec as JSON. To make an environment from it, give the token again, or set `BRIDGE_TOKEN`."""
         kept = {name: value for name, value in self.kwargs.items() if name not in ("token", "tls")}
         for name in kept.keys() & {"url", "urls"}:
             kept[name] = shown_url(kept[name]) if isinstance(kept[name], str) else [*map(shown_url, kept[name])]
@@ -442,16 +441,16 @@ class _RemoteSpec(EnvSpec):
 def remote_spec(
     entry_point: str | None, kwargs: dict[str, Any], world_info: WorldInfo, render_mode: str | None
 ) -> EnvSpec:
-    """Return a spec with the id of the remote's environment, which makes a second environment of the same remote.
+    """Return a spec with the id of the remote environment, which makes a second environment of the same kind.
 
-    An environment without an id, such as one that a callable makes, is `bridge/Remote-v0`.
+    An environment without an id, such as one made by a callable, gets the id `bridge/Remote-v0`.
     """
     registered = world_info.spec or {}
     if render_mode:
         kwargs = {**kwargs, "render_mode": render_mode}
     env_id = registered.get("id")
     return _RemoteSpec(
-        # The id is the server's word, and EnvSpec raises if it has not Gymnasium's form.
+        # The id comes from the server, and EnvSpec raises if it does not have Gymnasium's form.
         id=env_id if isinstance(env_id, str) and ENV_ID_RE.fullmatch(env_id) else "bridge/Remote-v0",
         entry_point=entry_point,
         reward_threshold=registered.get("reward_threshold"),

@@ -1,4 +1,4 @@
-"""A remote world of several agents as a PettingZoo `ParallelEnv`, a stream an agent (extra `pettingzoo`)."""
+"""A remote world of several agents as a PettingZoo `ParallelEnv`, with a stream per agent (extra `pettingzoo`)."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ _PARTS = ("observation", "reward", "terminated", "truncated", "info")
 
 @dataclasses.dataclass
 class _Joint:
-    """What a reset or a step returned for each agent."""
+    """The results of a reset or a step for all agents."""
 
     told: dict[str, Transition] = dataclasses.field(default_factory=dict)
-    """By agent, its answer."""
+    """The answer of each agent."""
     missing: dict[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-    """By agent, what of its answer the environment did not return (`StepInfo.missing`), where that is anything."""
+    """For agents whose answers have gaps: the parts that the environment did not return (`StepInfo.missing`)."""
     alive: list[str] = dataclasses.field(default_factory=list)
-    """The agents that are alive now; none: as before, without those that ended."""
+    """The agents that are alive now; empty: as before, without those that ended."""
 
     def parts(
         self,
@@ -72,27 +72,27 @@ class _Joint:
                 if part in missing:
                     del by_agent[name]
             if "end" in missing and name in found[3]:
-                found[3][name] = False  # the environment's word: it left the agent out without an end
+                found[3][name] = False  # as the environment says: it left the agent out without an end
         return found[0], found[1], found[2], found[3], found[4]
 
 
 class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
-    """All agents of one remote world, as if the environment were local; each has a stream of the one connection.
+    """All agents of one remote world, as if the environment were local. Each has a stream of the one connection.
 
-    Agents go by their names as text. All agents' members must be free: this environment takes them all, so that agents
-    may enter, leave and come back during an episode. One without any agent is over.
+    Agents are identified by their names as text. All agents' members must be free: this environment takes them all, so
+    that agents may enter, leave and come back during an episode. An episode without agents is over.
 
-    A real-time world goes on between the steps: a step leaves its actions and returns at once with what has happened
-    since the last one (`wait="next_frame"`: with the next frame). Agents' connections are asked one after the other, so
-    a frame may pass between two of them; `infos[agent]["latency"]["frame"]` tells it.
+    A real-time world continues between the steps: a step sends its actions and returns at once with the results since
+    the last one (with `wait="next_frame"`, with the next frame). The agents' answers are read one after the other, so a
+    frame may pass between two of them; `infos[agent]["latency"]["frame"]` shows it.
 
     Args:
-        url: The server's URL; `?world=NAME` joins a world that exists, else one is made.
-        keywords: Those of `make_parallel_remote`.
+        url: The server's URL. `?world=NAME` joins an existing world, otherwise one is created.
+        keywords: The keyword arguments of `make_parallel_remote`.
 
     Raises:
-        ConnectError: Nobody listens there.
-        RefusedError: The server refuses, or a member is taken.
+        ConnectError: No server listens there.
+        RefusedError: The server refuses, or a member is not free.
         SettingError: The server has no world of several agents.
     """
 
@@ -100,12 +100,13 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         "the remote environment has none of that name, as far as it is known here: get_attr, set_attr and call ask "
         "where it runs"
     )
-    # As on a local one: a ParallelEnv is no wrapper, so what is set is the environment's own. PettingZoo's tests do so.
+    # As locally: a ParallelEnv is no wrapper, so `set_attr` sets the environment's own attributes, as PettingZoo's
+    # tests do.
     _makes_new = True
     _introduced = False
-    """True if the server knows that the agents are those of one client."""
+    """True if the server knows that the agents belong to one client."""
     _maker: Remote | None = None
-    """The one whose world it is, if one was made; None: none has joined since this process has the environment."""
+    """The remote that created the world, None: none was, or not since this process has the object."""
 
     @grouped(RemoteOptions, tls=TLS)
     def __init__(self, url: str, **keywords: Any) -> None:
@@ -119,9 +120,9 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         self._state_space: Any = None
         self.agents: list[str] = []
         try:
-            with self._conflicts:  # else the thread that works between calls takes answers
+            with self._conflicts:  # otherwise the thread that works between calls takes answers
                 self._connect()
-        except BaseException:  # KeyboardInterrupt too: without an object there is nobody to close the connections
+        except BaseException:  # KeyboardInterrupt too: without an object nothing would close the connections
             self._disconnect(0.5)
             raise
         world_info = {name: remote.known_info() for name, remote in self._remotes.items()}
@@ -130,7 +131,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         self.action_spaces = {name: fact.action_space for name, fact in world_info.items()}
         if self._state_space is not None:
             self.state_space = self._state_space
-            """The space of what `state` returns; only where the environment has one."""
+            """The space of the result of `state`; only set if the environment has one."""
         first = next(iter(world_info.values()))
         self.metadata = remote_metadata(first)
         self.render_mode = options.render_mode or first.render_mode
@@ -140,9 +141,9 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         self._started, self._maker, self.agents = False, None, []
 
     def _connect(self) -> None:
-        """Join as the first free agent, ask it for the others' names, and join as them."""
+        """Join as the first free agent, read the names of the others, and join as them."""
         self._introduced = False
-        # Together, because all agents have to reach the world that the first of them makes.
+        # `together`, because all agents must reach the server with the world that the first of them creates.
         first = Remote(self._world_request, self._pool.poller, together=True)
         until_up(lambda: self._pool.join(first), self._wait_for_server)
         try:
@@ -151,15 +152,15 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         except BaseException as error:
             first.close(0.5)
             unknown = (Code.NOT_FOUND, Code.UNIMPLEMENTED, Code.PERMISSION_DENIED)
-            # A world of one agent has no such property, and another server none at all: the user took the wrong
-            # function.
+            # A world of one agent has no such property, and neither have other packages' servers: the user called the
+            # wrong function.
             if isinstance(error, RefusedError) and error.code in unknown:
                 raise SettingError(
                     f"{self._url} is no world of several agents (it has no property world.agents); use make_remote"
                 ) from None
             raise
         self._state_space = self._read_state_space(first)
-        # The others join the world that the first one has made, with nothing to make it of.
+        # The others join the world that the first one created, without settings.
         address = dataclasses.replace(self._world_request.address, world=first.world_name, settings=())
         place = dataclasses.replace(self._world_request, address=address, render_mode=None, env_kwargs={}, names=False)
         self._remotes = {
@@ -168,7 +169,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             else Remote(dataclasses.replace(place, agent=agent), self._pool.poller, together=True)
             for agent in names
         }
-        # Before the others join: if one of them fails, the world is destroyed.
+        # Before the others join, so that the world is destroyed if one of them fails.
         self._maker = first
         others = {agent: remote for agent, remote in self._remotes.items() if remote is not first}
         for remote in others.values():
@@ -176,7 +177,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         self._gather(others, Joined, "to join a world")
 
     def _read_state_space(self, first: Remote) -> Any:
-        """Return the space of the environment's global state; None: it has none, or an older server does not say."""
+        """Return the space of the environment's global state; None: it has none, or an older server does not tell."""
         try:
             text = self._read_property(first, "world.state_space", "to a question", encoded=False)
         except RefusedError as error:
@@ -192,12 +193,12 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
     def _gather(
         self, remotes: Mapping[str, Remote], kind: type[Awaited], purpose: str, *, tolerate: int | None = None
     ) -> dict[str, Awaited]:
-        """Wait for an answer from each of some agents' remotes; one refused with the code `tolerate` is left out."""
+        """Wait for an answer for each of some agents. One that is refused with the code `tolerate` is left out."""
         try:
             found = self._pool.wait_for_all(remotes.values(), kind, purpose, tolerate=tolerate)
         except RemoteError as error:
-            # A refused Step changes nothing (D-2): the episode goes on. Where a connection was lost, it does not; and
-            # answers that come after a timeout would be taken for those to the next Steps. New connections have none.
+            # A refused Step changes nothing (D-2), so the episode continues. After a lost connection it cannot; and
+            # after a timeout, late answers would be taken for those to the next Steps. New connections have none.
             if isinstance(error, RemoteTimeoutError) or not all(remote.connected for remote in remotes.values()):
                 self._disconnect(0.0)
             raise
@@ -217,8 +218,8 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         """Begin an episode of all agents.
 
         Args:
-            seed: For the remote environment: an integer that is not negative.
-            options: For the remote environment's reset; what the values codec carries.
+            seed: For the remote environment: a non-negative integer.
+            options: For the remote environment's reset; values that the values codec can encode.
 
         Returns:
             Observations and infos by agent.
@@ -226,24 +227,24 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         with self._conflicts:
             self._require_open()
             settings = reset_settings(seed, options)
-            # One lost agent is enough: its place in the world may be another's by now.
+            # If one agent was lost, all connect again: another client may have its place in the world by now.
             if not all(remote.connected for remote in self._remotes.values()):
                 self._disconnect(0.0)
                 self._connect()
             first = self.possible_agents[0]
             realtime = self._remotes[first].known_info().fps is not None
-            if settings and realtime:  # each has a stream of its own: nobody knows which Reset arrives first
+            if settings and realtime:  # each agent has a stream of its own, so the order of the Resets is not known
                 settings["together"] = pack_tensor(secrets.randbits(62))
-            self._remotes[first].check_reset(settings)  # raises where it is too large to be sent
+            self._remotes[first].check_reset(settings)  # raises if the settings are too large to be sent
             self._started = False
             for name, remote in self._remotes.items():
-                # In lock step one Reset with the seed is enough: the environment is reset once for all agents.
+                # In lock-step one Reset with the seed is enough: the environment is reset once for all agents.
                 remote.begin(settings if realtime or name == first else {})
             return self._first_answers("to reset")
 
     def _first_answers(self, purpose: str) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        """Return observations and infos of the first Steps of an episode, which all agents have sent."""
-        # The server refuses that of an agent whom the environment has left out.
+        """Return observations and infos of the first Steps of an episode, which were sent for all agents."""
+        # The server refuses the Step of an agent that the environment has left out.
         answers = self._gather(self._remotes, StepAnswered, purpose, tolerate=Code.FAILED_PRECONDITION)
         self._started = True
         read = _Joint()
@@ -254,18 +255,18 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         return observations, infos
 
     def send_message(self, form: MessageForm, request: bytes) -> MessageReply:
-        """Send a message of a feature, or of another package, which the server has to take (docs/plugins.md).
+        """Send a message of a feature, or of another package. The server must accept it (docs/plugins.md).
 
         Args:
-            form: How it travels.
-            request: What is sent.
+            form: The form of the message.
+            request: The bytes of the request.
 
         Returns:
-            The answer; and observations and infos by agent, as `reset` returns them, where the environment was put into
-            another situation: its episode goes on from there, and `step` is possible.
+            The answer; and, if the environment was put into another situation, observations and infos by agent, as
+            `reset` returns them: the episode continues from there, and `step` is possible.
 
         Raises:
-            RefusedError: As `RemoteEnv.send_message`; the episode goes on.
+            RefusedError: As `RemoteEnv.send_message`; the episode continues.
         """
         from bridge.core.client.messages import (
             MessageAnswer,
@@ -283,7 +284,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             answers = [MessageAnswer(target, data, step is not None)]
             if step is None:
                 return MessageReply(answers)
-            # The sequences of all agents are over, and each of those that are alive there begins one by its next Step.
+            # The sequences of all agents have ended. Each agent that is alive there begins a new one by its next Step.
             self._started = False
             for each in self._remotes.values():
                 each.begin(reset=False)
@@ -298,13 +299,13 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             actions: An action for each of `agents`.
 
         Returns:
-            Observations, rewards, terminations, truncations and infos by agent, of those that acted or are alive now.
-            What the environment did not return for one of them is not there. An agent that came in by this step is in
-            `agents` from now on.
+            Observations, rewards, terminations, truncations and infos by agent, for those that acted or are alive now,
+            without the parts that the environment did not return. An agent that entered in this step is in `agents`
+            from now on.
 
         Raises:
-            InvalidActionError: A live agent has no action, or one outside of its space; nothing was sent.
-            RefusedError: The environment brought in an agent that the server does not let this client play.
+            InvalidActionError: A live agent has no action, or one outside its space; nothing was sent.
+            RefusedError: An agent entered that the server does not let this client play.
             ResetNeededError: No episode is running.
         """
         with self._conflicts:
@@ -314,9 +315,10 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             missing = [name for name in self.agents if name not in actions]
             if missing:
                 raise InvalidActionError(f"expected an action for each of {self.agents}, got none for {missing}")
-            # All are checked before the first is sent: else one wrong action would leave the others' on their way.
+            # All are checked before the first is sent: otherwise one wrong action would leave the others' Steps in
+            # flight.
             packed = {name: self._remotes[name].writer.write_action(actions[name]) for name in self.agents}
-            # They share a connection, so all requests leave in one piece.
+            # They share a connection, so all requests are sent in one piece.
             with self._pool.corked():
                 for name, request in packed.items():
                     self._remotes[name].send_step(request)
@@ -326,7 +328,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
                 self._read(name, answers[name], read)
             playing = [name for name, told in read.told.items() if not (told[2] or told[3])]
             agents = read.alive or playing
-            # Those that came in, and those that ended and are there again.
+            # Agents that entered, and agents that ended and are alive again.
             entering = {name: self._remotes[name] for name in agents if name not in playing}
             if entering:
                 self._enter(entering, read)
@@ -334,19 +336,19 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
             return read.parts()
 
     def _enter(self, entering: Mapping[str, Remote], read: _Joint) -> None:
-        """Join the agents that the environment brought in to the sequence, and read what they got by that step."""
-        # A step was made: where one of them cannot enter, the episode cannot go on as it would locally.
+        """Join the sequence with the agents that entered, and read their results of that step."""
+        # The step was made: if one of the agents cannot enter, the episode cannot continue as it would locally.
         self._started = False
         for remote in entering.values():
             remote.begin(reset=False)
         answers = self._gather(entering, StepAnswered, "to let agents enter")
         for name, answer in answers.items():
-            # One that acted was told of that step already.
+            # An agent that acted has its results of that step already.
             self._read(name, answer, _Joint() if name in read.told else read)
         self._started = True
 
     def _read(self, name: str, answer: StepAnswered, joint: _Joint) -> None:
-        """Add an agent's answer to what a joint step returned."""
+        """Add an agent's answer to the results of a joint step."""
         told = answer.reader.read(answer.message, self._remotes[name].now())
         agents, missing = answer.reader.take_joint()
         joint.told[name] = told
@@ -366,18 +368,19 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         return remote
 
     def _introduce(self) -> None:
-        """Tell the server that all agents are this client's, which has the world alone if nobody else is in it."""
-        # Each agent has a stream, over WebSocket and through a gateway a connection: by these alone they are strangers.
+        """Tell the server that all agents belong to this client, which has the world alone if no other is in it."""
+        # Each agent has a stream, or over WebSocket and through a gateway a connection: the server sees separate
+        # clients.
         request = property_write(CLIENT_KEY, pack_tensor(secrets.token_hex(16)))
         remotes = {name: remote for name, remote in self._remotes.items() if remote.connected}
         for remote in remotes.values():
             remote.ask(request)
-        # Older servers do not know the property, and let everybody call.
+        # Older servers do not know the property, and let all clients call.
         self._gather(remotes, Replied, "to a question", tolerate=Code.NOT_FOUND)
         self._introduced = True
 
     def state(self) -> Any:
-        """Return the environment's global state, where it has one."""
+        """Return the environment's global state, if it has one."""
         return self.call("state")
 
     def _disconnect(self, timeout: float) -> None:
@@ -385,7 +388,7 @@ class RemoteParallelEnv(PoolOwner, ParallelEnv):  # type: ignore[misc]
         deadline = time.monotonic() + timeout
         others = [remote for remote in self._remotes.values() if remote is not self._maker]
         self._pool.close(others, timeout)
-        if self._maker is not None:  # last: it destroys the world
+        if self._maker is not None:  # last, because it destroys the world
             self._pool.close([self._maker], max(0.0, deadline - time.monotonic()))
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The common parts of `RemoteEnv` and `RemoteParallelEnv`: a pool of their own, copies of it, and questions to it."""
+"""The base class of `RemoteEnv` and `RemoteParallelEnv`: a pool of their own, copies, and requests for attributes."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 
 __all__ = ["PoolOwner"]
 
-# Those of one process: `__setstate__` makes others.
+# Attributes that belong to one process: `__setstate__` makes new ones.
 _NOT_COPIED = ("_conflicts", "_pool", "_remote", "_remotes", "_maker")
 
 
 class PoolOwner(RemoteAttributes):
-    """An environment on a pool of its own, which one thread uses at a time.
+    """An environment with a pool of its own, which one thread uses at a time.
 
-    In a copy, and in a forked process, the remotes have no connection; the next call that needs one makes it.
+    In a copy, and in a forked process, the remotes have no connection until the next call that needs one.
     """
 
     _remotes: dict[str, Remote]
-    """The remotes, by the agent's name; that of a single environment by the empty one."""
+    """The remotes, by the agent's name; a single environment's has an empty name."""
     _copied_names: KnownNames | None = None
-    """What was known of attributes when this copy was made; None: it is no copy."""
+    """The names of attributes known when this copy was made; None: this object is no copy."""
     _closed = False
 
     def _own_pool(self, timeout: float) -> None:
         self._pool = Pool(timeout)
-        # Weak, because a cycle of references would keep an environment that nobody holds until the next collection.
+        # Weak, because a reference cycle would keep an unreferenced environment until the next garbage collection.
         interrupted = weakref.WeakMethod(self._interrupted)
         self._conflicts = ConflictDetector("environment", self._pool.turn, interrupted)
 
     def _own_remotes(self, remotes: dict[str, Remote]) -> None:
         self._remotes = remotes
-        # Not before: an environment without them, as one that cannot be made, would raise in a forked process.
+        # Not before: an environment without remotes, whose construction failed, would raise in a forked process.
         forget_in_child(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy: it connects anew, to a world of its own if this one had one."""
-        # What is known of the world goes along: a copy has its spaces before it connects.
+        """Return the state for a copy. The copy connects by itself, to a new world if this object created one."""
+        # The known facts about the world are copied, so that a copy has its spaces before it connects.
         known = {name: (remote.request, remote.info) for name, remote in self._remotes.items()}
         state = {key: value for key, value in self.__dict__.items() if key not in _NOT_COPIED}
         names = copy.deepcopy(self._attribute_names())
@@ -91,11 +91,11 @@ class PoolOwner(RemoteAttributes):
         return remote
 
     def _asked(self) -> Remote:
-        """Return the remote that answers questions; raises where there is none."""
+        """Return the remote that answers requests for attributes; raises if there is none."""
         raise NotImplementedError
 
     def _reply(self, remote: Remote, request: pb.EnvironmentRequest, purpose: str) -> pb.EnvironmentResponse:
-        """Ask a remote, and wait for its reply."""
+        """Send a request to a remote, and wait for its reply."""
         remote.ask(request)
         return self._pool.wait(remote, Replied, purpose).message
 
@@ -103,7 +103,7 @@ class PoolOwner(RemoteAttributes):
         return property_value(self._reply(remote, property_request(key), purpose), remote.url, encoded)
 
     def render(self) -> Any:
-        """Return the frame of now, as the environment's own render mode gives it; None without a render mode."""
+        """Return the current frame in the environment's render mode; None without a render mode."""
         with self._conflicts:
             return self._read_property(self._asked(), "world.frame", "to render", encoded=True)[0]
 
@@ -112,13 +112,13 @@ class PoolOwner(RemoteAttributes):
 
         Args:
             name: The name, looked up through the environment's wrappers.
-            args: What the values codec carries.
-            kwargs: What the values codec carries.
+            args: Values that the values codec can encode.
+            kwargs: Values that the values codec can encode.
 
         Raises:
-            MissingAttributeError: The environment has none of that name: an AttributeError, and a RefusedError.
-            RefusedError: PERMISSION_DENIED for a private name, for `reset`, `step` and `close`, and where this client
-                only watches, or shares the world; UNIMPLEMENTED where the server has no method calls.
+            MissingAttributeError: The environment has no attribute of that name: an AttributeError, and a RefusedError.
+            RefusedError: PERMISSION_DENIED for a private name, for `reset`, `step` and `close`, and if this client only
+                watches, or shares the world; UNIMPLEMENTED if the server has no method calls.
             EnvironmentFailedError: The method raised, an AttributeError for example.
         """
         with self._conflicts, missing_attributes():
@@ -135,11 +135,11 @@ class PoolOwner(RemoteAttributes):
         """Set a public attribute of the remote environment.
 
         Args:
-            name: The name; one that is new is set at the outermost wrapper.
-            value: What the values codec carries.
+            name: The name. A new attribute is set on the outermost wrapper.
+            value: A value that the values codec can encode.
 
         Raises:
-            MissingAttributeError: It cannot be set, as a property without a setter: an AttributeError.
+            MissingAttributeError: It cannot be set, such as a property without a setter: an AttributeError.
             RefusedError: As `call`.
         """
         with self._conflicts, missing_attributes():
@@ -149,11 +149,11 @@ class PoolOwner(RemoteAttributes):
                 names.add_attribute(name)
 
     def _attribute_names(self) -> KnownNames | None:
-        # All remotes of one environment have the same; which of them was told last is not known.
+        # All remotes of one environment have the same names; it is not known which was told last.
         return next((remote.names for remote in self._remotes.values()), None) or self._copied_names
 
     def _look(self, name: str) -> Any:
-        # Another server than ours, and a viewer's, may have the name and not give it.
+        # Other packages' servers, and servers for viewers, may have the attribute but refuse to return it.
         codes = Code.PERMISSION_DENIED, Code.UNIMPLEMENTED
         with self._conflicts, missing_attributes(*codes):
             remote = self._asked()
@@ -170,13 +170,13 @@ class PoolOwner(RemoteAttributes):
         self._pool.close(self._remotes.values(), timeout)
 
     def close(self) -> None:
-        """Leave the world, which goes where it was made for this environment, and disconnect. May be called twice."""
+        """Leave the world, which is destroyed if this object created it, and disconnect. May be called twice."""
         with self._conflicts:
             self._closed = True
             self._disconnect(2.0)
 
     def __del__(self) -> None:
-        # `__init__` may have raised before there were any. Without a wait, because the garbage collector runs anywhere.
+        # `__init__` may have raised before there were any. No waiting, because the garbage collector runs anywhere.
         remotes = self.__dict__.get("_remotes", {})
         if not remotes or not self._pool.is_frozen():
             for remote in remotes.values():

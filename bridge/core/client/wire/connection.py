@@ -1,8 +1,8 @@
-"""A client's sockets, and its calls over them: a connection carries one call, or several to the same place. `connect`
+"""A client's sockets, and its calls on them: a connection carries one call, or several to the same server. `connect`
 opens a call, over this transport or by grpcio.
 
-No thread: the owner's poller looks after the socket. A protocol, gRPC or WebSocket, turns requests into bytes, and
-bytes into answers.
+There are no threads: the owner's poller watches the socket. A protocol, gRPC or WebSocket, turns requests into bytes,
+and bytes into answers.
 """
 
 from __future__ import annotations
@@ -49,35 +49,35 @@ __all__ = [
 ]
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-# Bytes that are received at a time: of longer answers as many as one of them has, for what comes in pieces is copied.
-# To receive 128 KiB at all times cost steps of large arrays 5 %.
+# Bytes that are received at a time; for longer answers the size of one of them, because an answer in pieces is copied.
+# Receiving 128 KiB at all times cost steps of large arrays 5 %.
 _CHUNK = 65536
 _LARGEST_CHUNK = 1 << 18
-# How much more than the last one an answer may have: infos vary.
+# How much larger than the last answer the next one may be: infos vary.
 _SLACK = 1024
-# Seconds that `send` waits for a server that takes nothing off the socket before the rest is left to `Poller.get`.
+# Seconds that `send` waits for a server that reads nothing, before the rest is left to `Poller.get`.
 _STALL = 5.0
-# Connections that may refuse a call, and what one counts as that had no other.
+# The most connections that may refuse a call, and how many one counts for that had no other call.
 _MAX_ATTEMPTS = 60
 _ALONE = 20
-# Answers to pings and settings that a server may leave unread.
+# The most answers to pings and settings that a server may leave unread.
 _MAX_REPLIES = 10_000
 # Requests of a connection that are sent together: few at first, so that the server begins with them while the rest is
-# written, and then many, as each `send` costs both ends processor time.
+# written, and then many, because each `send` costs both ends processor time.
 _FIRST_TOGETHER = 16
 _MOST_TOGETHER = 64
 
 Deliver: TypeAlias = Callable[[bytes | bytearray | RemoteError], None]
-"""A function that takes an answer, or how a stream ended."""
+"""A function that takes an answer, or the error that ended a stream."""
 
 
 class ClientCall:
-    """One stream of requests and answers; used by one thread, the one that takes from the poller.
+    """One stream of requests and answers. Used by one thread, the one that takes items from the poller.
 
     Args:
-        connection: What carries it.
-        url: Where to, for messages.
-        deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that says why.
+        connection: The connection of the call.
+        url: The server's URL, for messages.
+        deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that ended it.
     """
 
     def __init__(self, connection: ClientConnection, url: str, deliver: Deliver) -> None:
@@ -85,38 +85,38 @@ class ClientCall:
         self.url = url
         self.deliver = deliver
         self.stream: Any = None
-        """The number or object by which the connection's protocol knows it."""
+        """The number or object that identifies the call in the connection's protocol."""
         self.unconfirmed: list[bytes] | None = []
-        """Requests to send again on a further connection, until the server has begun to answer; None: it has."""
+        """Requests to send again on another connection, until the server has begun to answer; None: it has."""
         self.attempts = 0
-        """Connections that refused it; one that had no other call counts as many."""
+        """The number of connections that refused the call; one that had no other call counts as many."""
         self.ended = False
         self.finished = False
-        # The keepalive thread may be at the same sockets now.
+        # The keepalive thread may be using the same sockets now.
         with connection.poller.lock:
             connection.add(self)
 
     @property
     def server_version(self) -> str | None:
-        """The version of a Gymnasium Bridge server, None for another one; known once an answer came."""
+        """The version of a Gymnasium Bridge server, None for another one; known after the first answer."""
         return self.connection.protocol.server_version
 
     @property
     def silent(self) -> bool:
-        """True if not a byte has come yet."""
+        """True if no byte has been received yet."""
         return self.connection.silent
 
     @property
     def draining(self) -> bool:
-        """True if the server has said that it takes no further calls; this one goes on."""
+        """True if the server has said that it accepts no more calls; this one continues."""
         return self.connection.protocol.draining
 
     def send(self, request: bytes) -> None:
-        """Send a request; it is on its way when this returns, or when the poller sends what it holds together.
+        """Send a request. It is sent when this returns, or when the poller sends requests together.
 
         Raises:
-            SettingError: It is larger than `max_message_bytes`.
-            ConnectionLostError: This process was forked from the one that the call belongs to.
+            SettingError: The request is larger than `max_message_bytes`.
+            ConnectionLostError: This process was forked, and the call belongs to its parent.
         """
         connection = self.connection
         if len(request) > connection.max_message_bytes:
@@ -127,14 +127,14 @@ class ClientCall:
             raise ConnectionLostError(self.url, "this process was forked, and the connection is its parent's")
         with connection.poller.lock:
             # A server, or a proxy such as nginx (`http2_max_concurrent_streams`), may refuse a stream by
-            # REFUSED_STREAM: nothing was done for it, so the same requests can go over a further connection. Once
-            # header fields came, a world may exist already.
+            # REFUSED_STREAM: it did nothing, so the same requests can be sent on another connection. After header
+            # fields arrived, a world may exist already.
             if self.unconfirmed is not None:
                 if self.stream is not None and self.stream.headers_received:
                     self.unconfirmed = None
                 else:
                     self.unconfirmed.append(request)
-            if not self.ended:  # else how it ended was delivered
+            if not self.ended:  # otherwise its end was delivered
                 connection.protocol.pack(self, request)
                 deferred = connection.poller.deferred
                 if deferred is not None and connection.shared:
@@ -145,9 +145,9 @@ class ClientCall:
                 connection.flush(wait=True)
 
     def finish(self) -> None:
-        """Say that no request follows; those sent before are served."""
+        """Declare that no request follows; those sent before are served."""
         connection = self.connection
-        # A forked process has the parent's socket: what it sends there would end the parent's stream.
+        # A forked process shares the parent's socket: bytes that it sends there would end the parent's stream.
         if self.finished or connection.inherited:
             return
         self.finished = True
@@ -157,11 +157,11 @@ class ClientCall:
                 connection.flush()
 
     def close(self, timeout: float) -> None:
-        """End the stream. Waits for the server at most `timeout` seconds, then cuts it."""
+        """End the stream. Wait for the server for at most `timeout` seconds, then cut it."""
         if self.connection.inherited or self.ended:
             return
         self.finish()
-        self.deliver = lambda what: None  # nobody waits for what comes after the last request
+        self.deliver = lambda what: None  # answers after the last request are dropped
         poller = self.connection.poller
         with poller.lock:
             if timeout > 0 and not sys.is_finalizing():
@@ -171,13 +171,13 @@ class ClientCall:
 
 
 class ClientConnection:
-    """A socket, and the calls over it.
+    """A socket, and the calls on it.
 
     Args:
-        address: Where to; with TLS where its scheme says so.
-        poller: Looks after the socket.
+        address: The server's address; its scheme says whether there is TLS.
+        poller: Watches the socket.
         max_message_bytes: The largest request or answer.
-        shared: Whether it may carry several calls, whose requests are sent together.
+        shared: True if it may carry several calls, whose requests are sent together.
 
     Raises:
         SettingError: The certificates cannot be used.
@@ -194,30 +194,30 @@ class ClientConnection:
         self.shared = shared
         """True if it may carry several calls, whose requests are sent together."""
         self._cut = False
-        """True if a call was cut: perhaps nobody is there any more, so whoever connects next does so anew."""
+        """True if a call was cut: perhaps the server is gone, so the next call uses a new connection."""
         self._calls: set[ClientCall] = set()
         self.unsent = 0
-        """Requests that wait to be sent together with others."""
+        """The number of requests that wait to be sent together with others."""
         self._chunk = _CHUNK
-        """How many bytes are received at a time."""
+        """The number of bytes that are received at a time."""
         self._replies_taken = 0
-        """How many replies there were when the server had taken all that was sent."""
+        """The number of replies when the server had last taken all sent bytes."""
         self._heard = time.monotonic()
-        """When bytes came last, or when the connection was made; monotonic seconds."""
+        """When bytes were last received, or when the connection was made; monotonic seconds."""
         self._asked = -math.inf
-        """When the server was sent a keepalive ping last; monotonic seconds."""
+        """When the server was last sent a keepalive ping; monotonic seconds."""
         self.silent = True
-        """True if not a byte has come yet."""
+        """True if no byte has been received yet."""
         self._error: OSError | None = None
-        """The first error of the socket, after which what is here is still received."""
+        """The first error of the socket, after which bytes that have arrived are still received."""
         self._out: deque[memoryview] = deque()
         self._tls: Tls | None = None
         if address.tls:
             from bridge.core.transport.tls import Tls, client_context
 
             self._tls = Tls(client_context(address.credentials, self.protocol.ALPN), address.server_name)
-            # The handshake begins in `receive`: without a byte it writes the ClientHello, which goes out once the
-            # socket connects.
+            # `receive` begins the handshake: without bytes it writes the ClientHello, which is sent when the socket
+            # connects.
             self._tls.receive(b"")
         self._sock: socket.socket | None = None
         self._dialer: Dialer | DialedIn | None = None
@@ -234,7 +234,7 @@ class ClientConnection:
 
     @property
     def accepts_calls(self) -> bool:
-        """True if it takes a further call."""
+        """True if the connection accepts another call."""
         return not (self.ended or self.inherited or self._cut) and self.protocol.accepts_calls
 
     # Calls
@@ -255,13 +255,13 @@ class ClientConnection:
                 self._dialer = Dialer(self._address, self.poller, self._connected, self._failed)
             self.poller.register(self)
             self._dialer.start()
-        # KeyboardInterrupt: further calls would wait for a connection that nobody makes.
+        # KeyboardInterrupt: further calls would wait for a connection that is never made.
         except BaseException:
             self._end_interrupted("it was begun")
             raise
 
     def remove(self, call: ClientCall) -> None:
-        """Cut a call that has not ended. With the last one the socket goes."""
+        """Cut a call that has not ended. After the last call the socket is closed."""
         if not call.ended:
             self._cut = call.ended = True
             self._calls.discard(call)
@@ -275,7 +275,7 @@ class ClientConnection:
 
     def _dialed_in(self, found: Dialed) -> None:
         self._tls = found.tls
-        # The handshake of a WebSocket was done by the listener, in which this end was the server.
+        # The listener did the handshake of a WebSocket, in which this end was the server.
         if not isinstance(self.protocol, GrpcClient):
             self.protocol.begin(found.server_version)
         self._connected(found.sock)
@@ -284,20 +284,20 @@ class ClientConnection:
         self._sock = sock
         try:
             let_receive_wait(sock)
-            # The time that connecting took is no silence of the server's.
+            # The time that connecting took is no silence of the server.
             self._heard = time.monotonic()
             self.flush()
-            # Last: until then the dialer is called, and calls this again after an interrupt.
+            # Last: until then the dialer owns the socket, and calls this again after an interrupt.
             if not (self.ended or self._out):
                 self._watch(sock)
-        except OSError as error:  # no file is left for the selector
+        except OSError as error:  # the process has no file descriptor left for the selector
             self._lost(error)
 
     def _failed(self, reason: str, unavailable: bool) -> None:
         self._end(ConnectError(self._address.url, reason, unavailable=unavailable))
 
     def _end_of(self, lost: str, details: str) -> RemoteError:
-        """Return the error of a socket that ended: `lost`, or `details` where the server never said what it speaks."""
+        """Return the error for a socket's end: `lost`, or `details` with a remedy if the protocol is not known."""
         if self.protocol.answered:
             return ConnectionLostError(self._address.url, lost)
         text = f"no connection: {details.rstrip('.')}. {remedy(self._address.scheme, details)}"
@@ -306,9 +306,8 @@ class ClientConnection:
     # The socket
 
     def _watch(self, sock: socket.socket) -> None:
-        """Have the poller watch the socket: for what comes and, where `_out` waits, for room to send it."""
-        # `recv` alone does not notice that the socket takes bytes again: with something to send it has to be the
-        # selector.
+        """Let the poller watch the socket: for incoming bytes and, if `_out` waits, for room to send it."""
+        # `recv` alone does not notice that the socket takes bytes again: with bytes to send the selector is needed.
         if self._out:
             self.poller.watch(sock, _READ | _WRITE, self._on_ready)
         else:
@@ -322,21 +321,21 @@ class ClientConnection:
             self._receive()
 
     def flush(self, *, wait: bool = False) -> None:
-        """Send what is to be sent, as far as the socket takes it.
+        """Send the outgoing bytes, as far as the socket takes them.
 
         Args:
-            wait: Whether to wait a while for a socket that does not take all.
+            wait: True: wait a while for a socket that does not take all.
         """
         sock, tls = self._sock, self._tls
         self.unsent = 0
-        # What the protocol holds goes out once the socket is connected.
+        # The protocol's bytes are sent when the socket is connected.
         if sock is None:
             return
         data: bytes | memoryview = b""
         sent: list[int] = []
         try:
             if tls is None:
-                # Emptied, not replaced: HTTP/2 and its sender append to this very list.
+                # Emptied, not replaced: HTTP/2 and its sender append to this list object.
                 outgoing = self.protocol.outgoing
                 parts = outgoing[:]
                 outgoing.clear()
@@ -344,8 +343,8 @@ class ClientConnection:
                 parts = tls.take(self.protocol.outgoing)
             if not parts and not self._out:
                 return
-            # Nearly each request is one small part, or several that are joined: a `send`, without memoryviews and a
-            # queue. What waits already has to go first, and what is larger is not copied.
+            # Nearly each request is one small part, or several that are joined: one `send`, without memoryviews and a
+            # queue. Waiting bytes must be sent first, and larger requests are not copied.
             if parts and not self._out and (len(parts) == 1 or sum(map(len, parts)) <= _CHUNK):
                 data = parts[0] if len(parts) == 1 else b"".join(parts)
                 try:
@@ -364,17 +363,17 @@ class ClientConnection:
         except OSError as error:
             self._lost(error)
             return
-        # KeyboardInterrupt: nobody knows what was sent, if not all was.
+        # KeyboardInterrupt: it is unknown how much was sent.
         except BaseException:
             if sent != [len(data)]:
                 self._end_interrupted("a request was sent")
             raise
         if self._out and wait:
-            # What comes meanwhile is taken too, so that neither end waits for the other.
+            # Incoming bytes are read meanwhile, so that neither end waits for the other.
             self.poller.poll_until(lambda: not (self._out and self.connected), time.monotonic() + _STALL)
 
     def _receive(self, events: int = _READ, flags: int = AT_ONCE) -> None:
-        """Receive what has come, and deliver what it means; with no flags, wait for it a moment."""
+        """Receive bytes, and deliver the answers in them. Without flags, wait for bytes a moment."""
         sock, protocol, http = self._sock, self.protocol, self.protocol.http
         # Another event of the same round of the selector may have closed this connection.
         if sock is None:
@@ -385,22 +384,22 @@ class ClientConnection:
         try:
             try:
                 came: Iterable[Received] = ()
-                # Ciphertext, which cannot be received into the place where an answer is put together. What TLS itself
-                # says to it goes out with `outgoing`, where requests wait until the handshake is done.
+                # Ciphertext cannot be received into an answer's own memory. TLS's own output is sent with `outgoing`,
+                # where requests wait until the handshake is done.
                 if self._tls is not None:
                     taken += map(sock.recv, (_CHUNK,), (flags,))
                     if count := len(taken[0]):
                         came = protocol.receive_data(self._tls.receive(taken[0]))
                 elif http is None or http.frame is None or (buffer := http.get_buffer()) is None:
                     taken += map(sock.recv, (self._chunk,), (flags,))
-                    if count := len(taken[0]):  # else it is the end, which `_settle` is told
+                    if count := len(taken[0]):  # otherwise it is the end, which `_settle` gets as 0
                         came = protocol.receive_data(taken[0])
-                    # It ends within a frame. Answers of one world are alike: the next one is to come in a single piece.
+                    # The bytes end within a frame. Answers of one world are alike: receive the next one in one piece.
                     if http is not None and http.frame is not None:
                         size = count + http.frame.left + _SLACK
                         self._chunk = size if _CHUNK < size <= _LARGEST_CHUNK else _CHUNK
                 else:
-                    # The rest of a large answer goes into that answer's own memory, without a copy.
+                    # The rest of a large answer is received into the answer's own memory, without a copy.
                     with buffer:
                         taken += map(sock.recv_into, (buffer,), (0,), (flags,))
                     if count := taken[0]:
@@ -420,19 +419,19 @@ class ClientConnection:
                     self._end_call(call, what)
                 else:
                     call.deliver(what)
-            # After nearly every answer there is nothing else to do: a call less in each step.
+            # After nearly every answer there is nothing else to do, which saves a call in each step.
             if not count or protocol.outgoing or self._out or (http is not None and http.error is not None):
                 self._settle(count)
-        # KeyboardInterrupt: nobody knows how far the protocol has read what came.
+        # KeyboardInterrupt: it is unknown how far the protocol has read the bytes.
         except BaseException:
             if taken:
                 self._end_interrupted("an answer was read")
             raise
 
     def _settle(self, count: int) -> None:
-        """Send what answers the `count` bytes that came, and end the connection where they end it; 0: its end."""
+        """Send the replies to the `count` bytes received, and end the connection if they end it; 0: its end."""
         protocol, http = self.protocol, self.protocol.http
-        # An answer that was delivered, or the end of the last call, may have closed the connection.
+        # The delivery of an answer, or the end of the last call, may have closed the connection.
         if self.ended:
             return
         if protocol.outgoing or self._out:
@@ -440,23 +439,23 @@ class ClientConnection:
             if not self._out:
                 self._replies_taken = protocol.replies
             elif protocol.replies - self._replies_taken > _MAX_REPLIES:
-                # It asks and never reads: what it is answered would be kept without end.
+                # It sends requests and never reads: the answers would fill the memory.
                 text = f"it has sent pings or settings and read none of {_MAX_REPLIES} answers to them"
                 self._end(PeerError(self._address.url, text))
                 return
-        # The bytes that break the rules came behind answers, which are delivered by now. This raises the error.
+        # The bytes that break the rules came after answers, which were delivered by now. This raises the error.
         if http is not None and http.error is not None and not self.ended:
             try:
                 protocol.receive_data(b"")
             except RemoteError as error:
                 self._end(error)
-        # With an error of the socket, `_lost` reads what is left and then says that error.
+        # After an error of the socket, `_lost` reads the rest and then reports that error.
         if not count and not self.ended and self._error is None:
             why = protocol.cut_off()
             self._end(self._end_of(why, why))
 
     def check_keepalive(self) -> None:
-        """Ask for a sign of a server that has been quiet; give up one that gave none."""
+        """Send a ping to a server that has been quiet; end the connection if it did not answer the last one."""
         if self._sock is None:
             return
         now, patience = time.monotonic(), keepalive.KEEPALIVE / 2
@@ -464,7 +463,7 @@ class ClientConnection:
             if now - self._asked > patience:
                 text = f"the connection was lost: no answer to a keepalive ping within {patience:g} s"
                 self._end(ConnectionLostError(self._address.url, text))
-        # The keepalive of TCP is answered by the system even where the server's process hangs or was stopped.
+        # TCP's keepalive is not enough: the system answers it even if the server's process hangs or was stopped.
         elif now - self._heard > self.protocol.keepalive_interval:
             self._asked = now
             self.protocol.ping()
@@ -475,12 +474,12 @@ class ClientConnection:
     def _lost(self, error: OSError) -> None:
         first, self._error = self._error is None, self._error or error
         if first and isinstance(error, (BrokenPipeError, ConnectionResetError)) and not self.protocol.answered:
-            # A server that refuses us closes before it takes our first request: what it said by then may be here.
+            # A server that refuses us closes before it takes our first request: its last bytes may have arrived.
             self._receive()
         if self.ended:
             return
-        # Reading on may have failed too, and come here again: the first error is the reason. An alert of TLS says more
-        # than either, such as that the server wants a certificate.
+        # Reading the rest may have failed too, and called this again: the first error is the reason. A TLS alert says
+        # more than either, such as that the server requires a certificate.
         if not isinstance(error, ssl.SSLError):
             error = self._error
         reason = error.strerror or str(error)
@@ -491,13 +490,13 @@ class ClientConnection:
         self._end(self._end_of(f"the connection was lost: {reason}", reason))
 
     def _end_call(self, call: ClientCall, ending: RemoteError | CallRefused) -> None:
-        """Say how a call ended, once, or open it elsewhere where it was refused; with the last one the socket goes."""
+        """Deliver the end of a call, once, or open it elsewhere if it was refused. After the last call, disconnect."""
         if call.ended:
             return
         self._calls.discard(call)
         if isinstance(ending, CallRefused):
-            # Beside other calls the connection may only be full. A server that refuses the only call of a connection
-            # will hardly take the next one: after three of those it is an error.
+            # With other calls, the connection may only be full. A server that refuses the only call of a connection
+            # will hardly accept the next one: after three of those it is an error.
             call.attempts += 1 if self._calls else _ALONE
             if call.unconfirmed is not None and call.attempts < _MAX_ATTEMPTS and not self.inherited:
                 self._move(call)
@@ -511,13 +510,13 @@ class ClientConnection:
             self._abort()
 
     def _move(self, call: ClientCall) -> None:
-        """Open a call on a further connection to the same place."""
+        """Open a call on another connection to the same server."""
         call.stream = None
         call.connection = connection_to(self._address, self.poller, self.max_message_bytes, shared=self.shared)
         call.connection.add(call)
 
     def _end(self, error: RemoteError) -> None:
-        """Close the socket, and say why to each call, once."""
+        """Close the socket, and deliver the error to each call, once."""
         if self.ended:
             return
         self._abort()
@@ -533,12 +532,12 @@ class ClientConnection:
         if not self.ended:
             self.poller.unregister(self)
         self.ended = True
-        if sock is None and self._dialer is not None:  # one that has connected is done
+        if sock is None and self._dialer is not None:  # a dialer that has connected is done
             self._dialer.cancel()
         if sock is not None:
             outgoing, tls = self.protocol.outgoing, self._tls
-            # A GOAWAY, a Close frame or an alert of TLS may be in it, which tells the server why. Once, and without
-            # waiting for a socket that may be full or broken.
+            # `_out` may contain a GOAWAY, a Close frame or a TLS alert, which tells the server the reason. One attempt,
+            # without waiting, because the socket may be full or broken.
             with contextlib.suppress(OSError):
                 if parts := outgoing if tls is None else tls.take(outgoing):
                     self._out.extend(map(memoryview, parts))
@@ -548,7 +547,7 @@ class ClientConnection:
 
 
 def _protocol_for(address: Address, max_message_bytes: int, watches_health: bool) -> GrpcClient | WebSocketClient:
-    """Return what is spoken there; SettingError where the package that it needs is missing."""
+    """Return the protocol for an address; raises SettingError if the package that it needs is missing."""
     if address.websocket and address.compression is not None:
         raise SettingError(f"compression is for gRPC, but {address.url!r} is a WebSocket: leave it out")
     if not address.websocket:
@@ -559,7 +558,7 @@ def _protocol_for(address: Address, max_message_bytes: int, watches_health: bool
 
 
 def connection_to(address: Address, poller: Poller[Any], max_message_bytes: int, *, shared: bool) -> ClientConnection:
-    """Return a connection that takes a further call: a new one, unless it may be shared and there is one."""
+    """Return a connection that accepts another call: an existing one if calls may share it, otherwise a new one."""
     # A connection's header fields, with the token and the compression, and its certificates are the same for all its
     # calls.
     key = address.scheme, address.target, address.credentials, address.compression
@@ -567,7 +566,7 @@ def connection_to(address: Address, poller: Poller[Any], max_message_bytes: int,
     if known is not None and known.accepts_calls:
         return known
     if known is not None and known.protocol.foreign and not known.ended:
-        shared = False  # the one that is known stays, and tells the next call too that this server shares none
+        shared = False  # the existing one stays, to tell the next call the same
     connection = ClientConnection(address, poller, max_message_bytes, shared=shared)
     if shared:
         poller.connections[key] = connection
@@ -576,13 +575,13 @@ def connection_to(address: Address, poller: Poller[Any], max_message_bytes: int,
 
 Transport: TypeAlias = Literal["http2", "grpcio"]
 TRANSPORTS: tuple[Transport, ...] = get_args(Transport)
-"""The ways to connect: our own HTTP/2, or the library grpcio."""
+"""The transports: our own HTTP/2, or the library grpcio."""
 AnyCall: TypeAlias = "ClientCall | GrpcioCall"
-"""A stream of requests and answers, over whatever transport."""
+"""A stream of requests and answers, over any transport."""
 
 
 def checked_transport(transport: Any) -> str:
-    """Return a choice of transport, or raise SettingError where it is none."""
+    """Return a valid choice of transport; raises SettingError otherwise."""
     if transport not in TRANSPORTS:
         raise SettingError(f"expected transport to be one of {', '.join(map(repr, TRANSPORTS))}, got {transport!r}")
     return str(transport)
@@ -601,34 +600,35 @@ def connect(
     """Open a connection, without waiting.
 
     Args:
-        address: Where to.
-        poller: Looks after the socket.
-        deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that says why;
-            puts what its owner waits for into the poller. With grpcio it is called in a thread of the transport's own.
+        address: The server's address.
+        poller: Watches the socket.
+        deliver: Called with each answer's bytes, and at the end of the stream once with the RemoteError that ended it;
+            puts the items that its owner waits for into the poller. With grpcio it is called in one of the transport's
+            threads.
         max_message_bytes: The largest request or answer.
         transport: One of `TRANSPORTS`.
-        shared: Whether there are others to the same place. On this machine they go over the same socket, which costs
-            a fraction of what a socket each does. Another machine's name may stand for many, over which sockets of
-            their own are spread.
-        together: Whether all of them have to reach the same server, whatever its name stands for: they share a socket.
+        shared: True if there are other calls to the same server. On this machine they use the same socket, which costs
+            a fraction of a socket each. Another machine's name may stand for many machines, over which separate sockets
+            are spread.
+        together: True if all calls must reach the same server, whatever its name stands for: they share a socket.
 
     Raises:
-        SettingError: The credentials are for TLS, and the address is without, or they cannot be used; this platform has
-            no Unix sockets.
+        SettingError: The credentials are for TLS, but the address is without TLS, or they cannot be used; or this
+            platform has no Unix sockets.
     """
     local = address.scheme == "unix"
     address.check_tls()
     if local:
-        known_targets(address)  # raises where there are no Unix sockets
+        known_targets(address)  # raises if there are no Unix sockets
     if transport == "grpcio":
         if address.websocket:
             raise SettingError(
                 f"transport='grpcio' speaks gRPC alone, but {address.url!r} is for WebSocket: leave it out"
             )
-        from bridge.core.client.wire.grpcio_transport import GrpcioCall  # loads grpcio, which nothing else needs
+        from bridge.core.client.wire.grpcio_transport import GrpcioCall  # imports grpcio, which no other code needs
 
         return GrpcioCall(address, poller, deliver, max_message_bytes)
     near = local or is_loopback(address.host)
-    # A server that has dialed in has made one connection, for all that goes there.
+    # A server that has dialed in has made one connection, for all its calls.
     shared = not address.websocket and (together or address.dialed or (shared and near))
     return ClientCall(connection_to(address, poller, max_message_bytes, shared=shared), address.url, deliver)

@@ -1,4 +1,4 @@
-"""Servers that have dialed in: their sockets wait for a connection to take them."""
+"""Servers that have dialed in: their sockets wait until a connection takes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridge.core.transport.tls import Tls
 
 __all__ = ["Dialed", "DialedIn", "listeners", "take"]
 
-# Seconds that a server which dials has for its next connection.
+# Seconds that a server which dials in has for its next connection.
 _NEXT = 2.0
 
 
@@ -24,33 +24,33 @@ class Dialed(NamedTuple):
     sock: socket.socket
     """Its socket."""
     tls: Tls | None
-    """TLS between the socket and what is spoken, its handshake done; None: there is none."""
+    """TLS on the socket, with its handshake done; None: there is none."""
     server_version: str | None = None
-    """Of a WebSocket: the version of a server of this package; None: another server, or gRPC, which tells by itself."""
+    """With WebSocket the version of a server of this package, None for another server; with gRPC always None."""
 
 
 listeners: dict[int, Callable[[str], Dialed | None]] = {}
-"""Functions that give the socket of a server, by the number of the listener that it has dialed."""
+"""Functions that return the socket of a server, by the number of the listener that it has dialed."""
 
 
 def take(address: Address) -> Dialed | None:
-    """Return a connection that the server has made, which is then the caller's; None: there is none."""
+    """Return a connection that the server has made, which the caller then owns; None: there is none."""
     give = listeners.get(address.port)
     return None if give is None else give(address.host)
 
 
 @dataclasses.dataclass(eq=False)
 class DialedIn:
-    """Takes one connection that a server has made, without waiting: what a `Dialer` does where the client connects."""
+    """Takes one connection that a server has made, without blocking. Replaces the `Dialer` of outgoing connections."""
 
     address: Address
     """Of the server."""
     poller: Poller[Any]
     """Calls back when a timer is ready."""
     connected: Callable[[Dialed], None]
-    """Called once with the connection, which is then the callee's, unless `failed` or `cancel` is."""
+    """Called once with the connection, which the callee then owns, unless `failed` or `cancel` is called."""
     failed: Callable[[str, bool], None]
-    """Called once with the reason, and whether the server may only not be up yet."""
+    """Called once with the reason, and whether the server may still come up."""
     _until: float = 0.0
     _timer: PollerTimer | None = None
 
@@ -60,7 +60,7 @@ class DialedIn:
         self._look()
 
     def cancel(self) -> None:
-        """Give up, and call nothing back."""
+        """Cancel, and call no callback."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -69,7 +69,7 @@ class DialedIn:
         if found is not None:
             self.connected(found)
         elif time.monotonic() < self._until:
-            # The server dials again when its connection has ended, and by WebSocket when it sees that one is used.
+            # The server dials again when its connection has ended, or with WebSocket when it sees that one is used.
             self._timer = self.poller.call_later(_NEXT / 40, self._look)
         else:
             self.failed(f"the server {self.address.host!r} has not dialed in, or serves another connection", True)

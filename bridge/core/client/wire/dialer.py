@@ -1,4 +1,4 @@
-"""Opens a socket: looks the host up, and connects to whichever of its addresses answers first (RFC 8305)."""
+"""Opens a socket: resolves the host name, and connects to the first of its addresses that answers (RFC 8305)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Done: TypeAlias = "Callable[[tuple[Target, ...] | OSError], None]"
 
 
 def known_targets(address: Address) -> tuple[Target, ...] | None:
-    """Return the targets of a Unix socket's path or a numeric host; None: the host is a name, which `look_up` takes.
+    """Return the targets of a Unix socket's path or a numeric host; None: the host is a name, for `look_up`.
 
     Raises:
         SettingError: This platform has no Unix sockets.
@@ -50,7 +50,7 @@ def interleave(targets: Sequence[Target]) -> tuple[Target, ...]:
     families: dict[int, list[Target]] = {}
     for target in targets:
         families.setdefault(target[0], []).append(target)
-    # In the resolver's order, a host whose IPv6 leads nowhere would be tried at each of those addresses before IPv4.
+    # In the resolver's order, all IPv6 addresses of a host without working IPv6 would be tried before IPv4.
     rounds = itertools.zip_longest(*families.values())
     return tuple(target for each in rounds for target in each if target is not None)
 
@@ -61,7 +61,7 @@ def _targets(host: str, port: int, flags: int = 0) -> tuple[Target, ...]:
 
 
 class _Resolver:
-    """Looks names up, each in a thread; who asks for a name that is being looked up gets the same answer."""
+    """Resolves names, each in a thread. Requests for a name that is being resolved share the answer."""
 
     def __init__(self) -> None:
         self._start()
@@ -69,28 +69,28 @@ class _Resolver:
     def _start(self) -> None:
         self._lock = threading.Lock()
         self._asked: dict[tuple[str, int], tuple[threading.Thread, list[_Done]]] = {}
-        """The look-ups under way: the thread of each, and who waits for it."""
+        """The running look-ups: the thread of each, and the callbacks that wait for it."""
 
     def look_up(self, host: str, port: int, done: _Done) -> None:
-        """Look a name up, and call `done`, mostly in another thread, with the targets, or with the error."""
+        """Resolve a name, and call `done`, usually in another thread, with the targets or with the error."""
         with self._lock:
             # A daemon: neither `close` nor the end of the program waits for the resolver's timeouts.
             thread = threading.Thread(target=self._run, args=(host, port), name="bridge-resolver", daemon=True)
             asked, waiting = self._asked.setdefault((host, port), (thread, []))
             waiting.append(done)
-            # Slots of one name connect together: one thread asks for all of them. After an interrupt it may be one that
-            # was never started.
+            # Slots with the same name connect together: one thread resolves it for all of them. After an interrupt the
+            # thread may never have been started.
             if asked.is_alive():
                 return
             self._asked[host, port] = thread, waiting
         try:
             thread.start()
-        except RuntimeError as error:  # the system has no thread left now; whoever asks later asks anew
+        except RuntimeError as error:  # the system has no thread left now; a later request tries again
             self._tell(host, port, OSError(str(error)))
 
     def _run(self, host: str, port: int) -> None:
-        # A tuple, because several dialers wait for the same look-up and each goes through the addresses by itself: from
-        # a list, the first dialer would take the addresses of all others.
+        # A tuple, because several dialers wait for the same look-up and each takes the addresses by itself: from a
+        # list, the first dialer would take the addresses of all others.
         found: tuple[Target, ...] | OSError
         try:
             found = interleave(_targets(host, port))
@@ -100,13 +100,13 @@ class _Resolver:
 
     def _tell(self, host: str, port: int, found: tuple[Target, ...] | OSError) -> None:
         with self._lock:
-            # Taken out before they are told: who asks meanwhile would join a list that nobody reads any more.
+            # Removed before they are called: a later request would join a list that is not read any more.
             _, waiting = self._asked.pop((host, port), (None, ()))
         for done in waiting:
             done(found)
 
     def after_fork(self) -> None:
-        """Begin anew in the forked process, where the threads are not."""
+        """Start again in the forked process, which does not have the threads."""
         self._start()
 
 
@@ -116,22 +116,22 @@ look_up = _resolver.look_up
 
 
 ATTEMPT_DELAY = 0.25
-"""Seconds after which the next address is tried too, while those before have neither connected nor failed; and after
-which a Unix socket is tried again whose server has no room for a further connection."""
+"""Seconds after which the next address is tried in parallel, if the attempts so far have neither connected nor failed;
+and after which a Unix socket is tried again whose server has no room for another connection."""
 
 
 @dataclasses.dataclass(eq=False)
 class Dialer:
-    """Opens one socket, without waiting. Used with the lock held."""
+    """Opens one socket, without blocking. Used with the lock held."""
 
     address: Address
     """Where to."""
     poller: Poller[Any]
     """Calls back when a socket or a timer is ready."""
     connected: Callable[[socket.socket], None]
-    """Called once with the connected socket, unless `failed` or `cancel` is."""
+    """Called once with the connected socket, unless `failed` or `cancel` is called."""
     failed: Callable[[str, bool], None]
-    """Called once with the reason, and whether the server may only not be up yet."""
+    """Called once with the reason, and whether the server may still come up."""
     _resolving: bool = False
     _targets: deque[Target] = dataclasses.field(default_factory=deque)
     """Not tried yet."""
@@ -153,7 +153,7 @@ class Dialer:
         self._resolving = True
         try:
             self.poller.add_poster()
-        except OSError as error:  # this process has no file left: it is tried again, as where nobody listens
+        except OSError as error:  # no file descriptor is left: try again, as after a refused connection
             self._try_next(error)
             return
         # It is called in the resolver's thread.
@@ -161,8 +161,8 @@ class Dialer:
         look_up(self.address.host, self.address.port, lambda found: done(partial(self._resolved, found)))
 
     def cancel(self) -> None:
-        """Give up: close what is connecting, and call nothing back."""
-        # `getaddrinfo` cannot be cancelled: its thread goes on, and `_resolved` finds that nobody waits.
+        """Cancel: close the connecting sockets, and call no callback."""
+        # `getaddrinfo` cannot be cancelled: its thread continues, and `_resolved` finds that its result is not needed.
         if self._resolving:
             self._resolving = False
             self.poller.remove_poster()
@@ -185,12 +185,12 @@ class Dialer:
             self._try_next()
 
     def _try_next(self, error: OSError | None = None) -> None:
-        """Try the next address beside those that are connecting already.
+        """Try the next address, in parallel to those that are connecting already.
 
         Args:
-            error: Why the last attempt failed; None: it is still under way.
+            error: The error of the last attempt; None: it is still connecting.
         """
-        # After an attempt that failed, the next one does not wait for the timer.
+        # After a failed attempt, the next one does not wait for the timer.
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -198,7 +198,7 @@ class Dialer:
             family, target = self._targets.popleft()
             try:
                 sock = socket.socket(family, socket.SOCK_STREAM)
-            except OSError as problem:  # a family that this system does not have
+            except OSError as problem:  # the system does not have this address family
                 error = problem
                 continue
             self._attempts.add(sock)
@@ -206,45 +206,47 @@ class Dialer:
                 prepare(sock)
                 number = sock.connect_ex(target)
                 self.poller.watch(sock, selectors.EVENT_WRITE, partial(self._on_ready, sock))
-            except OSError as problem:  # a path that no socket takes, or no file is left for the selector
+            except OSError as problem:  # an invalid path of a socket, or no file descriptor is left for the selector
                 number, error = -1, problem
-            # A Unix socket is connected at once.
+            # A Unix socket connects at once.
             if number in (0, errno.EISCONN):
                 self._finish(sock)
                 return
-            # Linux: the Unix socket's backlog is full. Nothing is under way, though a selector would call this socket
+            # Linux: the Unix socket's backlog is full. The socket is not connecting, though a selector would report it
             # ready, without an error. Windows has another number for EWOULDBLOCK.
             if number == errno.EAGAIN:
                 self._close(sock)
                 self._targets.append((family, target))
                 self._timer = self.poller.call_later(ATTEMPT_DELAY, self._try_next)
                 return
-            # The latter is Windows' word for the former.
+            # EWOULDBLOCK is Windows' name for EINPROGRESS.
             if number in (errno.EINPROGRESS, errno.EWOULDBLOCK):
-                # A black hole never answers: the next address is tried while this one still may (RFC 8305, section 5).
+                # A black hole never answers: try the next address while this one may still answer (RFC 8305, section
+                # 5).
                 if self._targets:
                     self._timer = self.poller.call_later(ATTEMPT_DELAY, self._try_next)
                 return
             self._close(sock)
             if number > 0:
                 error = OSError(number, os.strerror(number))
-        # Otherwise one that was tried before may still connect.
+        # Otherwise an earlier attempt may still connect.
         if not self._attempts:
             self.cancel()
             detail = f"{error.strerror or error}" if error else "the name has no address"
             hint = " Is the server running there?"
             if error is not None and error.errno == errno.EMFILE:
                 hint = " `ulimit -n` says how many this process may have, and raises it."
-            # Servers listen on loopback unless told: the machine is there, and nobody at this address of it.
+            # Servers listen on loopback by default: the machine is there, but the server does not listen at this
+            # address.
             if error is not None and error.errno == errno.ECONNREFUSED and not is_loopback(self.address.host):
                 hint += " It takes connections of other machines only with --host 0.0.0.0, or :: for IPv6 too (host=)."
-            # Of a Unix socket the file may not be there yet.
+            # The file of a Unix socket may not exist yet.
             absent = error is not None and error.errno in (errno.ECONNREFUSED, errno.ENOENT)
             self.failed(f"no connection: {detail}.{hint}", absent)
 
     def _on_ready(self, sock: socket.socket, events: int) -> None:
-        # Another attempt has won in the same round of the selector, and this one is closed. One that has won is called
-        # again where an interrupt came before it was handed over.
+        # Another attempt has connected in the same round of the selector, and this one is closed. A connected attempt
+        # is called again if an interrupt came before its socket was passed on.
         if sock.fileno() < 0:
             return
         number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -255,8 +257,8 @@ class Dialer:
             self._try_next(OSError(number, os.strerror(number)))
 
     def _finish(self, sock: socket.socket) -> None:
-        # Taken out first: `cancel` closes the attempts that are left. The poller goes on watching this one for its new
-        # owner.
+        # Removed first, because `cancel` closes the remaining attempts. The poller continues to watch this socket for
+        # its new owner.
         self._attempts.discard(sock)
         self.cancel()
         self.connected(sock)

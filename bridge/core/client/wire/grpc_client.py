@@ -1,4 +1,4 @@
-"""The client's end of a gRPC connection, without a socket: dm_env_rpc's call, one or several of them over HTTP/2."""
+"""The client's side of a gRPC connection, without a socket: one or several dm_env_rpc calls over HTTP/2."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["FOREIGN_KEEPALIVE_INTERVAL", "CallRefused", "CarriedCall", "GrpcClie
 
 
 class CarriedCall(Protocol):
-    """A call, as the protocol of its connection uses it: `bridge.core.client.wire.connection.ClientCall`."""
+    """A call, as its connection's protocol uses it: `bridge.core.client.wire.connection.ClientCall`."""
 
     url: str
     stream: Any
@@ -36,26 +36,27 @@ class CarriedCall(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class CallRefused:
-    """The server did nothing for a call: it is to be opened on a further connection."""
+    """The server did nothing for a call, which must be opened on another connection."""
 
     error: RemoteError
-    """The error of the call, if trying again is of no use."""
+    """The error of the call, if trying again does not help."""
 
 
 Received = tuple[Any, bytes | bytearray | RemoteError | CallRefused]
-"""A call, as `open` got it, and an answer, or how the call ended."""
+"""A call, as given to `open`, and an answer or the way it ended."""
 
 FOREIGN_KEEPALIVE_INTERVAL = 310.0
-"""Seconds between pings to servers that are not ours: they hang up on who asks more often than every five minutes."""
-# The method that says, whenever it changes, whether a server takes calls, and the answer that says that it does not.
+"""Seconds between pings to other packages' servers, which disconnect clients that ping every five minutes or more."""
+# The health method that reports whenever the server begins or stops to accept calls, and its answer for the latter.
 _WATCH_PATH = "/grpc.health.v1.Health/Watch"
 _NOT_SERVING = b"\x08\x02"
 _MAX_HEALTH_BYTES = 4096
-# Calls of a connection. RFC 9113 advises servers to take at least 100, so those that say nothing take these.
+# The most calls of a connection. RFC 9113 advises servers to accept at least 100; this applies if a server says
+# nothing.
 _MAX_CALLS = 64
 _MAX_HEADER_BYTES = 65536
 _INADEQUATE_SECURITY = 12
-# Statuses of a stream that is gone: answers to requests travel within the stream, those of errors too.
+# Statuses of a lost stream: answers to requests, including errors, travel within the stream.
 _LOST = (Code.UNAVAILABLE, Code.CANCELLED)
 _BROKEN = (Code.INTERNAL, Code.UNKNOWN)
 
@@ -65,26 +66,26 @@ _CallStatus: TypeAlias = tuple[int, str]
 
 
 def call_error(url: str, address: Address, code: int, details: str, *, answered: bool) -> RemoteError:
-    """Return the error that a call's status stands for.
+    """Return the error for a call's status.
 
     Args:
         url: The server's URL, for the message.
-        address: The server, or another address of it.
+        address: The address of the server.
         code: The status code.
         details: The status message.
-        answered: Whether the server had answered anything.
+        answered: True if the server had answered anything.
     """
     details, scheme = details or "no details", address.scheme
     if code == Code.OK:
         return ConnectionLostError(url, "the server ended the stream")
-    # grpcio says so where nobody listens, and a proxy whose server is away: the remedies for a missing server apply.
+    # grpcio reports this if no server listens, and proxies if their server is away: a missing server's remedies apply.
     if code == Code.UNAVAILABLE and not answered:
         text = f"no connection: {details}. {remedy(scheme, details)}"
         if is_stopping(details):
-            text = f"refused: {details}"  # nothing is to be looked for on the way there
+            text = f"refused: {details}"  # the server is there, so the way to it is fine
         return ConnectError(url, text, unavailable=is_absent(details))
-    # Proxies cut a stream by RST_STREAM of any number, or end it without a status. That is a lost connection, which is
-    # made again; a refusal would stand.
+    # Proxies cut a stream by RST_STREAM with any number, or end it without a status. That is a lost connection, which
+    # is made again; a refusal would be final.
     if code in _LOST or (answered and code in _BROKEN):
         return ConnectionLostError(url, f"the connection was lost: {details}")
     if code in _BROKEN:
@@ -96,8 +97,8 @@ def call_error(url: str, address: Address, code: int, details: str, *, answered:
 
 
 def _is_refused(stream: Stream, event: Event) -> bool:
-    """Return whether the server did nothing for a stream, so that it may be opened on a further connection."""
-    # `reason` is set where this end reset the stream. Once header fields came, the server has begun to serve the call.
+    """True if the server did nothing for a stream, so that the call may be opened on another connection."""
+    # `reason` is set if this end reset the stream. After header fields came, the server has begun to serve the call.
     refused = isinstance(event, StreamReset) and event.reason is None and event.code == ErrorCode.REFUSED_STREAM
     return refused and not stream.headers_received
 
@@ -108,7 +109,7 @@ class GrpcClient:
     Args:
         address: The server.
         max_message_bytes: The largest answer.
-        watches_health: Whether to ask to be told by gRPC's health service when the server drains.
+        watches_health: True to ask gRPC's health service to report when the server drains.
     """
 
     ALPN = "h2"
@@ -134,18 +135,18 @@ class GrpcClient:
         """The connection's HTTP/2."""
         self.outgoing = self.http.outgoing
         """Bytes to send."""
-        # A server that has dialed in has this connection alone, which takes as many as it says.
+        # A server that has dialed in has only this connection, with as many streams as its settings say.
         self._most_streams = self.http.max_peer_streams if address.dialed else _MAX_CALLS
         self._watch: Stream | None = None
         """The stream of the health service; None: there was none yet."""
         self._watches_health = watches_health
         self._not_serving = False
         self._queued: list[CarriedCall] = []
-        """Calls that wait until the server has said how many there may be, and that it is ours."""
+        """Calls that wait until the server's stream limit, and its package, are known."""
         self.answered = False
         """True if the server is known to speak gRPC."""
         self._headers_received = False
-        """True if the fields of an answer have come, which name a server of ours."""
+        """True if the header fields of an answer have come, which identify a server of this package."""
         self.server_version: str | None = None
         """The version of a server of this package; None: not known, or another server."""
 
@@ -156,26 +157,26 @@ class GrpcClient:
 
     @property
     def replies(self) -> int:
-        """How many frames were sent only because the server sent some."""
+        """The number of frames sent only in answer to the server's."""
         return self.http.replies
 
     @property
     def draining(self) -> bool:
-        """True if the server has said that it takes no further calls; those that are open go on."""
+        """True if the server has said that it accepts no more calls; open calls continue."""
         return self.http.goaway_received is not None or self._not_serving
 
     @property
     def foreign(self) -> bool:
-        """True once the server has shown that it is none of ours. It gets a connection for each call.
+        """True once the server is known to be of another package. It then gets a connection for each call.
 
-        Other servers may keep state by the address that a connection comes from: remote-gym does, and mixes up the
-        worlds of two streams of one connection.
+        Other servers may store state by the client's address and port: remote-gym does, and mixes up the worlds of two
+        streams of one connection.
         """
         return self._headers_received and self.server_version is None
 
     @property
     def accepts_calls(self) -> bool:
-        """True if a further call may be opened."""
+        """True if another call may be opened."""
         http = self.http
         streams = len(http.streams) + len(self._queued)
         return not (self.draining or self.foreign) and streams < min(self._most_streams, http.max_peer_streams)
@@ -183,8 +184,8 @@ class GrpcClient:
     def open(self, call: CarriedCall) -> None:
         """Open a call, and send the requests that were made already.
 
-        All but the first wait for the settings and for the first one's header fields. A server of ours sends both as
-        soon as the first call is opened, before it makes a world: this costs a round trip a connection.
+        All but the first call wait for the settings and for the first one's header fields. A server of this package
+        sends both as soon as the first call is opened, before it makes a world: this costs a round trip per connection.
         """
         http = self.http
         if http.streams and not (http.settings_received and self._headers_received):
@@ -199,10 +200,9 @@ class GrpcClient:
             http.end_stream(stream)
 
     def _open_watch(self) -> None:
-        """Ask for the server's health, of which it then tells each change. One without that service refuses."""
+        """Watch the server's health, of which it then reports each change. A server without that service refuses."""
         http = self.http
-        # The server counts it as a stream like any, and a call comes first: without room for both, health is not
-        # watched.
+        # The server counts it as a stream, and calls come first: without room for both, health is not watched.
         if len(http.streams) < http.max_peer_streams and http.goaway_received is None:
             fields = [(name, _WATCH_PATH if name == ":path" else value) for name, value in self._fields]
             stream = self._watch = http.open_stream(fields)
@@ -212,20 +212,20 @@ class GrpcClient:
             http.end_stream(stream)
 
     def _open_queued(self) -> list[Received]:
-        """Open the calls that waited; return those that are for a further connection."""
+        """Open the waiting calls; return those that need another connection."""
         refused: list[Received] = []
         queued, self._queued = self._queued, []
         for call in queued:
             if self.accepts_calls:
                 self.open(call)
             else:
-                # Also of a server that turned out not to be ours, whose calls each get a connection.
+                # Also for a server that turned out to be another package's, whose calls each get a connection.
                 text = f"the server takes {self.http.max_peer_streams} streams of a connection"
                 refused.append((call, CallRefused(ConnectError(call.url, text))))
         return refused
 
     def pack(self, call: CarriedCall, request: bytes) -> None:
-        """Send a request, as far as the server has windows. Of a call that is not open yet it is sent by `open`."""
+        """Send a request, as far as the server has windows. If the call is not open yet, `open` sends it."""
         if call.stream is not None:
             self.http.send_grpc_message(call.stream, [request], len(request))
 
@@ -246,14 +246,14 @@ class GrpcClient:
         self.http.ping()
 
     def buffer_updated(self, count: int) -> list[Received]:
-        """Note that bytes are in the buffer. Raises as `receive_data`."""
+        """Note that bytes were received into the buffer. Raises as `receive_data`."""
         try:
             return self._handle(self.http.buffer_updated(count))
         except Http2Error as error:
             raise self._broken(error) from error
 
     def _broken(self, error: Http2Error) -> RemoteError:
-        """Tell the server that it breaks the rules of HTTP/2; return the error that says so to the user."""
+        """Tell the server that it broke the rules of HTTP/2; return the error for the user."""
         self.http.go_away(error.code, str(error))
         if self.answered:
             return PeerError(self._address.url, f"it speaks no HTTP/2: {error}")
@@ -261,14 +261,14 @@ class GrpcClient:
         return ConnectError(self._address.url, f"{details}. {remedy(self._address.scheme, details)}")
 
     def receive_data(self, data: bytes) -> list[Received]:
-        """Take bytes; return what they complete. Raises RemoteError where they are no HTTP/2."""
+        """Read bytes; return the items that they complete. Raises RemoteError if they are not HTTP/2."""
         http = self.http
         try:
-            # What came before the error was returned by the last call.
+            # The items before the error were returned by the last call.
             if http.error is not None:
                 raise http.error
             events = http.receive_data(data)
-            if self.answered and len(events) == 1 and not self._queued:  # as nearly always
+            if self.answered and len(events) == 1 and not self._queued:  # the usual case
                 stream, event = events[0]
                 if (type(event) is bytes or type(event) is bytearray) and stream is not self._watch:
                     return [(stream.owner, event)]
@@ -277,16 +277,16 @@ class GrpcClient:
             raise self._broken(error) from error
 
     def _handle(self, events: list[tuple[Stream, Event]]) -> list[Received]:
-        """Return what events mean to the calls."""
+        """Return the items for calls that events bring."""
         came: list[Received] = []
         for stream, event in events:
-            # A server without that service refuses the stream: nothing is known of its health, and its calls go on.
+            # A server without that service refuses the stream: its health is unknown, and its calls continue.
             if stream is self._watch:
                 if isinstance(event, (bytes, bytearray)):
                     self._not_serving = event == _NOT_SERVING
                 continue
             found = event
-            if type(event) is not bytes:  # as few are
+            if type(event) is not bytes:  # few are not
                 found = self._look_at(stream, event)
                 if found is None:
                     continue
@@ -297,7 +297,7 @@ class GrpcClient:
             came.append((stream.owner, found))
         if self._queued and self.http.settings_received:
             came += self._open_queued()
-        # A proxy keeps the GOAWAY of a draining server for itself, but it passes the health service on. Then the slots
+        # A proxy does not forward the GOAWAY of a draining server, but it forwards the health service. Then the slots
         # can move before the server ends.
         if self._watches_health and self.answered:
             self._watches_health = False
@@ -305,17 +305,17 @@ class GrpcClient:
         return came
 
     def _end(self, stream: Stream, event: Event, status: _CallStatus) -> RemoteError | CallRefused:
-        """End the stream of a call by what an event says; return the call's end."""
+        """End a call's stream because of an event; return the call's end."""
         self.http.reset_stream(stream, ErrorCode.CANCEL)  # if it is still open
         error = call_error(stream.owner.url, self._address, *status, answered=self.answered)
         if not _is_refused(stream, event):
             return error
-        # Some servers, and most proxies, take fewer streams than their settings say.
+        # Some servers, and most proxies, accept fewer streams than their settings say.
         self._most_streams = len(self.http.streams) or self._most_streams
         return CallRefused(error)
 
     def _look_at(self, stream: Stream, event: Event) -> bytes | bytearray | _CallStatus | None:
-        """Return the answer that an event brings, or the status that it gives a call; None: the call goes on."""
+        """Return an event's answer, or the call's status that it means; None: the call continues."""
         if isinstance(event, bytearray):
             return event
         if isinstance(event, HeadersReceived):
@@ -334,28 +334,28 @@ class GrpcClient:
         return Code.INTERNAL, "the server ended the stream without a status"  # StreamEnded
 
     def _inflate(self, data: bytes | bytearray) -> bytes | bytearray | _CallStatus:
-        """Return an answer that came compressed, or the status of a call whose answer cannot be read."""
+        """Return a compressed answer inflated, or the status of a call whose answer cannot be read."""
         reader, most = Inflater(str(self._address.compression)), self._max_message_bytes
         try:
-            # One byte more than is taken, and no more: 0.2 MB of gzip may stand for 200 MiB.
+            # Only one byte more than the limit: 0.2 MB of gzip may stand for 200 MiB.
             plain = reader.take(data, most + 1)
-        except Exception as error:  # each library has one of its own
+        except Exception as error:  # each library has its own exceptions
             return Code.INTERNAL, f"the server sent a compressed message that cannot be read: {error}"
         if len(plain) > most:
             text = f"an answer is larger than max_message_bytes={most} once it is uncompressed"
             return Code.RESOURCE_EXHAUSTED, text
         if not reader.eof:
             return Code.INTERNAL, "the server sent a compressed message that is cut off"
-        return bytearray(plain) if len(plain) > LARGE else plain  # as what came plain
+        return bytearray(plain) if len(plain) > LARGE else plain  # the same types as for uncompressed answers
 
     def _by_reset(self, event: StreamReset) -> _CallStatus:
-        """Return the status of a stream that was reset: lost, by the server or by a proxy, unless it was forbidden."""
+        """Return the status for a reset stream: lost, by the server or by a proxy, unless the call was forbidden."""
         if event.reason is not None:
             return Code.INTERNAL, f"the server broke the rules of HTTP/2: {event.reason}"
-        # A GOAWAY says more, such as too_many_pings.
+        # The reason of a GOAWAY says more, such as too_many_pings.
         why = self.http.goaway_received or f"the stream was reset with HTTP/2's error {event.code}"
-        # gRPC's mapping of HTTP/2's errors, but for ENHANCE_YOUR_CALM. By that, servers end a connection that pings too
-        # often: it is lost, and not refused.
+        # gRPC's mapping of HTTP/2's errors, except ENHANCE_YOUR_CALM. With it, servers end a connection that pings too
+        # often: the call is lost, not refused.
         code = {
             ErrorCode.REFUSED_STREAM: Code.UNAVAILABLE,
             ErrorCode.CANCEL: Code.CANCELLED,
@@ -367,15 +367,15 @@ class GrpcClient:
     def _by_fields(self, stream: Stream, event: HeadersReceived) -> _CallStatus | None:
         fields = event.fields
         http = fields.get(":status")
-        if http is not None:  # the first ones of the call
+        if http is not None:  # the first header fields of the call
             kind = fields.get("content-type", "")
-            # A page of a proxy, or of a server that is none of gRPC.
+            # From a page of a proxy, or from a server that does not speak gRPC.
             if http != "200" and "grpc-status" not in fields:
                 return code_of_status(int(http)), f"the answer has the HTTP status {http}"
             if not kind.startswith("application/grpc"):
                 return Code.UNKNOWN, f"expected the content-type application/grpc, got {kind!r:.80}"
             self.server_version = fields.get(HELLO, self.server_version)
-            # A call that was refused at once may have met a proxy in front of the server: it shows nothing.
+            # A call that was refused at once may have met a proxy in front of the server, so it shows nothing.
             self._headers_received |= not event.end_stream or self.server_version is not None
         if not event.end_stream:
             return None
@@ -387,7 +387,7 @@ class GrpcClient:
         return number, unquote(fields.get("grpc-message", ""), errors="replace")
 
     def cut_off(self) -> str:
-        """Say what the end of the socket's stream means now."""
+        """Return the meaning of the end of the socket's stream, as an error text."""
         if self.http.goaway_received:
             return f"the connection was lost: {self.http.goaway_received}"
         return "the server ended the stream" if self.answered else "it closed the connection without replying"

@@ -1,7 +1,7 @@
 """A client's connection by the library grpcio, in place of our own HTTP/2: `transport="grpcio"`.
 
-grpcio has threads of its own for each connection, and a thread of ours reads the answers and posts them to the poller.
-Only this module of the client imports it. A process that was forked cannot use connections that it inherits.
+grpcio has its own threads for each connection, and a thread of this module reads the answers and posts them to the
+poller. No other module of the client imports grpcio. A forked process cannot use inherited connections.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class GrpcioCall:
     """One stream of requests and answers, over a channel of its own.
 
     Args:
-        address: The server; with TLS where its scheme says so.
+        address: The server; its scheme says whether there is TLS.
         poller: Woken after each delivery.
-        deliver: Called with each answer, and at the end of the stream once with the RemoteError that says why; in a
+        deliver: Called with each answer, and at the end of the stream once with the RemoteError that ended it; in a
             thread of this call.
         most: The largest request or answer, in bytes.
 
@@ -43,7 +43,7 @@ class GrpcioCall:
     """
 
     draining = False
-    """True if the server has said that it takes no further calls: grpcio tells nobody."""
+    """True if the server has said that it accepts no more calls. Always False, because grpcio does not report it."""
 
     def __init__(
         self, address: Address, poller: Poller[Any], deliver: Callable[[bytes | RemoteError], None], most: int
@@ -64,7 +64,7 @@ class GrpcioCall:
         # Requests and answers are bytes already: `bytes` serializes neither.
         method = self._channel.stream_stream(f"/{SERVICE}/{METHOD}", bytes, bytes)
         self._call: Any = method(iter(self._requests.get, None), metadata=metadata, compression=compression)
-        # The answers come in a thread of their own: whoever waits in the poller has to be woken.
+        # The answers arrive in a thread of their own, which must wake a thread that waits in the poller.
         poller.add_poster()
         self._reader = threading.Thread(target=self._read, name="bridge-grpcio", daemon=True)
         self._reader.start()
@@ -75,7 +75,7 @@ class GrpcioCall:
         self._inherited = True
 
     def send(self, request: bytes) -> None:
-        """Send a request; SettingError where it is larger than `max_message_bytes`."""
+        """Send a request; raises SettingError if it is larger than `max_message_bytes`."""
         if len(request) > self._most:
             raise SettingError(f"a request of {len(request)} bytes is larger than max_message_bytes={self._most}")
         # grpcio's threads are not in a forked process, so a request would stay in the queue.
@@ -84,24 +84,24 @@ class GrpcioCall:
         self._requests.put(request)
 
     def finish(self) -> None:
-        """Say that no request follows; those sent before are served."""
+        """Declare that no request follows; those sent before are served."""
         if not (self._finished or self._inherited):
             self._finished = True
             self._requests.put(None)
 
     def close(self, timeout: float) -> None:
-        """End the stream. Wait for the server at most `timeout` seconds, then cancel the call."""
+        """End the stream. Wait for the server for at most `timeout` seconds, then cancel the call."""
         if self._closed or self._inherited:
             return
         self.finish()
         self._closed = True
-        # The garbage collector may close a connection in any thread, even the one that reads.
-        # At the interpreter's end grpcio's threads stand still: a wait for them would never end.
+        # The garbage collector may close a connection in any thread, even the one that reads. At the interpreter's end
+        # grpcio's threads are frozen, and waiting for them would never end.
         waits = self._reader is not threading.current_thread() and not sys.is_finalizing()
         if waits:
             self._reader.join(timeout)
-        # Ends the reader's wait for the next answer. A server that never ends its stream would keep one thread for each
-        # client.
+        # Ends the reader's wait for the next answer. Otherwise a server that never ends its stream would keep one
+        # thread for each client.
         self._call.cancel()
         if waits:
             self._reader.join(1.0)
@@ -109,7 +109,7 @@ class GrpcioCall:
         self._poller.remove_poster()
 
     def _read(self) -> None:
-        """Post the answers, and how the stream ended."""
+        """Post the answers, and the end of the stream."""
         answered, code, details = False, int(Code.OK), ""
         try:
             fields = dict(self._call.initial_metadata() or ())
@@ -123,7 +123,7 @@ class GrpcioCall:
             code, details = self._call.code().value[0], self._call.details() or ""
             if self._proxy is not None and not answered:
                 details += self._proxy.note
-        # A call that this end has finished is not waited for.
+        # After `finish`, the end of the call is not reported.
         if not self._finished:
             self._deliver(call_error(self._address.url, self._address, code, details, answered=answered))
             self._poller.wake()
@@ -134,17 +134,17 @@ def _channel(address: Address, most: int, proxy: HttpProxy | None) -> grpc.Chann
         **grpc_options(proxy),
         "grpc.max_receive_message_length": most,
         "grpc.max_send_message_length": most,
-        # As to servers that are not ours: a channel's options are fixed before anybody knows whose server it is.
+        # The interval for other packages' servers, because a channel's options are fixed before the server is known.
         "grpc.keepalive_time_ms": int(FOREIGN_KEEPALIVE_INTERVAL * 1000),
         "grpc.keepalive_timeout_ms": int(PATIENCE * 1000),
-        "grpc.use_local_subchannel_pool": 1,  # a channel that failed to connect makes no other one wait
+        "grpc.use_local_subchannel_pool": 1,  # a channel that failed to connect must not delay others
     }
     if not address.tls:
         return grpc.insecure_channel(address.target, tuple(options.items()))
     held = address.credentials
     if held.tls_server_name is not None:
         options["grpc.ssl_target_name_override"] = held.tls_server_name
-    trusted = client_context(held, "h2").get_ca_certs(binary_form=True)  # SettingError where a file cannot be used
-    roots = "".join(map(ssl.DER_cert_to_PEM_cert, trusted)).encode() or None  # None: those of grpcio
+    trusted = client_context(held, "h2").get_ca_certs(binary_form=True)  # SettingError if a file cannot be read
+    roots = "".join(map(ssl.DER_cert_to_PEM_cert, trusted)).encode() or None  # None: grpcio's own
     credentials = grpc.ssl_channel_credentials(roots, held.tls_key, held.tls_certificate)
     return grpc.secure_channel(address.target, credentials, tuple(options.items()))

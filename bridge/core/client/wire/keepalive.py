@@ -1,7 +1,7 @@
-"""The thread that looks after connections while their owners do something else, such as training.
+"""The thread that keeps connections alive while their owners do something else, such as training.
 
-It answers the keepalive pings of servers, sends ours, and lets pools reconnect what they lost. There is one for the
-process, and none while no connection needs it.
+It answers the keepalive pings of servers, sends ours, and lets pools reconnect after losses. A process has one such
+thread, and none while no connection needs it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["KEEPALIVE", "add", "look_soon", "period", "remove"]
 
 _log = SafeLog(__name__)
 KEEPALIVE = QUIET
-"""Seconds of silence after which the server is sent a ping; it then has half as many for the answer."""
+"""Seconds of silence after which the server is sent a ping. It has half of that time to answer."""
 
 
 def period() -> float:
@@ -38,9 +38,9 @@ class _Keeper:
 
     def _start(self) -> None:
         # Its lock is reentrant: the garbage collector may close a connection, which calls `remove`, in a thread that
-        # holds it.
+        # holds the lock.
         self._change = threading.Condition()
-        # Weak references, so that an environment that nobody else holds is collected, and closed.
+        # Weak references, so that an unreferenced environment is collected, and closed.
         self._all: weakref.WeakSet[_Pollable] = weakref.WeakSet()
         self._thread: threading.Thread | None = None
         self._added = False
@@ -50,21 +50,21 @@ class _Keeper:
             if poller in self._all:
                 return
             self._all.add(poller)
-            self.look_soon()  # it may be due before the others are
+            self.look_soon()  # it may be due before the others
             if self._thread is not None:
                 return
             thread = self._thread = threading.Thread(target=self._run, name="bridge-keepalive", daemon=True)
         # Without the lock: the garbage collector may call `remove` in the new thread while `start` waits for it.
         try:
             thread.start()
-        except BaseException:  # no thread is left, or KeyboardInterrupt: the next one to be added tries again
+        except BaseException:  # no thread is left, or KeyboardInterrupt: the next `add` tries again
             with self._change:
                 self._thread = None
                 self._all.discard(poller)
             raise
 
     def look_soon(self) -> None:
-        """Poll everything now: something is due earlier than the last poll has said."""
+        """Poll all pollers now, because something is due earlier than the last poll has returned."""
         with self._change:
             self._added = True
             self._change.notify_all()
@@ -74,11 +74,11 @@ class _Keeper:
             self._all.discard(poller)
             thread = self._thread
             self._change.notify_all()
-            # The garbage collector may call this in the thread itself, which cannot wait for its own end. When Python
-            # ends, the thread is frozen.
+            # The garbage collector may call this in the thread itself, which cannot wait for its own end. At the end of
+            # Python the thread is frozen.
             if self._all or thread is None or thread is threading.current_thread() or sys.is_finalizing():
                 return
-            # If another poller is added meanwhile, the thread goes on for it, and nobody waits for its end.
+            # If another poller is added meanwhile, the thread continues for it, and the wait ends.
             self._change.wait_for(lambda: self._all or self._thread is not thread, 2 * period())
             if self._thread is thread:
                 return
@@ -101,7 +101,7 @@ class _Keeper:
         with self._change:
             everybody = tuple(self._all)
         wait = period()
-        # Poll without the lock: `add` and `remove` must not wait for a poller that is busy.
+        # Poll without the lock: `add` and `remove` must not wait for a busy poller.
         for poller in everybody:
             try:
                 wait = min(wait, poller.poll_nowait())
@@ -110,7 +110,7 @@ class _Keeper:
         return wait
 
     def after_fork(self) -> None:
-        """Begin anew in the forked process, where the thread is not."""
+        """Start again in the forked process, which does not have the thread."""
         self._start()
 
 

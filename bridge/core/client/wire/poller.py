@@ -1,4 +1,4 @@
-"""Where everything that a client waits for arrives: a queue, and the sockets that fill it."""
+"""The queue of all events that a client waits for, and the sockets that fill it."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ T = TypeVar("T")
 
 
 class PolledConnection(Protocol):
-    """A connection that a poller looks after."""
+    """A connection that a poller watches."""
 
     unsent: int
-    """Requests that wait to be sent together with others."""
+    """The number of requests that wait to be sent together with others."""
 
     def check_keepalive(self) -> None:
-        """Ask for a sign of a server that has been quiet, and give the connection up if none came in time."""
+        """Send a ping to a server that has been quiet; end the connection if it did not answer the last one."""
 
     def flush(self, *, wait: bool = False) -> None:
-        """Send what is to be sent, as far as the socket takes it; `wait`: wait a while for a socket that does not."""
+        """Send the outgoing bytes, as far as the socket takes them; `wait`: wait a while for one that does not."""
 
 
 class PollerTimer:
-    """A call that is due at a time, until it is cancelled."""
+    """A call that is due at a time, unless it is cancelled."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call: Callable[[], None] | None = call
 
     def cancel(self) -> None:
-        """Let it not be called. May be called twice, or too late."""
+        """Cancel the call. May be called twice, or too late."""
         self._call = None
 
     def run(self) -> None:
@@ -56,34 +56,34 @@ class PollerTimer:
 
 
 class Poller(Generic[T]):
-    """A queue that one thread takes from, which in the meantime looks after sockets: one selector, and no thread.
+    """A queue that one thread takes from. While it waits, it watches the sockets: one selector, and no thread.
 
-    While nobody takes from it, a thread that all pollers share looks after the connections that are `register`ed.
+    While no thread takes from the queue, a thread that all pollers share watches the `register`ed connections.
     """
 
     def __init__(self) -> None:
         self.items: deque[T] = deque()
-        """The events that nobody has taken yet. A thread that does not look after the sockets calls `wake` after it has
+        """The events that were not taken yet. A thread that does not watch the sockets calls `wake` after it has
         appended one."""
         self._selector: selectors.BaseSelector | None = None
         self._waits: dict[socket.socket, Callable[[], None] | None] = {}
         self._alone: Callable[[], None] | None = None
-        """Waits for the only socket that is watched; None: there are more, or none that can."""
+        """Waits for the only watched socket; None: there are more sockets, or it cannot."""
         self._registered: set[PolledConnection] = set()
         self._check_at = 0.0
         self.deferred: dict[PolledConnection, int] | None = None
-        """Connections that hold their requests back, to send them together at the end of `corked`, and how many each
-        holds back at most; None: none does."""
-        # Weak: in a fleet whose servers come and go, those that have ended would add up, at 30 KB each.
+        """Connections that collect their requests, to send them together at the end of `corked`, and how many each
+        collects at most; None: none does."""
+        # Weak: in a fleet whose servers come and go, ended connections would add up, at 30 KB each.
         self.connections: weakref.WeakValueDictionary[Any, Any] = weakref.WeakValueDictionary()
-        """Sockets that may carry further calls, by where to."""
+        """Connections that may carry further calls, by address."""
         self.watches_health = False
-        """True if connections ask to be told when their servers drain, because their calls may move elsewhere."""
+        """True if connections watch whether their servers drain, because their calls may move elsewhere."""
         self.look_period = math.inf
-        """Seconds between two looks of the keepalive thread, because Steps are in flight; inf: none are."""
-        # Reentrant: the garbage collector runs anywhere, also where it is held, and may close a connection there.
+        """Seconds between two polls of the keepalive thread while Steps are in flight; inf: none are."""
+        # Reentrant: the garbage collector may run while it is held, and close a connection in this thread.
         self.lock = threading.RLock()
-        """Held by whoever is at the sockets."""
+        """Held by the thread that uses the sockets."""
         self._timers: list[tuple[float, int, PollerTimer]] = []
         self._timer_numbers = itertools.count()
         self._calls: deque[Callable[[], None]] = deque()
@@ -92,9 +92,9 @@ class Poller(Generic[T]):
         self._waker_lock = threading.RLock()  # as `lock`: the garbage collector may close the waker within `wake`
 
     def look_every(self, seconds: float) -> None:
-        """Have the keepalive thread take what has come between calls this often; the shortest time counts."""
+        """Have the keepalive thread read between calls this often; the shortest time counts."""
         self.look_period = min(self.look_period, seconds)
-        # The keepalive thread sleeps for as long as it was told at its last look.
+        # The keepalive thread sleeps for as long as its last poll has returned.
         keepalive.look_soon()
 
     def look_seldom(self) -> None:
@@ -102,24 +102,24 @@ class Poller(Generic[T]):
         self.look_period = math.inf
 
     def call_soon_threadsafe(self, call: Callable[[], None]) -> None:
-        """Have `call` called by whatever looks after the sockets, and wake it; from any thread, after `add_poster`."""
-        # First, so that whoever is woken finds it.
+        """Call a function in the thread that watches the sockets, and wake it. From any thread, after `add_poster`."""
+        # Before waking, so that the woken thread finds it.
         self._calls.append(call)
         self.wake()
 
     def call_later(self, delay: float, call: Callable[[], None]) -> PollerTimer:
-        """Have `call` called after some seconds by whatever looks after the sockets then; with the lock held."""
+        """Call a function after some seconds, in the thread that watches the sockets then. With the lock held."""
         timer = PollerTimer(call)
         heapq.heappush(self._timers, (time.monotonic() + delay, next(self._timer_numbers), timer))
         return timer
 
     def is_frozen(self) -> bool:
-        """Take the lock at the end of the interpreter; True: another thread has it, and will never give it back."""
+        """Take the lock at the end of the interpreter. True: another thread has it, and will never release it."""
         return sys.is_finalizing() and not self.lock.acquire(blocking=False)
 
     def wake(self) -> None:
-        """Wake whoever waits in `ready`; from any thread, after `add_poster`."""
-        # Not `lock`, which whoever is to be woken holds while it waits.
+        """Wake the thread that waits in `ready`. From any thread, after `add_poster`."""
+        # Not `lock`, which the thread to wake holds while it waits.
         with self._waker_lock:
             waker = self._waker
             if waker is not None:
@@ -127,9 +127,9 @@ class Poller(Generic[T]):
                     waker[1].send(b"\0")
 
     def add_poster(self) -> None:
-        """Be woken by other threads, until `remove_poster`, which is called after an error too."""
+        """Allow other threads to wake this one, until `remove_poster`, which must be called even after an error."""
         with self.lock:
-            # Not before somebody posts: with a second socket, `recv` could not wait for the connection's own.
+            # Only when needed: with a second socket, `recv` could not wait for the connection's own.
             self._posters += 1
             if self._waker is None:
                 self._waker = socket.socketpair()
@@ -156,18 +156,18 @@ class Poller(Generic[T]):
 
     @contextlib.contextmanager
     def corked(self) -> Iterator[None]:
-        """Send the requests made meanwhile over the same socket together."""
+        """Send the requests that are made within, and that share a socket, together."""
         self.deferred = {}
         try:
             yield
         finally:
-            # After an error too: what was written has to be sent, and what follows must not be held back.
+            # After an error too: the written requests must be sent, and later ones must not be held back.
             held, self.deferred = self.deferred, None
             with self.lock:
                 try:
                     for connection in held:
                         connection.flush()
-                finally:  # those that an interrupt has left out
+                finally:  # for connections that an interrupt has skipped
                     for connection in held:
                         if connection.unsent:
                             connection.flush()
@@ -179,16 +179,16 @@ class Poller(Generic[T]):
         ready: Callable[[int], None],
         alone: Callable[[], None] | None = None,
     ) -> None:
-        """Call `ready` with the events, within `get`, whenever one of `events` is there; replaces what was watched.
+        """Call `ready` with the events, within `get`, when one of `events` occurs; replaces the socket's earlier watch.
 
         Args:
             sock: The socket.
-            events: What to wait for, as `selectors` says.
-            ready: What to call.
-            alone: What to call in place of all this while no other socket is watched: does what `ready` does, and waits
-                for it itself, `RECEIVE_TIMEOUT` seconds at most. None: nothing can.
+            events: The events to wait for, of `selectors`.
+            ready: The function to call.
+            alone: The function to call instead while no other socket is watched. It does the same as `ready`, and waits
+                for the events itself, for at most `RECEIVE_TIMEOUT` seconds. None: there is none.
         """
-        # Made with the first socket, and closed with the last one: a selector holds a file descriptor.
+        # Made with the first socket, and closed with the last one: a selector uses a file descriptor.
         if self._selector is None:
             self._selector = selectors.DefaultSelector()
         try:
@@ -202,7 +202,7 @@ class Poller(Generic[T]):
         self._alone = next(iter(self._waits.values())) if len(self._waits) == 1 else None
 
     def forget(self, sock: socket.socket) -> None:
-        """Watch a socket no more."""
+        """Stop watching a socket."""
         selector = self._selector
         if selector is None:
             return
@@ -215,7 +215,7 @@ class Poller(Generic[T]):
             self._selector = None
 
     def register(self, connection: PolledConnection) -> None:
-        """Check a connection's keepalive from now on, also while nobody calls `get`."""
+        """Check a connection's keepalive from now on, even while no thread calls `get`."""
         self._registered.add(connection)
         keepalive.add(self)
 
@@ -229,9 +229,9 @@ class Poller(Generic[T]):
         """Serve the sockets that are ready and check keepalives, unless another thread does so now.
 
         Returns:
-            The seconds until the next look.
+            The seconds until the next poll.
         """
-        # Its holder looks after the sockets itself. To wait for it would hold up the pollers of other environments.
+        # The lock's holder watches the sockets itself. Waiting for it would delay the pollers of other environments.
         if self.lock.acquire(blocking=False):
             try:
                 self._poll(0.0)
@@ -242,15 +242,15 @@ class Poller(Generic[T]):
 
     def _check_keepalives(self) -> None:
         self._check_at = time.monotonic() + keepalive.period()
-        # A connection that is given up leaves the set.
+        # A connection that is closed leaves the set.
         for connection in tuple(self._registered):
             connection.check_keepalive()
 
     def get(self, timeout: float) -> T:
-        """Take the next item; as `ready`.
+        """Take the next item; see `ready`.
 
         Raises:
-            queue.Empty: None came.
+            queue.Empty: No item came.
         """
         items = self.ready(timeout)
         if not items:
@@ -258,28 +258,28 @@ class Poller(Generic[T]):
         return items.popleft()
 
     def ready(self, timeout: float) -> deque[T]:
-        """Wait until there is an item; return `items`, from which the caller takes. It is empty where none came.
+        """Wait until there is an item; return `items`, from which the caller takes. It is empty if none came.
 
         Args:
-            timeout: Seconds to wait; 0: only look at the sockets.
+            timeout: Seconds to wait; 0: only check the sockets once.
         """
         if self.items:
             return self.items
         now = time.monotonic()
-        # Also where the deadline is over the sockets are looked at, once: what is due may have come by now.
+        # The sockets are checked once even after the deadline: items may have arrived by now.
         deadline, wait = now + timeout, max(0.0, timeout)
         with self.lock:
-            while not self.items:  # the other thread may have put one before it let go of the lock
+            while not self.items:  # the other thread may have put an item before it released the lock
                 if wait < 0:
                     break
                 # A client with one socket waits in `recv`: a round of the selector costs as much as the `recv` itself.
-                # But `recv` waits for `RECEIVE_TIMEOUT` whatever becomes due meanwhile, so not with a timer, nor with
-                # less time than that.
+                # But `recv` waits for `RECEIVE_TIMEOUT` even if something else becomes due, so it is not used with a
+                # timer, or with less time than that.
                 if self._alone is not None and wait > RECEIVE_TIMEOUT and not self._timers and now < self._check_at:
                     self._alone()
                 elif self._selector is None and not self._timers:
-                    time.sleep(wait)  # nothing is there from which anything could come
-                # Also where one connection says so much that there is never a quiet moment.
+                    time.sleep(wait)  # there is nothing from which an item could come
+                # Also if a connection sends so much that there is never a quiet moment.
                 elif not self._poll(min(wait, keepalive.KEEPALIVE / 10)) or now > self._check_at:
                     self._check_keepalives()
                 now = time.monotonic()
@@ -287,12 +287,12 @@ class Poller(Generic[T]):
         return self.items
 
     def poll_until(self, done: Callable[[], bool], deadline: float) -> None:
-        """Look after the sockets until `done`, or until the deadline, monotonic seconds; with the lock held."""
+        """Watch the sockets until `done` returns True, or until the deadline, monotonic seconds. With the lock held."""
         while not done() and self._selector is not None and (wait := deadline - time.monotonic()) > 0:
             self._poll(wait)
 
     def _poll(self, wait: float) -> bool:
-        """Look after what is ready within `wait` seconds, sockets and timers; return whether a socket was."""
+        """Serve the sockets and timers that are ready within `wait` seconds; return True if a socket was."""
         selector, timers = self._selector, self._timers
         if timers:
             wait = max(0.0, min(wait, timers[0][0] - time.monotonic()))
@@ -301,8 +301,7 @@ class Poller(Generic[T]):
             ready = selector.select(wait)
         elif wait > 0:
             time.sleep(wait)  # until a timer is due
-        # A callback may close other sockets of this round. Their callbacks are called all the same, and have
-        # to check.
+        # A callback may close other sockets of this round. Their callbacks are called all the same, and must check.
         for key, events in ready:
             key.data(events)
         while self._calls:

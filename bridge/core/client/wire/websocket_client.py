@@ -1,4 +1,4 @@
-"""The client's end of a WebSocket, without a socket: one call of dm_env_rpc, a binary message for each of its own."""
+"""The client's side of a WebSocket, without a socket: one dm_env_rpc call, in binary messages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MAX_BODY = 200
 
 
 class WebSocketClient:
-    """Turns requests into bytes, and bytes into answers, for the one call of a connection.
+    """Turns requests into bytes, and bytes into answers, for the only call of a connection.
 
     Args:
         address: The server.
@@ -52,7 +52,7 @@ class WebSocketClient:
         names = [SUBPROTOCOL] if token is None else [SUBPROTOCOL, token_subprotocol(token)]
         self._websocket: Protocol
         if address.dialed:  # the handshake is done, in which the other end was the client
-            # Whoever was the client in it masks its frames.
+            # The end that was the client in the handshake masks its frames.
             self._websocket = Protocol(Side.SERVER, state=OPEN, max_size=max_message_bytes, logger=LOGGER)
         else:
             self._websocket = ClientProtocol(
@@ -68,18 +68,18 @@ class WebSocketClient:
         self.answered = False
         """True if the server is known to speak WebSocket."""
         self.replies = 0
-        """How many frames were sent only because the server sent some."""
+        """The number of frames sent only in answer to the server's."""
         self.draining = False
-        """True if the server has said that it takes no further calls."""
+        """True if the server has said that it accepts no more calls."""
         self.server_version: str | None = None
         """The version of a server of this package; None: not known, or another server."""
 
     foreign = False
-    """Never asked for: a WebSocket carries one call, whoever answers."""
+    """Not used: a WebSocket carries one call, whatever the server."""
 
     @property
     def accepts_calls(self) -> bool:
-        """True if a further call may be opened: a WebSocket carries one."""
+        """True if another call may be opened. A WebSocket carries only one."""
         return self._call is None
 
     @property
@@ -88,9 +88,9 @@ class WebSocketClient:
         return keepalive.KEEPALIVE
 
     def open(self, call: CarriedCall) -> None:
-        """Begin the one call; requests are sent once the server has agreed."""
+        """Begin the only call. Requests are sent after the server's handshake."""
         self._call = call
-        # A server that dialed has asked already, and was answered by the listener.
+        # If the server dialed in, it sent the handshake, and the listener answered it.
         if not isinstance(self._websocket, ClientProtocol):
             return
         request = self._websocket.connect()
@@ -100,10 +100,10 @@ class WebSocketClient:
         self._flush()
 
     def begin(self, server_version: str | None) -> None:
-        """Send what waited for the server's agreement.
+        """Send the requests that waited for the handshake.
 
         Args:
-            server_version: The version of a server of this package; None: it is another one.
+            server_version: The version of a server of this package; None: another server.
         """
         call = self._call
         if call is None:
@@ -118,14 +118,14 @@ class WebSocketClient:
             self.finish(call)
 
     def pack(self, call: CarriedCall, request: bytes) -> None:
-        """Send a request; before the server has agreed it is sent by `begin`."""
+        """Send a request. Before the handshake is done, `begin` sends it."""
         if self.answered and self._websocket.state is OPEN:
             self._websocket.send_binary(request)
             self._flush()
 
     def finish(self, call: CarriedCall) -> None:
-        """Say that no request follows. The server serves those before, and sends no more answers."""
-        # WebSocket has no half-closed streams: a Close frame has to stand for HTTP/2's END_STREAM.
+        """Declare that no request follows. The server serves earlier ones, and sends no more answers."""
+        # WebSocket has no half-closed streams: a Close frame takes the place of HTTP/2's END_STREAM.
         if self.answered and self._websocket.state is OPEN:
             self._websocket.send_close(1000)
             self._flush()
@@ -143,11 +143,11 @@ class WebSocketClient:
         self.outgoing.extend(data for data in self._websocket.data_to_send() if data)
 
     def buffer_updated(self, count: int) -> list[Received]:
-        """Refuse: this connection has no buffer of its own to read into."""
+        """Raise: this connection has no buffer of its own to read into."""
         raise NotImplementedError
 
     def receive_data(self, data: bytes) -> list[Received]:
-        """Take bytes; return what they complete. Raises RemoteError where they are no WebSocket."""
+        """Read bytes; return the items that they complete. Raises RemoteError if they are not WebSocket."""
         websocket, call = self._websocket, self._call
         # The library raises EOFError for bytes after the end.
         if call is None or websocket.reader.eof:
@@ -163,8 +163,7 @@ class WebSocketClient:
         self._flush()
         if websocket.handshake_exc is not None:
             raise self._refusal(websocket.handshake_exc)
-        # Not the server's fault: refused with the status that gRPC has for it, whose remedy is a larger
-        # `max_message_bytes`.
+        # Not the server's fault: raised with gRPC's status for it, whose remedy is a larger `max_message_bytes`.
         if isinstance(websocket.parser_exc, PayloadTooBig):
             text = f"an answer is larger than max_message_bytes={self._max_message_bytes}"
             came.append((call, RefusedError(call.url, f"the stream was ended: {text}", int(Code.RESOURCE_EXHAUSTED))))
@@ -177,8 +176,8 @@ class WebSocketClient:
     def _receive_frame(self, call: CarriedCall, frame: Frame) -> list[Received]:
         if frame.opcode is Opcode.PING or frame.opcode is Opcode.PONG:
             self.replies += frame.opcode is Opcode.PING
-            # WebSocket has no GOAWAY. A server of ours says it by a Pong that nobody asked for, which any other client
-            # ignores.
+            # WebSocket has no GOAWAY. A server of this package sends an unsolicited Pong instead, which other clients
+            # ignore.
             self.draining = self.draining or (frame.opcode is Opcode.PONG and bytes(frame.data) == DRAINING)
             return []
         if frame.opcode is Opcode.CLOSE:
@@ -190,13 +189,13 @@ class WebSocketClient:
         return [] if message is None else [(call, message)]
 
     def _closed(self, call: CarriedCall) -> RemoteError:
-        """Return the error that the server's close frame stands for."""
+        """Return the error for the server's close frame."""
         close: Any = self._websocket.close_rcvd
         details = close.reason or f"the server closed the WebSocket with the code {close.code}"
         return call_error(call.url, self._address, code_of_close(close.code), details, answered=True)
 
     def _refusal(self, problem: Exception) -> RemoteError:
-        """Return the error that a failed handshake stands for."""
+        """Return the error for a failed handshake."""
         if isinstance(problem, InvalidStatus):
             status = problem.response.status_code
             body = bytes(problem.response.body or b"").decode(errors="replace").strip()
@@ -207,15 +206,15 @@ class WebSocketClient:
         return ConnectError(self._address.url, f"{details}. {remedy(self._address.scheme, details)}")
 
     def cut_off(self) -> str:
-        """Say what the end of the socket's stream means now."""
+        """Return the meaning of the end of the socket's stream, as an error text."""
         if self.answered:
             return "the server ended the stream"
         websocket = self._websocket
-        # Looked at first: the end makes the library drop what it could not read.
+        # Read first, because at the end the library drops bytes that it could not parse.
         said_something = bool(websocket.reader.buffer)
         if not websocket.reader.eof:
             websocket.receive_eof()
-        # A page without a length is complete only with the end.
+        # A page without a length is complete only at the end.
         if isinstance(websocket.handshake_exc, InvalidStatus):
             return f"the answer has the HTTP status {websocket.handshake_exc.response.status_code}"
         if said_something:

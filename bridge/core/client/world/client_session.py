@@ -1,12 +1,12 @@
 """The client's protocol state of one stream, without input or output: the mirror of `bridge.core.server.session`.
 
-Requests are made by methods, and `data_to_send` gives their bytes. Answers go in through `receive`, the stream's end
-through `connection_lost`; frozen events come out. Everything that affects the state lives in `TRANSITIONS`. How long
-an answer may take is for the driver to say. dm_env_rpc answers requests in their order, so an answer belongs to the
-oldest request without one. `JoinSequence` makes the requests by which a world is joined.
+Requests are made by methods, and `data_to_send` returns their bytes. Answers are passed to `receive`, the stream's end
+to `connection_lost`; frozen events are returned. All rules about the state are in `TRANSITIONS`. The driver decides how
+long an answer may take. dm_env_rpc answers requests in order, so an answer belongs to the oldest request without one.
+`JoinSequence` makes the requests that join a world.
 
 In a real-time world that is far away, Steps are in flight: the server holds each until there is a new frame. The
-world's `AnswerBuffer` keeps the answers, and `due` gives them out.
+world's `AnswerBuffer` stores the answers, and `due` returns them.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
 __all__ = ["ENDED_CODES", "ClientSession"]
 
 ENDED_CODES = (Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED)
-"""With what a Step or Reset is refused where the world is gone."""
-# Resets in a row that may give the specs other UIDs, before a Step has been answered. UIDs are stable until a Reset
-# (D-7): a server that numbers them anew each time would be reset for ever.
+"""The codes with which a Step or Reset is refused if the world has ended."""
+# The most consecutive Resets that may give the specs other UIDs before a Step is answered. UIDs are stable until a
+# Reset (D-7): a server that numbers them anew each time would be reset for ever.
 _MAX_RENUMBERED = 3
-# Steps that act alone on their way: more of them wait only where the network stalls.
+# The most action-only Steps in flight: more of them wait only if the network stalls.
 _MOST_ACTS = 64
 
 
 class RequestKind(enum.Enum):
-    """A request's kind, by what its answer is for."""
+    """The kind of a request, by the use of its answer."""
 
     JOINING = "joining"
     RESET = "reset"
@@ -70,7 +70,7 @@ class OpenRequest(NamedTuple):
 
     kind: RequestKind
     number: int
-    """The episode in which it was made; -1: a question that was given up."""
+    """The episode in which it was made; -1: an abandoned question."""
     sent: float
     """Seconds."""
 
@@ -81,41 +81,41 @@ class Answer(NamedTuple):
     request: OpenRequest
     message: pb.EnvironmentResponse
     error: RefusedError | None
-    """Its text, if it is a refusal."""
+    """The error, if the answer is one."""
     now: float
     """The time of its arrival, seconds."""
 
 
 class ClientSession:
-    """The state of one stream to a server, and of each that follows it after a loss.
+    """The state of one stream to a server, and of each later stream after a loss.
 
     Args:
         request: The world wanted.
-        info: What is known of the world already, as of a copy; None: nothing.
+        info: The known facts about the world, such as those of a copy; None: nothing is known.
     """
 
     def __init__(self, request: WorldRequest, info: WorldInfo | None = None) -> None:
         self.request = request
         self.state = ClientState.OFFLINE
         self.world: JoinedWorld | None = None
-        """The world that was joined, also after its loss; None: none ever was."""
+        """The world that was joined, even after its loss; None: none was joined yet."""
         self.server_version: str | None = None
-        """The version of a server of this package, as its metadata says; set by the driver before `receive`."""
+        """The version of a server of this package, from its metadata; set by the driver before `receive`."""
         self.error: RemoteError | None = None
         """The reason why the stream was lost; None: it was not."""
         self._url = request.address.url
         self.info = info
-        """The description of the world, also of one that was left; None: nothing is known yet."""
+        """The description of the world, even after leaving it; None: nothing is known yet."""
         self.out: list[bytes] = []
-        """Requests that were made and not sent."""
+        """Requests that were made but not sent."""
         self._pending: deque[OpenRequest] = deque()
         self._episode = 0
         self._joining = JoinSequence(request)
         self._waits_for_all = False
         self._settings: Mapping[str, pb.Tensor] = {}
         self._renumbered = 0
-        self._acts = 0  # Steps that act alone, whose answers have not come
-        self._newest_act: pb.EnvironmentRequest | None = None  # that waits for one of these answers
+        self._acts = 0  # action-only Steps in flight
+        self._newest_act: pb.EnvironmentRequest | None = None  # it waits for one of these answers
 
     def _move(self, trigger: Trigger) -> None:
         try:
@@ -130,27 +130,27 @@ class ClientSession:
 
     @property
     def world_name(self) -> str | None:
-        """The name of the world that was asked for last."""
+        """The name of the world that was last requested."""
         return self._joining.world_name
 
     @property
     def asking(self) -> bool:
-        """True if the server has not said yet which form of world to make, also where the stream has ended since."""
+        """True if the server has not decided yet which form of world to make, even if the stream has ended since."""
         return self._joining.asking
 
     @property
     def agreed_on_lanes(self) -> bool:
-        """True if the server has said that lanes are as good as worlds, and so was asked for them."""
+        """True if the server said that lanes are as good as worlds, and so was asked for lanes."""
         return self._joining.agreed_on_lanes
 
     @property
     def outstanding(self) -> bool:
-        """True if an answer is still to come."""
+        """True if an answer is outstanding."""
         return bool(self._pending)
 
     @property
     def foreign(self) -> bool:
-        """True if the joined world is another server's than ours."""
+        """True if the joined world is on another package's server."""
         return self.info is not None and self.info.server_version is None
 
     # Requests
@@ -161,19 +161,19 @@ class ClientSession:
         return out
 
     def _send(self, kind: RequestKind, request: pb.EnvironmentRequest | bytes, now: float) -> None:
-        data = request if isinstance(request, bytes) else self.write(request)  # not sent, it gets no answer
-        # The order of these two queues is all that matches answers to requests: dm_env_rpc has no ids for them (D-1).
+        data = request if isinstance(request, bytes) else self.write(request)  # raises before any change
+        # Only the order of these two queues matches answers to requests: dm_env_rpc has no request ids (D-1).
         # KeyboardInterrupt may come between them, and must not leave a request whose answer is not expected.
         self._pending.append(OpenRequest(kind, self._episode, now))
         self.out.append(data)
 
     def connect(self, now: float) -> None:
-        """Begin a new stream: create the world and join it, or join the one that exists.
+        """Begin a new stream: create the world and join it, or join an existing one.
 
         Raises:
             SettingError: A setting cannot be sent.
         """
-        # What was asked on the stream before gets no answer on this one.
+        # Requests on the stream before get no answer on this one.
         self._pending.clear()
         self.out.clear()
         self._acts, self._newest_act = 0, None
@@ -191,22 +191,23 @@ class ClientSession:
         return self.write(pb.EnvironmentRequest(reset=pb.ResetRequest(settings=settings)))
 
     def write(self, request: pb.EnvironmentRequest) -> bytes:
-        """Return a request's bytes; raises SettingError where it is too large to be sent."""
+        """Return a request's bytes; raises SettingError if it is too large to be sent."""
         data = request.SerializeToString()
         if len(data) > self.request.max_message_bytes:
             raise self.request.too_large(len(data))
         return data
 
     def begin(self, settings: Mapping[str, pb.Tensor] | None, now: float, *, reset: bool = True) -> None:
-        """Ask for the first Step of the next episode; what still comes of the present one is dropped.
+        """Request the first Step of the next episode, and drop further answers of the current one.
 
-        Where Steps are in flight, a single environment enters a new episode only by a Reset, so that one is sent that
-        restarts nothing. Lanes enter theirs by themselves: nothing is sent, for the answer has come, or is on its way.
+        With Steps in flight, a single environment enters a new episode only by a Reset, so a Reset is sent that
+        restarts nothing. Lanes enter new episodes automatically: nothing is sent, because the answer has come, or is in
+        flight.
 
         Args:
-            settings: For a Reset before it.
+            settings: The settings of a Reset before it.
             now: The time.
-            reset: Whether to send a Reset; after an episode's end a Step alone begins the next (D-9).
+            reset: True: send a Reset. After an episode's end, a Step alone begins the next one (D-9).
         """
         world = self._require_world()
         answers = world.answers
@@ -224,7 +225,7 @@ class ClientSession:
         self._episode += 1
         self._newest_act = None
         self._settings = settings or {}
-        # The Step follows without a wait for the answer to the Reset: that saves a round trip (D-25).
+        # The Step is sent without waiting for the answer to the Reset, which saves a round trip (D-25).
         if reset:
             self._send(RequestKind.RESET, request, now)
         if answers is None:
@@ -232,12 +233,12 @@ class ClientSession:
             return
         mask = self._settings.get("reset_mask")
         answers.begin(self._episode, None if mask is None else unpack_tensor(mask, "reset_mask"))
-        # At least this one, also if as many as are wanted are still in flight from the episode before.
+        # At least this one, even if as many as wanted are still in flight from the episode before.
         self._send_in_flight(world, answers, now, 1)
         self.ask_for_frame(now)
 
     def ask_for_frame(self, now: float) -> None:
-        """Ask for what Steps in flight bring; `due` gives it, or the next answer."""
+        """Request the results of Steps in flight; `due` or the next answer returns them."""
         world = self._require_world()
         if world.answers is not None:
             world.answers.asked += 1
@@ -249,19 +250,18 @@ class ClientSession:
         answers.in_flight += count
 
     def step(self, request: bytes, now: float) -> None:
-        """Ask for a Step that `StepWriter` wrote."""
-        # As `_require_world` and `_send`, in fewer calls: this runs in each step of each slot. The size was checked by
-        # whoever wrote it.
+        """Send a Step that `StepWriter` wrote."""
+        # As `_require_world` and `_send`, in fewer calls: this runs in each step of each slot. The writer has checked
+        # the size.
         if self.state not in ONLINE:
             self._require_world()
         self._pending.append(OpenRequest(RequestKind.STEP, self._episode, now))
         self.out.append(request)
 
     def act(self, request: bytes, now: float) -> None:
-        """Leave the actions of a Step in a real-time world; a later Step asks what came of them.
+        """Send an action-only Step in a real-time world; a later Step requests the results.
 
-        On a stream that stalls, the actions that wait would be applied late, one after the other: only the newest is
-        kept.
+        If the stream stalls, waiting actions would be applied late, one after the other: only the newest is kept.
         """
         act = self._require_world().as_act(request)
         if self._acts < _MOST_ACTS:
@@ -271,18 +271,18 @@ class ClientSession:
             self._newest_act = act
 
     def step_in_flight(self, request: bytes, now: float) -> None:
-        """Act by a Step that `StepWriter` wrote, and ask for what Steps in flight bring."""
+        """Send the action of a Step that `StepWriter` wrote, and request the results of Steps in flight."""
         # The server refuses Steps in flight after the end of an episode until a Reset comes, which `begin` sends.
         if self.state is ClientState.ENDED:
             self.begin(None, now, reset=False)
             return
         self.ask_for_frame(now)
-        # Without an action there is nothing to apply: the last one stays in force.
+        # Without an action there is nothing to send: the last one stays in force.
         if self.world is not None and request != self.world.writer.first_step:
             self.act(request, now)
 
     def ask(self, request: pb.EnvironmentRequest | bytes, now: float) -> None:
-        """Ask for a property or a method call; `Replied` says what was answered."""
+        """Ask for a property or a method call; the event `Replied` has the answer."""
         self._require_world()
         self._send(RequestKind.QUESTION, request, now)
 
@@ -290,15 +290,15 @@ class ClientSession:
         """Enter a sequence that a message has begun, in another situation; return its first answer."""
         world = self._require_world()
         self._move(Trigger.BEGIN)
-        # What still comes of the episode before is stale.
+        # Further answers of the episode before are stale.
         self._episode += 1
         return self._step_answered(world, pb.EnvironmentResponse(step=step), step.state)
 
     def set_autoreset(self, *, same_step: bool, now: float) -> None:
-        """Have a world of lanes begin the next episodes of those that ended in the same Step, or in the next one.
+        """Let ended lanes of a world begin their next episodes in the same Step, or in the next one.
 
-        It holds for the Steps that follow. A server that does not know it goes on as before: `begun_in_step` says what
-        came of it.
+        This applies to the following Steps. A server that does not support it continues as before: `begun_in_step`
+        shows whether lanes began in the same Step.
         """
         world = self._require_world()
         reader = world.reader
@@ -306,7 +306,7 @@ class ClientSession:
             return
         reader.begins_in_step = same_step
         data = self.write(property_write("world.autoreset", pack_tensor("same_step" if same_step else "next_step")))
-        # Nobody waits for the answer, which is dropped.
+        # The answer is dropped.
         self._pending.append(OpenRequest(RequestKind.QUESTION, -1, now))
         self.out.append(data)
 
@@ -314,8 +314,8 @@ class ClientSession:
         """Return how lanes began their next episodes in the Step that ended the last ones; None: they did not.
 
         Args:
-            answer: To that Step, which was read last.
-            lanes: Those that ended; where there are none, an answer that says how some began breaks the protocol.
+            answer: The answer to that Step, which was read last.
+            lanes: The lanes that ended. If there are none, an answer that says how some began breaks the protocol.
         """
         world = self._require_world()
         begun = world.reader.take_begun()
@@ -325,7 +325,7 @@ class ClientSession:
             got = f"{list(begun.lanes)!s:.80}"
             return self._break(f"it says how the lanes {got} began, where {lanes!s:.80} have ended")
         if begun.code:
-            # As where a Reset is refused.
+            # As if a Reset were refused.
             error = refusal(self._url, pb.Status(code=begun.code, message=begun.message))
             if error.code in ENDED_CODES:
                 return self.connection_lost(error)
@@ -334,8 +334,9 @@ class ClientSession:
         return StepAnswered(BegunAnswer(answer, begun), world.reader)
 
     def leave(self, now: float) -> None:
-        """Leave the world, and destroy it where it was made for this session."""
-        # Without a world there is nothing to leave. If one was made and not joined, a server of ours ends it.
+        """Leave the world, and destroy it if it was created for this session."""
+        # Without a world there is nothing to leave. If one was created but not joined, a server of this package ends
+        # it.
         if self.state not in ONLINE:
             return
         self._send(RequestKind.QUESTION, pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest()), now)
@@ -344,21 +345,21 @@ class ClientSession:
             self._send(RequestKind.QUESTION, pb.EnvironmentRequest(destroy_world=destroy), now)
 
     def abandon_episode(self) -> None:
-        """Drop the answers to the Steps that are on their way; the next episode begins by `begin`."""
+        """Drop the answers to the Steps in flight. The next episode begins by `begin`."""
         self._move(Trigger.ABANDON)
         self._episode += 1
         if self.answers is not None:
             self.answers.begin(self._episode)
 
     def abandon_questions(self) -> None:
-        """Drop the answers to questions that are still to come."""
+        """Drop the outstanding answers to questions."""
         pending = self._pending
         self._pending = deque(
             request._replace(number=-1) if request.kind is RequestKind.QUESTION else request for request in pending
         )
 
     def wait_for_all(self) -> None:
-        """Have answers wait until every lane has an observation, in a real-time world of lanes."""
+        """Delay answers until every lane has an observation, in a real-time world of lanes."""
         self._waits_for_all = True
         if self.world is not None:
             self.world.wait_for_all()
@@ -371,17 +372,17 @@ class ClientSession:
     # Answers
 
     def receive(self, data: bytes | bytearray, now: float) -> Event | None:
-        """Take an answer; return what it means, or None where it means nothing to the caller.
+        """Read an answer; return its event, or None if the caller does not need it.
 
         Args:
             data: A serialized EnvironmentResponse.
-            now: When it arrived.
+            now: The time of arrival.
         """
         pending, world = self._pending, self.world
         if pending and pending[0].kind is RequestKind.STEP and world is not None and world.codec is not None:
             answer = world.codec.read_response(data)
-            # The codec reads a Step's answer only if each constant byte is as expected. Anything else, such as an
-            # error, or a server of another version, is read by protobuf below.
+            # The codec reads a Step's answer only if each constant byte is as expected. Any other answer, such as an
+            # error, or one of a server of another version, is read by protobuf below.
             if answer is not None:
                 request = pending.popleft()
                 if request.number != self._episode:
@@ -391,7 +392,7 @@ class ClientSession:
                     self._renumbered = 0
                     return StepAnswered(answer, world.reader)
                 return self._step_answered(world, answer, answer.state)
-        # The stream was given up, and the server had answered before it heard of that.
+        # The stream was abandoned, and the server had answered before it knew.
         if self.state is ClientState.OFFLINE or self.state is ClientState.LOST:
             return None
         try:
@@ -410,10 +411,10 @@ class ClientSession:
             return self._break(f"its answer cannot be read: {problem}")
 
     def due(self, now: float) -> StepAnswered | Refused | Lost | None:
-        """Return what there is for a call that waits for what Steps in flight bring; None: it has to wait."""
+        """Return the event for a call that waits for the results of Steps in flight; None: it must wait."""
         world = self._require_world()
         try:
-            # Before an episode has begun there is no observation that could be told again.
+            # Before an episode has begun there is no observation that could be repeated.
             repeats = self.state is ClientState.RUNNING
             found = None if world.answers is None else world.answers.take(now, repeats=repeats)
         except UNREADABLE as problem:
@@ -431,10 +432,10 @@ class ClientSession:
         return answered
 
     def connection_lost(self, error: RemoteError) -> Lost:
-        """Take note that the stream ended, or give it up: nothing more comes."""
-        # Told apart for whoever counts: a world that was joined and lost, or an attempt that failed.
+        """Note that the stream ended, or abandon it: no more answers are read."""
+        # For counts: a world that was joined and lost, or an attempt that failed.
         established = self.state in ONLINE
-        # The end of the stream arrives also after it was given up.
+        # The end of the stream arrives also after it was abandoned.
         if self.state is not ClientState.LOST and self.state is not ClientState.OFFLINE:
             self._move(Trigger.END)
         self.error = error
@@ -442,13 +443,13 @@ class ClientSession:
         return Lost(error, established)
 
     def know(self, other: ClientSession) -> None:
-        """Before a world is joined: know of it what `other`, whose slots it takes over, knows of its own."""
+        """Before a world is joined: copy the facts that `other`, whose slots it takes over, knows about its world."""
         self.world, self.info = other.world, other.info
 
     def _break(self, reason: str) -> Lost:
         return self.connection_lost(PeerError(self._url, f"it broke the protocol: {reason}"))
 
-    # What is known of the world
+    # The facts about the world
 
     def _on_joining(self, answer: Answer) -> Event | None:
         took = answer.now - answer.request.sent
@@ -457,19 +458,19 @@ class ClientSession:
             self._go_on(following, answer.now)
             return None
         self._learn(self._joining.specs, self._joining.properties, self.server_version)
-        # Whether it is of lanes is settled: so it is when the world is made again, after a loss.
+        # Whether it has lanes is decided, and stays so when the world is made again after a loss.
         self.request = self._joining.request
         self._move(Trigger.READY)
         return Joined()
 
     def _learn(self, specs: pb.ActionObservationSpecs, properties: Mapping[str, Any], version: str | None) -> None:
         rewards = any(spec.name == "reward" for spec in specs.observations.values())
-        # Once: a world that is joined again, or copied, is known already.
+        # Only once: the facts about a world that is joined again, or copied, are known.
         if version is None and self.info is None and not rewards:
             warn(f"{self._url} gives no observation named reward: every reward is 0.0")
         before, world = self.world, JoinedWorld(self.request, specs, properties, version)
         if world.realtime is not None and before is not None and before.realtime is not None:
-            # The count is of the session, which outlives its worlds.
+            # The count belongs to the session, which outlives its worlds.
             world.realtime.stale = before.realtime.stale
         if self._waits_for_all:
             world.wait_for_all()
@@ -479,7 +480,7 @@ class ClientSession:
 
     def _step_answered(self, world: JoinedWorld, answer: StepMessage, state: int) -> StepAnswered:
         self._renumbered = 0
-        # Lanes begin their next episodes by themselves.
+        # Lanes begin their next episodes automatically.
         ran = state == pb.RUNNING or world.info.lanes is not None
         if not ran or self.state is not ClientState.RUNNING:  # STEP_RAN leads from RUNNING to RUNNING
             self._move(Trigger.STEP_RAN if ran else Trigger.STEP_ENDED)
@@ -490,7 +491,7 @@ class ClientSession:
         answers = world.answers
         if answers is None or (error is None and message.WhichOneof("payload") != "step"):
             return self._break("it answered a Step by something else")
-        # Before the error is looked at: a refused Step is in flight no more, either.
+        # Before the error is checked, because a refused Step is not in flight any more either.
         answers.in_flight -= 1
         current = request.number == self._episode
         if error is not None:
@@ -498,12 +499,12 @@ class ClientSession:
             if error.code in ENDED_CODES and current:
                 return self.connection_lost(error)
             if current:
-                # In its turn: observations that came before it are told first.
+                # In order: earlier observations are returned first.
                 answers.push_error(error)
             return self.due(now)
         if not answers.push(message, request.number, request.sent, now):
             world.dropped()
-        # One for each that was answered, so that as many as a round trip has frames are on their way.
+        # One for each that was answered, so that as many are in flight as there are frames in a round trip.
         self._send_in_flight(world, answers, now, answers.may_send)
         return self.due(now)
 
@@ -514,10 +515,10 @@ class ClientSession:
             return None
         if error is not None:
             if not self.foreign and error.code in ENDED_CODES:
-                # Connecting again makes another world; of other servers an error ends nothing (D-2).
+                # Connecting again makes another world; at other servers an error ends nothing (D-2).
                 return self.connection_lost(error)
             if request.kind is RequestKind.RESET:
-                self.abandon_episode()  # the Step sent after it began something else, if anything
+                self.abandon_episode()  # a Step sent after it may have begun another episode
             self._move(Trigger.REFUSED)
             return Refused(error)
         kind = message.WhichOneof("payload")
@@ -530,8 +531,8 @@ class ClientSession:
         return self._step_answered(world, message, message.step.state)
 
     def _compare(self, world: JoinedWorld, specs: pb.ActionObservationSpecs, now: float) -> Event | None:
-        """Look at the specs that came with a Reset: another server's may change (D-14, D-24)."""
-        # Specs of our own servers never change in a world. An answer without specs says nothing of a change.
+        """Compare the specs that came with a Reset: another package's server may change them (D-14, D-24)."""
+        # Specs of our own servers never change in a world. An answer without specs says nothing about a change.
         if not self.foreign or specs == world.specs or not specs.ByteSize():
             return None
         changes = changes_of(world.specs, specs)
@@ -541,7 +542,7 @@ class ClientSession:
         self._renumbered += 1
         if self._renumbered > _MAX_RENUMBERED:
             return self._break("it gives its specs other UIDs at every Reset")
-        # The Step that is on its way asks for the old UIDs: begin again with the new ones.
+        # The Step in flight asks for the old UIDs: begin again with the new ones.
         self._learn(specs, {}, None)
         self.begin(self._settings, now)
         return None
@@ -552,8 +553,8 @@ class ClientSession:
             request, self._newest_act = self._newest_act, None
             self._acts += 1
             self._send(RequestKind.ACT, request, answer.now)
-        # What an action has brought is told by a later Step: here only its refusal counts. With Steps in flight not
-        # even that: it came after an episode's end, or the Steps in flight are refused as well.
+        # A later Step returns the results of an action, so only a refusal matters here. With Steps in flight not even
+        # that: it came after an episode's end, or the Steps in flight are refused as well.
         if self.answers is not None or answer.error is None or answer.request.number != self._episode:
             return None
         self._move(Trigger.REFUSED)

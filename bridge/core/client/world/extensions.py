@@ -1,4 +1,4 @@
-"""Requests that travel in `EnvironmentRequest.extension`, what their answers hold, and refusals."""
+"""Requests that travel in `EnvironmentRequest.extension`, and the contents of their answers; refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def extension(url: str, body: Any) -> pb.EnvironmentRequest:
-    """Return a request that holds a message of an extension."""
+    """Return a request with a message of an extension."""
     request = pb.EnvironmentRequest()
     request.extension.type_url = url
     request.extension.value = body.SerializeToString()
@@ -52,12 +52,12 @@ def property_write(key: str, value: pb.Tensor) -> pb.EnvironmentRequest:
 
 
 def attribute_write(name: str, values_of_lanes: Sequence[Any], *, columns: bool = False) -> pb.EnvironmentRequest:
-    """Return the request that sets an attribute of the environment, to a value for each lane.
+    """Return the request that sets an attribute of the environment, with one value per lane.
 
     Args:
-        name: The attribute.
+        name: The name of the attribute.
         values_of_lanes: The values.
-        columns: Whether the server reads columns.
+        columns: True if the server can read columns.
     """
     packed = pack_tensor(np.frombuffer(values.encode(list(values_of_lanes), columns=columns), np.uint8))
     return property_write(f"world.attributes.{name}", packed)
@@ -72,15 +72,15 @@ def call_request(
     look: bool = False,
     columns: bool = False,
 ) -> pb.EnvironmentRequest:
-    """Return the request to call a method.
+    """Return the request that calls a method.
 
     Args:
-        name: The method.
+        name: The name of the method.
         args: Its arguments.
         kwargs: Its keyword arguments.
-        lanes: The lanes to call it on; none: all of them.
-        look: Call nothing: ask for the values of an attribute, or whether it is a method.
-        columns: Whether the server reads columns.
+        lanes: The lanes to call it on; empty: all lanes.
+        look: True: call nothing, but return the values of an attribute, or whether it is a method.
+        columns: True if the server can read columns.
     """
     named = [values.to_value(item, columns=columns) for item in kwargs.values()]
     body = bridge_pb2.CallRequest(
@@ -94,7 +94,7 @@ def call_request(
 
 
 def reads_columns(message: pb.EnvironmentResponse, url: str) -> bool:
-    """Return whether a server that has answered a `property_request` of the values codec reads columns.
+    """True if a server can read columns, given its answer to a `property_request` of the values codec.
 
     Raises:
         PeerError: The answer cannot be read.
@@ -107,15 +107,15 @@ def reads_columns(message: pb.EnvironmentResponse, url: str) -> bool:
 
 
 def property_value(message: pb.EnvironmentResponse, url: str, encoded: bool) -> Any:
-    """Return the value that the answer to `property_request` holds.
+    """Return the value in the answer to a `property_request`.
 
     Args:
         message: The answer.
-        url: For the error.
-        encoded: Whether the property is of the values codec.
+        url: The server's URL, for the error.
+        encoded: True if the value is encoded by the values codec.
 
     Raises:
-        PeerError: It cannot be read.
+        PeerError: The answer cannot be read.
     """
     try:
         tensor = properties_pb2.PropertyResponse.FromString(message.extension.value).read_property.value
@@ -125,7 +125,7 @@ def property_value(message: pb.EnvironmentResponse, url: str, encoded: bool) -> 
 
 
 def looked_up(message: pb.EnvironmentResponse, url: str) -> tuple[Any, bool]:
-    """Return the value of an attribute that was looked at, and whether it is a method, which has none.
+    """Return the value of an attribute from a look-up, and whether it is a method, which has no value.
 
     Raises:
         PeerError: The answer cannot be read.
@@ -139,7 +139,7 @@ def looked_up(message: pb.EnvironmentResponse, url: str) -> tuple[Any, bool]:
 
 
 def is_method(message: pb.EnvironmentResponse, url: str) -> bool:
-    """Return whether what was looked at is a method.
+    """True if the name in a look-up is a method's.
 
     Raises:
         PeerError: The answer cannot be read.
@@ -151,15 +151,15 @@ def is_method(message: pb.EnvironmentResponse, url: str) -> bool:
 
 
 def call_results(message: pb.EnvironmentResponse, url: str, count: int | None = None) -> list[Any]:
-    """Return the results of a method call, one a lane.
+    """Return the results of a method call, one per lane.
 
     Args:
         message: The answer.
-        url: For the error.
-        count: The number of lanes; None: any number of results will do.
+        url: The server's URL, for the error.
+        count: The number of lanes; None: any number of results is valid.
 
     Raises:
-        PeerError: They cannot be read, or there are more or fewer.
+        PeerError: The results cannot be read, or their number is wrong.
     """
     try:
         response = bridge_pb2.CallResponse.FromString(message.extension.value)
@@ -172,7 +172,7 @@ def call_results(message: pb.EnvironmentResponse, url: str, count: int | None = 
 
 
 def refusal(url: str, status: pb.Status) -> RefusedError:
-    """Return the error that an answer with a status stands for: INTERNAL says that the environment raised."""
-    # D-2: a server answers INTERNAL, with the traceback, where the environment raised.
+    """Return the error for an answer with a status. INTERNAL means that the environment raised."""
+    # D-2: a server answers INTERNAL, with the traceback, if the environment raised.
     kind = EnvironmentFailedError if status.code == Code.INTERNAL else RefusedError
     return kind(url, status.message or "no message", status.code)

@@ -1,4 +1,4 @@
-"""Questions and answers over one connection, one at a time: for tools that look at a server rather than play on it."""
+"""Questions to a server over one connection, one at a time: for tools that inspect a server instead of playing."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from bridge.pb import properties_pb2
 
 __all__ = ["Inspector"]
 
-# A server that lists in circles, or without an end, ends here.
+# The limit for a server that lists properties in circles, or without an end.
 _MOST_PROPERTIES = 1000
 
 
 class Inspector:
-    """A connection that asks one question and waits for its answer. Leaves the world when it is closed.
+    """A connection that sends one request and waits for its answer. Leaves the world when it is closed.
 
     Args:
-        url: The server's URL; what it says of an environment, settings or a world is for `join`.
+        url: The server's URL. `join` uses its environment, settings or world.
         timeout: Seconds to wait for any answer.
-        credentials: What is shown to the server; None: the token of the environment, if there is one.
+        credentials: The credentials for the server; None: the token of the environment variable, if there is one.
     """
 
     def __init__(self, url: str, timeout: float, credentials: ClientCredentials | None = None) -> None:
@@ -44,11 +44,11 @@ class Inspector:
         self._created: str | None = None
         self._joined = False
         self._outstanding = 0
-        """Requests whose answers have not come: only the last one's counts, for the others were given up."""
+        """Requests whose answers have not come. Only the last one's answer is returned: the others were abandoned."""
 
     @property
     def server_version(self) -> str | None:
-        """The version of a Gymnasium Bridge server, None for another one; known once an answer came."""
+        """The version of a Gymnasium Bridge server, None for another one; known after the first answer."""
         return self._connection.server_version
 
     def ask(self, kind: str, body: Message) -> Any:
@@ -59,13 +59,13 @@ class Inspector:
             body: The request's message.
 
         Raises:
-            RefusedError: The answer is an error; EnvironmentFailedError where the environment raised.
-            RemoteTimeoutError: There is none in time.
+            RefusedError: The answer is an error; EnvironmentFailedError if the environment raised.
+            RemoteTimeoutError: No answer came in time.
             ConnectError, ConnectionLostError: The connection failed.
             PeerError: The answer is of another kind.
         """
         fields: dict[str, Any] = {kind: body}
-        self._outstanding += 1  # first: KeyboardInterrupt may come while it is sent
+        self._outstanding += 1  # before sending: KeyboardInterrupt may come while it is sent
         self._connection.send(pb.EnvironmentRequest(**fields).SerializeToString())
         data = self._receive(kind)
         try:
@@ -82,7 +82,7 @@ class Inspector:
     def _receive(self, kind: str) -> bytes | bytearray:
         """Wait for the answer to the last request.
 
-        Answers come in order: those to requests that timed out, or were interrupted, come first.
+        Answers come in order: the answers to requests that timed out, or were interrupted, come first.
         """
         deadline = time.monotonic() + self._timeout
         while True:
@@ -95,14 +95,14 @@ class Inspector:
                     reason = f"no answer within {self._timeout:g} s: {hint}"
                 raise RemoteTimeoutError(self.url, reason) from None
             if isinstance(what, RemoteError):
-                # The connection has ended, so nothing that was abandoned can come any more.
+                # The connection has ended, so no abandoned answers can come any more.
                 raise what
             self._outstanding -= 1
             if not self._outstanding:
                 return what
 
     def join(self) -> pb.ActionObservationSpecs:
-        """Create the world that the URL asks for and join it, or the one that it names; return the specs."""
+        """Create the world that the URL describes and join it, or join the one that it names; return the specs."""
         name = self.request.address.world
         if name is None:
             name = self._create(self.request.settings())
@@ -116,8 +116,8 @@ class Inspector:
         except RefusedError:
             if settings:
                 raise
-            return ""  # D-4: a server may have but one world, and refuse to make others
-        # Kept for `close`; the default world and one that the URL names are not this inspector's to destroy.
+            return ""  # D-4: a server may have only one world, and refuse to create others
+        # Stored for `close`: the default world, and one that the URL names, are not this inspector's to destroy.
         self._created = name
         return name
 
@@ -126,7 +126,7 @@ class Inspector:
         return self._ask_property(property_request(key)).read_property.value
 
     def list_properties(self, key: str = "") -> Iterator[properties_pb2.PropertySpec]:
-        """Give every property below a key, each node before its children."""
+        """Yield every property below a key, each node before its children."""
         waiting, count = self._list(key), 0
         while waiting:
             spec = waiting.pop(0)
@@ -135,7 +135,7 @@ class Inspector:
                 raise PeerError(self.url, f"it lists more than {_MOST_PROPERTIES} properties")
             yield spec
             if spec.is_listable:
-                # In front, so that children follow their node.
+                # At the front, so that children follow their node.
                 waiting = self._list(spec.spec.name) + waiting
 
     def _list(self, key: str) -> list[properties_pb2.PropertySpec]:
@@ -149,7 +149,7 @@ class Inspector:
             raise PeerError(self.url, f"its answer to a property request cannot be read: {error}") from error
 
     def close(self) -> None:
-        """Leave the world, destroy it where this inspector made it, and end the connection."""
+        """Leave the world, destroy it if this inspector created it, and end the connection."""
         deadline = time.monotonic() + self._timeout
         try:
             if self._joined:
@@ -157,7 +157,7 @@ class Inspector:
             if self._created is not None:
                 self.ask("destroy_world", pb.DestroyWorldRequest(world_name=self._created))
         except RefusedError as error:
-            # A server may keep its worlds; ours gives up those of an ended connection anyway.
+            # Other servers may keep their worlds; ours destroys those of an ended connection anyway.
             if error.code not in (Code.UNIMPLEMENTED, Code.PERMISSION_DENIED, Code.NOT_FOUND):
                 raise
         finally:
@@ -171,5 +171,5 @@ class Inspector:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._joined, self._created = False, None  # the end of the connection says as much
+            self._joined, self._created = False, None  # ending the connection is enough
         self.close()

@@ -1,11 +1,11 @@
-"""The requests by which a client gets into a world, each made of the answer to the one before.
+"""The requests with which a client joins a world, each made from the answer to the one before.
 
 CreateWorld, JoinWorld and, at a server of this package, one request for each property of the world.
 
-Before them, where the client would rather have lanes, it asks for them. One message steps a world of N lanes, which is
-faster than N worlds. Where whoever steps them waits for all of them anyway, and the server runs its worlds one after
-the other, nothing else tells the two forms apart. `choose_lanes` looks at the call, before anything is connected;
-`LanesQuestion` at the server, before a world is made. A user's `lanes=True` or `lanes=False` decides it without either.
+If the client prefers lanes, it asks the server for them first. One message steps a world of N lanes, which is faster
+than N worlds. If the caller waits for all slots anyway, and the server steps its worlds one after the other, the two
+forms differ only in speed. `choose_lanes` examines the call, before anything is connected; `LanesQuestion` asks the
+server, before a world is made. A user's `lanes=True` or `lanes=False` decides without either.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ WORLD_PROPERTIES = (
     "render_mode",
     "spec",
 )
-"""The properties below `world` that a client reads of a world that it has joined."""
-# Those that are of the values codec.
+"""The properties below `world` that a client reads after it has joined a world."""
+# The properties that the values codec encodes.
 _ENCODED = ("metadata", "spec", "fps")
-# Of a world whose Steps are to be in flight.
+# Further properties of a world whose Steps are to be in flight.
 _FAR = ("episode_uid", "wait")
 _NAMES = NAMES.removeprefix("world.")
 
@@ -47,7 +47,7 @@ _Next: TypeAlias = tuple[Trigger, pb.EnvironmentRequest]
 
 
 class JoinSequence:
-    """The requests of one stream, until the world is joined and known.
+    """The requests of one stream, until the world is joined and its properties are known.
 
     Args:
         request: The world wanted.
@@ -55,32 +55,32 @@ class JoinSequence:
 
     def __init__(self, request: WorldRequest) -> None:
         self.request = request
-        """The world wanted, as it stands: it begins as the argument, and says of lanes what was found out."""
+        """The world wanted. It begins as the argument, and is updated by the decision about lanes."""
         lanes = request.lanes_if_alike
         self._question = None if lanes is None else LanesQuestion(lanes)
         self.agreed_on_lanes = False
         """True if the server has said that the lanes wanted are as good as worlds."""
         self._instead: WorldRequest | None = None
-        """What is asked for if the world of lanes that was asked for cannot be had; None: nothing."""
+        """The request to use if the requested world of lanes cannot be had; None: there is none."""
         self.world_name: str | None = None
-        """The name of the world that was asked for; empty for the server's default world; None: none was."""
+        """The name of the world that was requested; empty for the server's default world; None: none was."""
         self.specs = pb.ActionObservationSpecs()
         """That world's."""
         self.properties: dict[str, Any] = {}
-        """Those that have been read, and whether the server `reads_columns`; with `round_trip`, in seconds, where it
-        holds Steps."""
+        """The properties that have been read, and whether the server `reads_columns`; with `round_trip`, in seconds, if
+        the server holds Steps."""
         self._not_created: RefusedError | None = None
-        """Why the server made no world, where the default one was asked for in its place."""
+        """The reason why the server made no world, if the default one was requested in its place."""
         self._unread: list[str] = []
         self._round_trip = math.inf
 
     @property
     def made_world(self) -> bool:
-        """True if the world was made for this stream, which then destroys it: others may be in any other one."""
+        """True if the world was created for this stream, which then destroys it: other worlds may have other users."""
         return self.request.address.world is None and bool(self.world_name)
 
     def first(self) -> _Next:
-        """Return the request that creates the world, or joins the one that exists.
+        """Return the request that creates the world, or joins an existing one.
 
         Raises:
             SettingError: A setting cannot be sent.
@@ -92,7 +92,7 @@ class JoinSequence:
 
     @property
     def asking(self) -> bool:
-        """True until the server has said which form of world to make."""
+        """True until it is decided which form of world to make."""
         return self._question is not None
 
     def _create(self) -> _Next:
@@ -100,7 +100,7 @@ class JoinSequence:
         return Trigger.CREATE, pb.EnvironmentRequest(create_world=create)
 
     def _decide(self, agreed: bool) -> _Next:
-        """Create a world of lanes if the server agreed to these, or else one for a slot."""
+        """Create a world of lanes if the server agreed to it, otherwise one for a slot."""
         count = self.request.lanes_if_alike
         self.request = alone = dataclasses.replace(self.request, lanes_if_alike=None)
         if agreed and count is not None:
@@ -110,9 +110,9 @@ class JoinSequence:
         return self._create()
 
     def _without_lanes(self, instead: WorldRequest) -> _Next:
-        """Go on without the world of lanes: an environment of it could not be made, or lanes do not suit it."""
+        """Continue without the world of lanes: its environment could not be made, or lanes do not suit it."""
         self.request, self._instead = instead, None
-        # One that was made, and cannot be joined, would hold its environments for as long as the connection stands.
+        # If it was made, and cannot be joined, it would keep its environments as long as the connection.
         if self.world_name:
             destroy = pb.DestroyWorldRequest(world_name=self.world_name)
             return Trigger.ASK, pb.EnvironmentRequest(destroy_world=destroy)
@@ -134,17 +134,17 @@ class JoinSequence:
         took: float,
         version: str | None,
     ) -> _Next | None:
-        """Return the request that follows an answer; None: all of the world is known.
+        """Return the request that follows an answer; None: the world is joined and known.
 
         Args:
             state: The state in which the answer came.
             message: The answer.
-            error: Its text, if it is a refusal.
-            took: How long it took, seconds.
+            error: The error, if the answer is one.
+            took: The seconds that it took.
             version: The version of a server of this package; None: another server.
 
         Raises:
-            RefusedError: The world cannot be joined, or not be used without what was refused.
+            RefusedError: The world cannot be joined, or cannot be used without the refused property.
             PeerError: A property cannot be read.
         """
         if state is ClientState.ASKING:
@@ -152,17 +152,18 @@ class JoinSequence:
         if error is not None and self._instead is not None and state is not ClientState.DESCRIBING:
             return self._without_lanes(self._instead)
         if state is ClientState.CREATING:
-            # The user asked for a certain environment: the default world may be any.
+            # The user asked for a certain environment: the default world may have any.
             if error is not None and self.request.settings():
                 raise error
-            # D-4: a server may have but one world, and refuse to make others
+            # D-4: a server may have only one world, and refuse to create others.
             self._not_created = error
             return self._join("" if error is not None else message.create_world.world_name)
         if state is ClientState.JOINING:
             if error is not None:
                 raise self._no_world(error)
             self.specs = message.join_world.specs
-            # Other servers are asked for no property: they may not bear an extension. Their specs are enough (D-24).
+            # Other servers are asked for no property: they may not tolerate an extension. Their specs are enough
+            # (D-24).
             if version is not None:
                 self._unread += WORLD_PROPERTIES
                 if self.request.names:
@@ -174,23 +175,23 @@ class JoinSequence:
         if not self._unread:
             return None
         key = f"world.{self._unread[0]}"
-        # The last question asks that each Step is held until there is a new frame.
+        # The last question asks the server to hold each Step until there is a new frame.
         write = key == "world.wait"
         return Trigger.DESCRIBE, property_write(key, pack_tensor("new_frame")) if write else property_request(key)
 
     def _after_question(
         self, message: pb.EnvironmentResponse, error: RefusedError | None, version: str | None
     ) -> _Next:
-        """Return what follows the answer to a question, or to the end of a world of lanes."""
+        """Return the request after the answer to a question, or after the end of a world of lanes."""
         if self._question is None:
             return self._create()
         further = self._question.following(message, error, version, self.request.address.url)
         return self._decide(self._question.agreed) if further is None else (Trigger.ASK, further)
 
     def _no_world(self, error: RefusedError) -> RefusedError:
-        """Return what to tell of a refused JoinWorld: of a server that has no room for a world of the user's, that."""
+        """Return the error for a refused JoinWorld. If the server had no room for the user's own world, it says so."""
         full = self._not_created
-        # The user asked for no default world, so that this one is full is not the reason.
+        # The user did not ask for the default world, so that this one is full is not the reason.
         if full is None or {full.code, error.code} != {Code.RESOURCE_EXHAUSTED} or full.reason == error.reason:
             return error
         return RefusedError(
@@ -199,14 +200,14 @@ class JoinSequence:
 
     def _read_property(self, message: pb.EnvironmentResponse, error: RefusedError | None, took: float) -> None:
         key = self._unread.pop(0)
-        # The shortest: a longer one may be the work of a busy server, which Steps in flight would not hide.
+        # The shortest: a longer one may be caused by a busy server, which Steps in flight would not hide.
         self._round_trip = min(took, self._round_trip)
         if error is not None:
-            # Older servers of ours lack the first property of Steps in flight: they apply an action when it is its
-            # turn, behind Steps that they hold. There each Step waits for its own answer.
+            # Older servers of this package do not have the first property of Steps in flight: they apply an action in
+            # its turn, behind Steps that they hold. There each Step waits for its own answer.
             if key in _FAR:
                 self._unread.clear()
-            # They lack the names of attributes too, which viewers are not told.
+            # They do not have the names of attributes either, and viewers may not read them.
             elif key != _NAMES:
                 raise error
         elif key == "wait":
@@ -214,21 +215,21 @@ class JoinSequence:
         else:
             url = self.request.address.url
             self.properties[key] = property_value(message, url, key in _ENCODED)
-            if key == "metadata":  # each property of the values codec says so
+            if key == "metadata":  # every property of the values codec tells it
                 self.properties["reads_columns"] = reads_columns(message, url)
-        # `fps` comes after the others: by now several round trips were measured. The server may hold Steps unless the
-        # user has said what they wait for.
+        # `fps` comes after the others, so several round trips were measured by now. The server may hold Steps unless
+        # the user has said what they wait for.
         may_wait = "wait" not in self.request.join_settings
         if key == "fps" and may_wait and _pays(self._round_trip, self.properties["fps"]):
             self._unread += _FAR
 
 
 def _pays(round_trip: float, fps: float) -> bool:
-    """True if a round trip is so long that Steps in flight bring more frames than one after the other."""
+    """True if the round trip is long enough that Steps in flight bring more frames than Steps one after the other."""
     return round_trip * fps > 0.5
 
 
-# Of a server: the most lanes that are as good as worlds.
+# A server's property: the most lanes that are as good as worlds.
 _PROPERTY = "server.lanes"
 
 
@@ -241,22 +242,22 @@ def choose_lanes(
     spares: bool,
     waits_for_all: bool,
 ) -> WorldRequest | None:
-    """Return the request of one world for all slots; None: each slot, or each URL, has a world.
+    """Return the request of one world for all slots; None: each slot, or each URL, has its own world.
 
     Args:
-        asked: The keyword `lanes`: True and False as they say; None: lanes where nothing but speed is changed by them.
-        num_envs: The number of slots; None: the user has said none.
+        asked: The keyword `lanes`: True or False decides; None: lanes if they differ only in speed.
+        num_envs: The number of slots; None: not given.
         requests: The worlds that the URLs ask for.
-        directory: Whether a directory has the URLs.
-        spares: Whether worlds are to stand by.
-        waits_for_all: Whether whoever steps the slots waits for all of them.
+        directory: True if a directory has the URLs.
+        spares: True if there are spare worlds.
+        waits_for_all: True if the caller waits for all slots in each step.
 
     Returns:
-        With True a request for lanes, which the server may refuse; with None one whose `lanes_if_alike` has the
-        session ask the server first.
+        For True a request for lanes, which the server may refuse; for None one with `lanes_if_alike`, so that the
+        session asks the server first.
 
     Raises:
-        SettingError: With True: there cannot be one world for all slots.
+        SettingError: For True: there cannot be one world for all slots.
     """
     if asked is False or (asked is None and not waits_for_all):
         return None
@@ -267,7 +268,7 @@ def choose_lanes(
         return None
     if asked:
         return requests[0].as_lanes(num_envs)
-    # A spare of a world is no spare of lanes. A mode of the URL says how a world of its own is to be stepped.
+    # A spare world is no spare for lanes. A `vectorization_mode` in the URL says how each slot's own world is stepped.
     if spares or "vectorization_mode" in dict(requests[0].address.settings):
         return None
     return dataclasses.replace(requests[0], lanes_if_alike=num_envs)
@@ -292,7 +293,7 @@ def _obstacle(num_envs: int | None, requests: Sequence[WorldRequest], directory:
 
 
 class LanesQuestion:
-    """What a server is asked before a world is made: whether so many lanes are as good as worlds.
+    """The question to a server, before a world is made, whether so many lanes are as good as worlds.
 
     Args:
         count: The number of lanes.
@@ -305,32 +306,32 @@ class LanesQuestion:
         """True once the server has said so."""
 
     def first(self) -> pb.EnvironmentRequest:
-        """Return the first request, by whose answer a server of ours is known.
+        """Return the first request, whose answer shows whether the server is of this package.
 
-        Other servers are asked for no property: they may not bear an extension. To leave a world that was not joined
-        does nothing, at any server (D-16).
+        Other servers are asked for no property: they may not tolerate an extension. Leaving a world that was not joined
+        has no effect, at any server (D-16).
         """
         return pb.EnvironmentRequest(leave_world=pb.LeaveWorldRequest())
 
     def following(
         self, message: pb.EnvironmentResponse, error: RefusedError | None, version: str | None, url: str
     ) -> pb.EnvironmentRequest | None:
-        """Return the request that follows an answer; None: nothing more is to be asked.
+        """Return the request that follows an answer; None: there are no more questions.
 
         Args:
             message: The answer.
-            error: Its text, if it is a refusal.
+            error: The error, if the answer is one.
             version: The version of a server of this package; None: another server.
-            url: The server's, for errors.
+            url: The server's URL, for errors.
         """
         if not self._identified:
             self._identified = True
             return None if version is None else property_request(_PROPERTY)
-        # An older server of ours refuses, for it has no such property.
+        # An older server of this package refuses, because it does not have the property.
         if error is None:
             try:
                 most: Any = property_value(message, url, encoded=False)
                 self.agreed = bool(most >= self._count)
             except (PeerError, TypeError, ValueError):
-                pass  # no number: then it has not said so
+                pass  # no number: the server does not agree
         return None

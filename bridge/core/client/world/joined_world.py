@@ -1,4 +1,4 @@
-"""A joined world, from its specs and properties: its spaces, and what writes and reads its Steps."""
+"""A joined world, made from its specs and properties: its spaces, and the objects that write and read its Steps."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class JoinedWorld:
     """A world that was joined.
 
     Args:
-        request: What was asked for.
-        specs: The world's.
-        properties: What a server of this package says of it, by `WORLD_PROPERTIES` and further ones.
+        request: The world that was requested.
+        specs: The specs of the world.
+        properties: The properties that a server of this package sent, of `WORLD_PROPERTIES` and further ones.
         version: The version of a server of this package; None: another server.
 
     Raises:
@@ -51,13 +51,13 @@ class JoinedWorld:
         url, foreign = request.address.url, version is None
         self.specs = specs
         observations, actions = _read_specs(specs.observations), _read_specs(specs.actions)
-        # At another server an observation named `info` or `frames` is an ordinary one.
+        # At another package's server an observation named `info` or `frames` is an ordinary one.
         signals = ("reward", "discount") if foreign else (*SIGNALS, "discount", *REALTIME_SIGNALS)
         self._uids = {spec.name: uid for uid, spec in observations.items() if spec.name in signals}
         if version is None:
             from bridge.core.encoding.space_specs import space_from_specs
 
-            # A map has no order on the wire: by their UIDs, it is the same at each join.
+            # A map has no order on the wire. Ordered by UID, the parts are the same at each join.
             parts = [spec for _, spec in sorted(observations.items()) if spec.name not in signals]
             acts = [spec for _, spec in sorted(actions.items())]
             self.info = WorldInfo(space_from_specs(parts, "observation"), space_from_specs(acts, "action"))
@@ -75,12 +75,12 @@ class JoinedWorld:
         except KeyError as error:
             raise PeerError(url, f"its specs have no {error.args[0]!r}, which its spaces need") from error
         self.realtime: RealtimeReader | None = None
-        """Reads what only a real-time world answers; None: this is none."""
+        """Reads the signals of a real-time world; None: this is none."""
         self.answers: AnswerBuffer | None = None
         """The results of Steps in flight; None: each Step waits for its own answer."""
-        self._episode_uid = 0  # with that, the UID of the action that says for which episode a Step acts
+        self._episode_uid = 0  # with Steps in flight, the UID of the action that says which episode a Step is for
         if "frames" in self._uids:
-            # Here: clients of worlds in lock step have no use for them.
+            # Imported here, because clients of lock-step worlds do not need it.
             from bridge.core.client.realtime.answer_buffer import AnswerBuffer
             from bridge.core.client.realtime.reader import RealtimeReader
 
@@ -106,7 +106,7 @@ class JoinedWorld:
             written = [(uid, actions[uid]) for uid in action_uids]
             self.codec = StepCodec.make(written, order)
         self.reads_columns = bool(properties.get("reads_columns"))
-        """Whether the server takes long lists of what is alike as columns."""
+        """True if the server can read long lists of similar items as columns."""
         self.writer = StepWriter(request, action_layout, action_uids, self._wanted(), self.codec)
         """Writes Steps."""
 
@@ -117,14 +117,14 @@ class JoinedWorld:
 
     @property
     def allowance(self) -> float:
-        """Seconds that a step may take beyond a deadline, since a person who has taken over is to follow it."""
+        """Seconds by which a step may exceed a deadline, so that a person who has taken over can follow it."""
         return self.reader.allowance
 
     def _wanted(self) -> list[int]:
         return self.reader.wanted + (self.realtime.wanted if self.realtime is not None else [])
 
     def wait_for_all(self) -> None:
-        """Have answers wait until every lane has an observation, in a real-time world of lanes."""
+        """Delay answers until every lane has an observation, in a real-time world of lanes."""
         if self.realtime is not None:
             self.realtime.wait_for_all()
             if self.answers is not None:
@@ -132,28 +132,28 @@ class JoinedWorld:
             self.writer.ask_for(self._wanted())
 
     def dropped(self) -> None:
-        """Count an answer that a later `reset` made meaningless."""
+        """Count an answer that a later `reset` made useless."""
         if self.realtime is not None:
             self.realtime.stale += 1
 
     def salvage(self, message: StepMessage | None) -> None:
-        """Keep what is told only once out of a Step's answer that nobody will read."""
+        """Store the parts of an unread answer to a Step that are sent only once."""
         if isinstance(message, pb.EnvironmentResponse) and message.WhichOneof("payload") != "step":
             return
         if message is not None:
-            # Nobody waits for it, and its server may be given up just now.
+            # Nothing waits for the answer, and the connection may be about to be closed.
             with contextlib.suppress(PeerError, *UNREADABLE):
                 self.reader.take_remarks(message)
-        # The codec reads no real-time worlds, so a message of its own holds no records.
+        # The codec does not read real-time worlds, so its own messages have no records.
         if isinstance(message, pb.EnvironmentResponse) and self.realtime is not None:
             self.dropped()
             self.realtime.salvage(message)
 
     def as_act(self, request: bytes) -> pb.EnvironmentRequest:
-        """Return a Step with actions that asks for nothing but times, which its server applies when it comes."""
+        """Return an action-only Step, which requests only times, and which the server applies when it arrives."""
         message = pb.EnvironmentRequest.FromString(request)
         message.step.requested_observations[:] = [self._uids["timing"]]
-        # U-5: with Steps in flight the next episode may have begun by then, of which nothing was told yet here.
+        # U-5: with Steps in flight the next episode may have begun by then, of which nothing is known here yet.
         if self.answers is not None:
             fill_tensor(message.step.actions[self._episode_uid], self.answers.episodes)
         return message
@@ -164,10 +164,10 @@ def _read_specs(specs: Mapping[int, pb.TensorSpec]) -> dict[int, Spec]:
 
 
 def _describe(request: WorldRequest, version: str, properties: Mapping[str, Any]) -> WorldInfo:
-    """Return what the properties of a server of ours say of a world."""
+    """Return a world's description from the properties of a server of this package."""
     read = plain_space_from_json if request.plain_spaces else space_from_json
     rewards, lanes, fps = properties.get("reward_space"), int(properties["num_envs"]), properties.get("fps")
-    # Of each lane memory is taken, and each frame may cost a look at the socket.
+    # Memory is allocated for each lane, and each frame may cost a poll of the socket.
     if not 0 <= lanes <= _MOST_LANES or (fps is not None and not 0 < fps <= _MOST_FPS):
         raise TensorError(
             f"expected at most {_MOST_LANES} lanes and {_MOST_FPS} frames a second, got {lanes} and {fps}"
@@ -187,7 +187,7 @@ def _describe(request: WorldRequest, version: str, properties: Mapping[str, Any]
 
 
 def changes_of(before: pb.ActionObservationSpecs, after: pb.ActionObservationSpecs) -> str:
-    """Say what differs between specs, their UIDs apart; "" where nothing does."""
+    """Return the differences between specs, except for UIDs; "" if there are none."""
     found = []
     for what, old, new in (
         ("action", before.actions, after.actions),

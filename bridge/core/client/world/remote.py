@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["Delivery", "Remote"]
 
 Delivery: TypeAlias = "tuple[Remote, int, bytes | bytearray | RemoteError, float]"
-"""An event in a poller: for whom, the number of the connection, the data, and when it came."""
-# In place of a connection's number: something is due by the clock.
+"""An item in a poller: the remote, the number of its connection, the data, and the time of arrival."""
+# In place of a connection's number: the item means that something is due by the clock.
 _DUE = 0
 _WHY_RESET: Mapping[ClientState, str] = {
     ClientState.JOINED: "no episode has begun, or the last one was given up",
@@ -56,18 +56,18 @@ class Remote:
     request: WorldRequest
     """The world wanted."""
     poller: Poller[Delivery]
-    """Gets this remote, its connection's number, and what came."""
+    """Gets this remote, its connection's number, the data and the time."""
     known: dataclasses.InitVar[WorldInfo | None] = None
-    """The description of the world where it is known already, as of a copy."""
+    """The description of the world if it is known already, such as that of a copy."""
     shared: bool = False
-    """True if there are other remotes to the same place."""
+    """True if there are other remotes to the same server."""
     together: bool = False
-    """True if they have to reach the same server, and so share a connection."""
+    """True if they must reach the same server, and so share a connection."""
     now: Callable[[], float] = time.monotonic
     """The clock."""
     _call: AnyCall | None = None
     _number: int = 0
-    _in_flight: bool = False  # Steps are
+    _in_flight: bool = False  # True if Steps are
 
     def __post_init__(self, known: WorldInfo | None) -> None:
         self.url = self.request.address.url
@@ -75,7 +75,7 @@ class Remote:
         """The protocol state."""
 
     def options(self, options: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        """Return the reset options to send: another server than ours, which may know none, gets no empty ones."""
+        """Return the reset options to send. Servers of other packages, which may not support any, get no empty ones."""
         return options if options or not self.session.foreign else None
 
     # State
@@ -86,17 +86,17 @@ class Remote:
         return self.session.info
 
     def known_info(self) -> WorldInfo:
-        """Return the description of the world; raises ClosedError where none was ever joined."""
+        """Return the description of the world; raises ClosedError if none was ever joined."""
         if self.session.info is None:
             raise ClosedError("this environment never joined a world")
         return self.session.info
 
     @property
     def world(self) -> JoinedWorld:
-        """The world that it is in, or was in last.
+        """The world that the remote is in, or was in last.
 
         Raises:
-            PeerError: It never was in one.
+            PeerError: It was never in one.
         """
         world = self.session.world
         if world is None:
@@ -107,27 +107,27 @@ class Remote:
     def writer(self) -> StepWriter:
         """Writes the Steps of that world; raises as `world`."""
         world = self.session.world
-        return (self.world if world is None else world).writer  # a call less for each slot of a step
+        return (self.world if world is None else world).writer  # saves a call for each slot of a step
 
     @property
     def running_world(self) -> JoinedWorld | None:
-        """The world, if a Step would go on with an episode there; None: it would begin one, or is not possible."""
+        """The world, if a Step would continue an episode there; None: it would begin one, or is not possible."""
         session = self.session
         return session.world if session.state is ClientState.RUNNING else None
 
     @property
     def wanted(self) -> Sequence[int]:
-        """The UIDs of the observations that its Steps ask for."""
+        """The UIDs of the observations that its Steps request."""
         return self.world.reader.wanted
 
     @property
     def was_opened(self) -> bool:
-        """True if it has, or had, a connection; False for that of a copy, or of a forked process."""
+        """True if it has, or had, a connection; False for a copy, and in a forked process."""
         return self.session.state is not ClientState.OFFLINE
 
     @property
     def outstanding(self) -> bool:
-        """True if an answer is still to come."""
+        """True if an answer is outstanding."""
         return self.session.outstanding
 
     @property
@@ -136,7 +136,7 @@ class Remote:
         return self.session.world_name
 
     def why_reset_is_needed(self) -> str:
-        """Say why no Step is possible, or none that goes on with an episode."""
+        """Return why no Step is possible, or none that continues an episode."""
         session = self.session
         if session.state is ClientState.LOST and isinstance(session.error, RemoteTimeoutError):
             return "the last call timed out"
@@ -149,27 +149,27 @@ class Remote:
 
     @property
     def reads_columns(self) -> bool:
-        """True if the server that it is at, or was at last, takes long lists of what is alike as columns."""
+        """True if its current or last server can read long lists of similar items as columns."""
         return self.session.world is not None and self.session.world.reads_columns
 
     @property
     def allowance(self) -> float:
-        """Seconds that a step may take beyond a deadline, since a person who has taken over is to follow it."""
+        """Seconds by which a step may exceed a deadline, so that a person who has taken over can follow it."""
         return 0.0 if self.session.world is None else self.session.world.allowance
 
     @property
     def realtime(self) -> RealtimeReader | None:
-        """Reads what only a real-time world answers; None: this is none."""
+        """Reads the signals of a real-time world; None: this is none."""
         return None if self.session.world is None else self.session.world.realtime
 
     @property
     def resetting(self) -> Array | None:
-        """The lanes without an observation in the answer read last, bools `(lanes,)`; None: answers tell of none."""
+        """The lanes without an observation in the last answer, bools `(lanes,)`; None: answers do not tell."""
         world = self.session.world
         return None if world is None or world.realtime is None else world.realtime.resetting
 
     def latency_summary(self) -> Mapping[str, Mapping[str, float]] | None:
-        """Return percentiles of times of a real-time world, seconds; None: this is none."""
+        """Return percentiles of the times of a real-time world, seconds; None: this is none."""
         realtime = self.realtime
         return None if realtime is None else realtime.latency.summary()
 
@@ -180,12 +180,12 @@ class Remote:
 
     @property
     def asking(self) -> bool:
-        """True if the server has not said yet which form of world to make, also where the stream has ended since."""
+        """True if it is not decided yet which form of world to make, even if the stream has ended since."""
         return self.session.asking
 
     @property
     def agreed_on_lanes(self) -> bool:
-        """True if the server has said that lanes are as good as worlds, and so was asked for them."""
+        """True if the server said that lanes are as good as worlds, and so was asked for lanes."""
         return self.session.agreed_on_lanes
 
     @property
@@ -195,12 +195,12 @@ class Remote:
 
     @property
     def single(self) -> bool:
-        """True if its world is a single environment rather than lanes, as far as is known."""
+        """True if its world is a single environment, not lanes, as far as is known."""
         return self.info is None or self.info.lanes is None
 
     @property
     def agent(self) -> str | None:
-        """The name of the agent that it is to be, where there are several; None: of the world's own."""
+        """The name of the agent to join as, in a world of several; None: the world has its own single agent."""
         return self.request.agent
 
     @property
@@ -210,69 +210,69 @@ class Remote:
 
     @property
     def silent(self) -> bool:
-        """True if not a byte has come over its connection yet."""
+        """True if no byte has come over its connection yet."""
         return self._call is not None and self._call.silent
 
     @property
     def draining(self) -> bool:
-        """True if the server has said that it is stopping; what there is goes on until then."""
+        """True if the server has said that it is stopping. Its worlds continue until then."""
         return self._call is not None and self._call.draining
 
     def late(self, purpose: str, timeout: float) -> RemoteTimeoutError:
-        """Return the error of what has not come within `timeout` seconds; it says why, as far as that can be known."""
+        """Return the error for an answer that did not come within `timeout` seconds, with a reason if one is known."""
         hint = _SILENT if self.silent else "is the environment stuck, or timeout= too short?"
         return RemoteTimeoutError(self.url, f"no answer {purpose} within {timeout:g} s; {hint}")
 
     def know(self, other: Remote) -> None:
-        """Before a world is joined: know of it what `other`, whose slots it takes over, knows of its own."""
+        """Before a world is joined: copy the facts that `other`, whose slots it takes over, knows about its world."""
         self.session.know(other.session)
 
     def wait_for_all(self) -> None:
-        """Make answers wait until every lane has an observation, in a real-time world of lanes."""
+        """Delay answers until every lane has an observation, in a real-time world of lanes."""
         self.session.wait_for_all()
 
     # Requests
 
     def open(self) -> None:
         """Start to connect; `receive` returns `Joined` when the world is joined."""
-        # Deliveries wait in the poller: by the number, those of an earlier connection are told from this one's.
+        # Deliveries wait in the poller: the number distinguishes those of an earlier connection.
         self._number += 1
         address, most, transport = self.request.address, self.request.max_message_bytes, self.request.transport
         deliver, shared, together = self._deliver(self._number), self.shared, self.together
         self._call = connect(address, self.poller, deliver, most, transport, shared=shared, together=together)
-        # Before anything has come: the transport sends the requests as soon as it has a connection.
+        # Before any answer: the transport sends the requests as soon as it is connected.
         self.session.connect(self.now())
         self._flush()
 
     def _deliver(self, number: int) -> Deliver:
-        """Return what puts into the poller what comes over a connection."""
+        """Return the function that puts a connection's deliveries into the poller."""
         # The time is taken on arrival: a loop that computes takes the delivery later, which is no latency.
         now, put = self.now, self.poller.items.append
         return lambda what: put((self, number, what, now()))
 
     def _flush(self) -> None:
-        """Send what the session has to send."""
+        """Send the session's requests."""
         for data in self.session.data_to_send():
-            # Without a connection they are dropped: nobody is there to answer.
+            # Without a connection they are dropped, because there is no server to answer.
             if self._call is not None:
                 self._call.send(data)
 
     def begin(self, settings: Mapping[str, pb.Tensor] | None = None, *, reset: bool = True) -> None:
-        """Ask for the first Step of the next episode, as `ClientSession.begin`."""
+        """Request the first Step of the next episode; see `ClientSession.begin`."""
         self.session.begin(settings, self.now(), reset=reset)
         self._flush()
         self._expect()
 
     def step(self, action: Any) -> None:
-        """Ask a single environment for a Step with an action.
+        """Send a Step with an action of a single environment.
 
         Raises:
-            InvalidActionError: It is not in the action space; nothing was sent.
+            InvalidActionError: The action is not in the action space; nothing was sent.
         """
         self.send_step(self.writer.write_action(action))
 
     def send_step(self, request: bytes) -> None:
-        """Ask for a Step that `StepWriter` wrote."""
+        """Send a Step that `StepWriter` wrote."""
         session = self.session
         if self._in_flight:
             session.step_in_flight(request, self.now())
@@ -281,36 +281,36 @@ class Remote:
             return
         session.step(request, self.now())
         out = session.out
-        while out:  # as `_flush`, in each step two calls less
+        while out:  # as `_flush`, with two calls less in each step
             data = out.pop(0)
             if self._call is not None:
                 self._call.send(data)
 
     def set_autoreset(self, *, same_step: bool) -> None:
-        """Say when lanes that ended begin their next episodes; as of the session. It leaves with the next request."""
+        """Set when ended lanes begin their next episodes; see the session. It is sent with the next request."""
         world = self.session.world
         if world is not None and world.reader.begins_in_step is same_step:
-            return  # as in nearly every step
+            return  # the usual case
         self.session.set_autoreset(same_step=same_step, now=self.now())
 
     def begun_in_step(self, answer: StepMessage, lanes: list[int]) -> StepAnswered | Refused | Lost | None:
-        """Return how lanes began their next episodes in the Step that ended the last ones; as of the session."""
+        """Return how lanes began their next episodes in the Step that ended the last ones; see the session."""
         event = self.session.begun_in_step(answer, lanes)
         if isinstance(event, Lost):
             self.finish(0.0)
         return event
 
     def act(self, request: bytes) -> None:
-        """Leave the actions of a Step in a real-time world; what comes of them is asked for by a later Step."""
+        """Send an action-only Step in a real-time world; a later Step requests the results."""
         self.session.act(request, self.now())
         self._flush()
 
     def _expect(self) -> None:
-        """Have `receive` called when a call has something to return, whatever arrives. For Steps in flight."""
+        """Have `receive` called when a call has a result, even if nothing arrives. For Steps in flight."""
         answers = self.answers
         if answers is None:
             return
-        # Nothing need arrive for a call to be due: an answer may be here already, or the last observation is to be
+        # A call can be due without a new answer: an answer may be here already, or the last observation is to be
         # repeated.
         put, due = self.poller.items.append, (self, _DUE, b"", 0.0)
         wait = answers.wait(self.now(), repeats=self.session.state is ClientState.RUNNING)
@@ -322,19 +322,19 @@ class Remote:
                 self.poller.call_later(wait, lambda: put(due))
 
     def write(self, request: pb.EnvironmentRequest) -> bytes:
-        """Return a request's bytes; raises SettingError where it is too large to be sent."""
+        """Return a request's bytes; raises SettingError if it is too large to be sent."""
         return self.session.write(request)
 
     def check_reset(self, settings: Mapping[str, pb.Tensor]) -> None:
-        """Raise SettingError where a Reset with these settings is too large to be sent."""
+        """Raise SettingError if a Reset with these settings is too large to be sent."""
         self.session.write_reset(settings)
 
     def abandon_questions(self) -> None:
-        """Drop the answers to questions that are still to come."""
+        """Drop the outstanding answers to questions."""
         self.session.abandon_questions()
 
     def abandon_episode(self) -> None:
-        """Drop the answers to the Steps that are on their way, if any are; the next episode begins by `begin`."""
+        """Drop the answers to the Steps in flight, if there are any. The next episode begins by `begin`."""
         if self.session.state in ONLINE:
             self.session.abandon_episode()
 
@@ -348,14 +348,14 @@ class Remote:
         self._flush()
 
     def salvage(self, message: StepMessage | None) -> None:
-        """Keep the ends of episodes out of a Step's answer that nobody will read."""
+        """Store the ends of episodes from an unread answer to a Step."""
         if self.session.world is not None:
             self.session.world.salvage(message)
 
     # Answers
 
     def receive(self, number: int, what: bytes | bytearray | RemoteError, arrived: float) -> Event | None:
-        """Take what was delivered; return what it means, or None where it means nothing any more."""
+        """Process a delivery; return its event, or None if the caller does not need it any more."""
         call = self._call
         if number != self._number or call is None:
             return self._take_due(number)
@@ -365,10 +365,10 @@ class Remote:
             self.finish(0.0)
             return lost
         if self.session.state in CONNECTING:
-            # The metadata that has it comes before the first answer, and decides what the join asks for.
+            # The version is known before the first answer, and decides what the join asks for.
             self.session.server_version = call.server_version
         event = self.session.receive(what, arrived)
-        # As in nearly every step: then the session has nothing to send.
+        # The usual case, in which the session has nothing to send.
         if isinstance(event, StepAnswered) and not self._in_flight:
             return event
         self._flush()
@@ -376,15 +376,15 @@ class Remote:
             self.request = self.session.request
             if self.answers is not None:
                 self._in_flight = True
-                # Between calls too, the session sends a Step for each answer: else the frames of a long pause would
-                # not arrive.
+                # Between calls too, the session sends a Step for each answer: otherwise the frames of a long pause
+                # would not arrive.
                 self.poller.look_every(self.answers.frame / 2)
         if isinstance(event, Lost):
             self.finish(0.0)
         return event
 
     def _take_due(self, number: int) -> Event | None:
-        """Return what is due by the clock; None: nothing, or it was delivered by an earlier connection."""
+        """Return the event that is due by the clock; None: there is none, or an earlier connection delivered it."""
         if number != _DUE or self._call is None or self.answers is None or self.session.state not in ONLINE:
             return None
         event = self.session.due(self.now())
@@ -397,8 +397,8 @@ class Remote:
     # The end
 
     def give_up(self, error: RemoteError) -> Lost:
-        """End the connection without waiting, because of `error`; return the event that says so."""
-        # A server that is late may still be well: it is told that nobody is in the world any more.
+        """End the connection without waiting, because of `error`; return the event for it."""
+        # A late server may still be well: it is told that the client has left the world.
         self.session.leave(self.now())
         event = self.session.connection_lost(error)
         self._flush()
@@ -414,14 +414,15 @@ class Remote:
         self._call = None
 
     def leave(self) -> None:
-        """Leave the world, destroy it where it was made for this remote, and send no more; `finish` then waits."""
+        """Leave the world, destroy it if it was created for this remote, and send no more; `finish` then waits."""
         call = self._call
         if call is None:
             return
         self.session.leave(self.now())
         self._flush()
-        # Here, not in `finish`: so all remotes of a pool leave before the first of them is waited for. The garbage
-        # collector closes in any thread, so another one may have ended the connection by now: then this does nothing.
+        # Here, not in `finish`, so that all remotes of a pool leave before the first of them is waited for. The garbage
+        # collector closes in any thread, so another thread may have ended the connection by now: then this does
+        # nothing.
         call.finish()
 
     def close(self, timeout: float) -> None:
@@ -431,7 +432,7 @@ class Remote:
 
     def finish(self, timeout: float) -> None:
         """End the connection, if there is one, within `timeout` seconds."""
-        # Before it is closed: what is delivered meanwhile finds no connection, and is dropped.
+        # Before closing, so that deliveries meanwhile find no connection, and are dropped.
         call, self._call = self._call, None
         self._in_flight = False
         if self.session.state not in (ClientState.OFFLINE, ClientState.LOST):

@@ -1,7 +1,7 @@
-"""The states of a client's stream, and what leads from one to the next: one literal table. Its events, for its driver.
+"""The states of a client's stream, and their transitions in one literal table; the events for the driver.
 
-`ClientSession` moves by the table and in no other way; what is not in it is an error. What a driver has to know of a
-move is an `Event`.
+`ClientSession` changes its state only by the table; a transition that is not in it is an error. An `Event` tells the
+driver about a change.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ClientState(enum.Enum):
     OFFLINE = "offline"
     """There is no stream yet."""
     ASKING = "asking"
-    """The server is asked which form of world to make, or told that one that it made is of no use."""
+    """The server is asked which form of world to make, or a world that cannot be used is being destroyed."""
     CREATING = "creating"
     """CreateWorld was sent."""
     JOINING = "joining"
@@ -44,17 +44,17 @@ class ClientState(enum.Enum):
     DESCRIBING = "describing"
     """The joined world's properties are being read."""
     JOINED = "joined"
-    """In a world. No episode runs, and none was asked for."""
+    """In a world. No episode runs, and none was requested."""
     RESETTING = "resetting"
-    """An episode was asked for; its first observation has not come."""
+    """An episode was requested; its first observation has not come."""
     RUNNING = "running"
     """In an episode."""
     ENDED = "ended"
     """The episode has ended. The next Step begins another."""
     LOST = "lost"
-    """The stream ended, or was given up."""
+    """The stream ended, or was abandoned."""
 
-    # A member is one object; Enum's own __hash__ is a Python function, called in each step.
+    # Members are unique objects. Enum's own __hash__ is a Python function, which would be called in each step.
     __hash__ = object.__hash__
 
 
@@ -78,22 +78,22 @@ _O, _A, _C = ClientState.OFFLINE, ClientState.ASKING, ClientState.CREATING
 _W, _D = ClientState.JOINING, ClientState.DESCRIBING
 _J, _B, _R, _E, _L = ClientState.JOINED, ClientState.RESETTING, ClientState.RUNNING, ClientState.ENDED, ClientState.LOST
 
-# The driver's requests are ASK, CREATE, JOIN, DESCRIBE and BEGIN. What the answers say is READY, STEP_RAN, STEP_ENDED
-# and REFUSED. ABANDON is the driver's decision, of which the server hears nothing; END is the end of the stream.
+# ASK, CREATE, JOIN, DESCRIBE and BEGIN are requests of the driver. READY, STEP_RAN, STEP_ENDED and REFUSED follow from
+# answers. ABANDON is the driver's decision, of which the server is not told; END is the end of the stream.
 #
-# A client that prefers lanes, where they are as good as worlds, asks first (ASK). Where the server cannot make lanes,
-# CREATE follows at once, for a world of one environment; where it does not let the client into them, that world is
-# destroyed first (ASK again).
+# A client that prefers lanes, if they are as good as worlds, asks first (ASK). If the server cannot make lanes, CREATE
+# follows at once, for a world of one environment; if it does not let the client join them, that world is destroyed
+# first (ASK again).
 #
-# A Step within an episode moves nothing when it is sent: many may be on their way (D-25), so the state is that of the
+# A Step within an episode changes nothing when it is sent: many may be in flight (D-25), so the state is that of the
 # last answer.
 #
-# A refused request changes nothing at the server (D-2), so REFUSED leaves the state as it was, but for RESETTING: no
-# first observation has come, so no episode is known to run. ABANDON leads to JOINED from everywhere in a world: the
-# next episode has to be asked for, and answers to what was asked before are told by their numbers.
+# A refused request changes nothing at the server (D-2), so REFUSED leaves the state as it was, except RESETTING: no
+# first observation has come, so no episode is known to run. ABANDON leads to JOINED from every state in a world: the
+# next episode must be requested, and answers to earlier requests are recognised by their numbers.
 #
-# LOST is no end: the same session connects again, and still knows the world that it was in. Worlds of lanes never get
-# to ENDED, because their lanes begin their next episodes by themselves.
+# LOST is not final: the same session connects again, and still knows the world that it was in. Worlds of lanes never
+# get to ENDED, because their lanes begin their next episodes automatically.
 TRANSITIONS: Mapping[tuple[ClientState, Trigger], ClientState] = {
     (_O, Trigger.ASK): _A,
     (_O, Trigger.CREATE): _C,
@@ -106,7 +106,7 @@ TRANSITIONS: Mapping[tuple[ClientState, Trigger], ClientState] = {
     (_C, Trigger.END): _L,
     (_W, Trigger.ASK): _A,
     (_W, Trigger.DESCRIBE): _D,
-    (_W, Trigger.READY): _J,  # another server than ours has no properties
+    (_W, Trigger.READY): _J,  # a server of another package has no properties
     (_W, Trigger.END): _L,
     (_D, Trigger.DESCRIBE): _D,  # one after the other
     (_D, Trigger.READY): _J,
@@ -126,7 +126,7 @@ TRANSITIONS: Mapping[tuple[ClientState, Trigger], ClientState] = {
     (_R, Trigger.BEGIN): _B,
     (_R, Trigger.STEP_RAN): _R,
     (_R, Trigger.STEP_ENDED): _E,
-    (_R, Trigger.REFUSED): _R,  # D-2: the episode goes on
+    (_R, Trigger.REFUSED): _R,  # D-2: the episode continues
     (_R, Trigger.ABANDON): _J,
     (_R, Trigger.END): _L,
     (_E, Trigger.BEGIN): _B,
@@ -148,23 +148,23 @@ ONLINE = frozenset({ClientState.JOINED, ClientState.RESETTING, ClientState.RUNNI
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Joined:
-    """The world was joined; `ClientSession.world` says what it is."""
+    """The world was joined; `ClientSession.world` describes it."""
 
 
 class StepAnswered(NamedTuple):
-    """A Step of the present episode was answered."""
+    """A Step of the current episode was answered."""
 
     message: StepMessage
     """The answer."""
     reader: StepReader
     """Reads it."""
     ended: bool = False
-    """True if it ended the episode. Lanes begin their next episodes by themselves: their answers never do."""
+    """True if it ended the episode. Always False with lanes, which begin their next episodes automatically."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Refused:
-    """A Reset or Step of the present episode was refused; the stream goes on."""
+    """A Reset or Step of the current episode was refused; the stream continues."""
 
     error: RemoteError
     """Why."""
@@ -177,12 +177,12 @@ class Replied:
     message: pb.EnvironmentResponse
     """The answer."""
     error: RefusedError | None
-    """The text of the answer, if it is an error."""
+    """The error, if the answer is one."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Lost:
-    """The stream ended, the peer broke the protocol, or an answer is late. Nothing more comes."""
+    """The stream ended, the peer broke the protocol, or an answer is late. No more answers come."""
 
     error: RemoteError
     """Why."""

@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 __all__ = ["SIGNALS", "Batch", "BegunAnswer", "StepMessage", "StepReader", "StepWriter", "Transition"]
 
 SIGNALS = ("reward", "terminated", "truncated", "info")
-"""The observations that are asked for after those of the observation space, in this order."""
+"""The observations that are requested after those of the observation space, in this order."""
 
 
 class BegunAnswer(NamedTuple):
-    """The answer to a Step that ended episodes of lanes, as it is once these have begun their next ones."""
+    """The answer to a Step that ended episodes of lanes, after these have begun their next ones."""
 
     ended: pb.EnvironmentResponse | StepAnswer
-    """The answer, of which the observations of all other lanes hold."""
+    """The answer; its observations are valid for all other lanes."""
     begun: bridge_pb2.Value.Begun
-    """How they began."""
+    """How the ended lanes began."""
 
 
 StepMessage: TypeAlias = pb.EnvironmentResponse | StepAnswer | BegunAnswer
@@ -48,15 +48,15 @@ Transition: TypeAlias = tuple[Any, Any, bool, bool, dict[str, Any]]
 
 _MOST_NOTES = 100
 _INTEGERS = (int, np.int64, np.int32)
-# Integer actions whose Steps are remembered.
+# The most integer actions whose Steps are remembered.
 _MOST_KNOWN = 1024
-# Quicker than a loop in Python: it is called in each step of many slots.
+# Faster than a loop in Python: it is called in each step of many slots.
 _STATE = operator.attrgetter("state")
 
 
 @dataclasses.dataclass
 class Batch:
-    """One step's results over all slots, while they come in."""
+    """One step's results over all slots, while the answers arrive."""
 
     columns: list[Column]
     rewards: Array
@@ -67,13 +67,13 @@ class Batch:
     def empty(
         cls, layout: Layout, size: int, reward_space: Space[Any] | None = None, columns: list[Column] | None = None
     ) -> Batch:
-        """Make one of `size` slots: rewards 0.0, flags False, and observations that are not initialized.
+        """Make a batch of `size` slots: rewards 0.0, flags False, and uninitialized observations.
 
         Args:
-            layout: Of the observations.
+            layout: The layout of the observations.
             size: The number of slots.
-            reward_space: Of one environment; None: rewards are floats.
-            columns: The observations in place of new ones.
+            reward_space: The reward space of one environment; None: rewards are floats.
+            columns: Columns for the observations; None: new ones.
         """
         if reward_space is None:
             rewards: Array = np.zeros(size)
@@ -86,10 +86,10 @@ class StepWriter:
     """Writes the Steps of one remote.
 
     Args:
-        request: What was asked for: it says how large a Step may be.
-        layout: Of the actions.
+        request: The world that was requested; it limits the size of a Step.
+        layout: The layout of the actions.
         uids: The UID of each of the layout's leaves.
-        wanted: The UIDs of the observations that Steps ask for.
+        wanted: The UIDs of the observations that Steps request.
         codec: Writes Steps without protobuf; None: protobuf does.
     """
 
@@ -103,18 +103,18 @@ class StepWriter:
         self.ask_for(wanted)
 
     def ask_for(self, wanted: list[int]) -> None:
-        """Ask for other observations from now on."""
+        """Request other observations from now on."""
         self._wanted = wanted
         self.first_step = pb.EnvironmentRequest(step=pb.StepRequest(requested_observations=wanted)).SerializeToString()
-        """The Step without an action, by which an episode begins."""
-        # Remembered Steps ask for what was wanted before.
+        """The Step without an action, with which an episode begins."""
+        # Remembered Steps request the earlier observations.
         self._known.clear()
 
     def write_action(self, action: Any) -> bytes:
-        """Return the Step with an action of a single environment. That of an integer is remembered.
+        """Return the Step with an action of a single environment. Steps with an integer are remembered.
 
         Raises:
-            InvalidActionError: It is not in the action space.
+            InvalidActionError: The action is not in the action space.
             SettingError: The Step is too large to be sent.
         """
         # By exact type: True and 1.0 are the same key as 1, but not the same action.
@@ -124,13 +124,13 @@ class StepWriter:
         return self._write_step(self._layout.pack_action(action), key)
 
     def _write_step(self, arrays: Sequence[Array], key: int | None) -> bytes:
-        """Return the Step with the arrays of an action's tensors; remember it under a key, where there is one.
+        """Return the Step with the arrays of an action's tensors; remember it if there is a key.
 
         Raises:
-            SettingError: It is too large.
+            SettingError: The Step is too large.
         """
         data = self._codec.write_request(arrays) if self._codec is not None else None
-        # The codec writes tensors of one form alone; what else is an action, protobuf writes.
+        # The codec writes tensors of one form only; protobuf writes all other actions.
         if data is None:
             request = pb.EnvironmentRequest()
             for uid, array in zip(self._uids, arrays, strict=True):
@@ -145,7 +145,7 @@ class StepWriter:
         return data
 
     def write_columns(self, columns: Sequence[Column], slot: int) -> bytes:
-        """Return the Step with the actions of its slots, from `slot` on. That of an integer is remembered."""
+        """Return the Step with the actions of its slots, beginning at `slot`. Steps with an integer are remembered."""
         key, column = None, columns[0] if len(columns) == 1 and self.form is not None else None
         # Discrete actions: few differ, and each is a hashable number.
         if type(column) is np.ndarray and column.ndim == 1 and column.dtype.kind == "i":
@@ -155,13 +155,13 @@ class StepWriter:
         return self._write_step(self._layout.pack_columns(columns, slot), key)
 
     def write_steps(self, columns: Sequence[Column], slots: Sequence[int]) -> list[bytes] | None:
-        """Return the Steps with the actions of some slots; None: `write_columns` is to do it."""
+        """Return the Steps with the actions of some slots; None: the caller must use `write_columns`."""
         arrays = [column for column in columns if isinstance(column, np.ndarray)]
         if self._codec is None or len(arrays) < len(columns):
             return None
         if len(slots) < len(arrays[0]):
             arrays = [array[list(slots)] for array in arrays]
-        # Discrete actions, as in `write_columns`: the Steps of those that were sent before are remembered.
+        # Discrete actions, as in `write_columns`: Steps that were sent before are remembered.
         keys: list[Any] | None = None
         if len(arrays) == 1 and arrays[0].ndim == 1 and arrays[0].dtype.kind == "i":
             known, keys = self._known, arrays[0].tolist()
@@ -183,57 +183,57 @@ class StepReader:
     url: str
     """For errors."""
     layout: Layout
-    """Of the observations."""
+    """The layout of the observations."""
     leaves: Sequence[tuple[int, Spec]]
     """The UID and spec of each of the layout's leaves."""
     uids: Mapping[str, int]
-    """The UIDs of the observations that carry signals, by name."""
+    """The UIDs of the observations for signals, by name."""
     realtime: RealtimeReader | None
-    """Reads what only a real-time world answers; None: this is none."""
+    """Reads the signals of a real-time world; None: this is none."""
     allowance: float = 0.0
-    """Seconds that a step may take longer since a person follows it, by the last info that told a pace."""
+    """Seconds that a step may take longer so that a person can follow it, from the last info with a pace."""
     failed: Sequence[int] = ()
-    """The lanes whose environments failed in the last answer, each alone; `error` of their infos says why."""
+    """The lanes whose environments failed in the last answer; `error` in their infos says why."""
     begins_in_step: bool = False
-    """Whether the server was asked to begin the next episodes of lanes that a Step ends in that same Step."""
+    """True if the server was asked to begin the next episodes of ended lanes in the same Step."""
     begun: bridge_pb2.Value.Begun | None = None
-    """How lanes that the last answer ended began their next episodes, as it says; None: it does not."""
+    """How ended lanes of the last answer began their next episodes; None: the answer does not say."""
     names: KnownNames | None = None
-    """The names of the environment's attributes and methods, by the join and later infos; None: they are not known."""
+    """The names of the environment's attributes and methods, from the join and later infos; None: they are unknown."""
     _form: Any = None
     _rewards_as: Any = None
-    """The last reward that an info told, whose type those after it have; None: they are floats, or arrays."""
+    """The last reward in an info, whose type the following rewards have; None: they are floats, or arrays."""
     _told_reward: Any = values.UNCHANGED
-    """The reward that the answer at hand tells in its info."""
+    """The reward in the info of the current answer."""
     agents: Sequence[str] = ()
-    """Of several agents, those that the answer that was read last says to be alive; none: it says nothing."""
+    """With several agents: those alive according to the last answer; empty: it does not say."""
     missing: Sequence[str] = ()
-    """What that answer holds that the environment did not return, as `StepInfo` says."""
+    """The parts of that answer that the environment did not return, see `StepInfo`."""
     _notes: int = 0
 
     def __post_init__(self) -> None:
-        # Whether an observation is the very array of its tensor.
+        # True if an observation is the array of its tensor.
         self._is_array = self.layout.is_array
         self.lanes = self.layout.lanes
         self.wanted = [uid for uid, _ in self.leaves] + [self.uids[name] for name in SIGNALS if name in self.uids]
-        """The UIDs to ask for, but for those of a real-time world."""
+        """The UIDs to request, except those of a real-time world."""
 
     def read(self, message: StepMessage, now: float) -> Transition:
-        """Return what a single environment answered; the arrays belong to the caller.
+        """Return a single environment's answer; the caller owns the arrays.
 
         Args:
-            message: Its answer.
+            message: The answer.
             now: The client's time, seconds.
 
         Raises:
-            PeerError: An observation is missing, or not of its spec.
+            PeerError: An observation is missing, or does not fit its spec.
         """
         try:
             if isinstance(message, StepAnswer):
                 # The info may say how the observation is built.
                 info = {} if message.info == values.EMPTY_DICT else self.read_info(message)
                 *arrays, reward, _, truncated = message.template.values(message.data, message.start)
-                # They may share memory with the message; protobuf's are the caller's already.
+                # They may share memory with the message; arrays from protobuf are the caller's already.
                 if self._is_array:
                     observation = np.array(arrays[0])
                 else:
@@ -258,7 +258,7 @@ class StepReader:
         """Return a reward in the environment's own type."""
         told, self._told_reward = self._told_reward, values.UNCHANGED
         if told is not values.UNCHANGED:
-            # Floats come as they are from here on.
+            # From here on floats are returned as they are.
             if type(told) is float:
                 self._rewards_as = None
             return told
@@ -267,26 +267,26 @@ class StepReader:
         return type(self._rewards_as)(number)
 
     def take_joint(self) -> tuple[Sequence[str], Sequence[str]]:
-        """Return `agents` and `missing` of the answer that was read, once."""
+        """Return `agents` and `missing` of the last answer, once."""
         found = self.agents, self.missing
         self.agents = self.missing = ()
         return found
 
     def check_begun(self, *, stepped: bool) -> None:
-        """Raise PeerError where the answer that was read says how lanes began, and is none to a Step with actions."""
+        """Raise PeerError if the last answer says how lanes began, but is not for a Step with actions."""
         if not stepped and self.begun is not None:
             raise PeerError(self.url, f"its observations cannot be read: {_unasked(self.take_begun())}")
 
     def take_begun(self) -> bridge_pb2.Value.Begun | None:
-        """Return `begun` of the answer that was read, once."""
+        """Return `begun` of the last answer, once."""
         begun, self.begun = self.begun, None
         return begun
 
     def take_remarks(self, answer: StepMessage) -> None:
-        """Take from an answer that nobody reads what holds for those after it.
+        """Apply the remarks of an unread answer that matter for later ones.
 
         Raises:
-            PeerError: It cannot be read.
+            PeerError: The answer cannot be read.
         """
         if isinstance(answer, BegunAnswer):
             self._decode_info(answer.begun.info or values.EMPTY_DICT)
@@ -299,13 +299,13 @@ class StepReader:
             self._decode_info(begun.info)
 
     def read_into(self, message: StepMessage, batch: Batch, slot: int, now: float) -> Any:
-        """Write an answer into a batch, from `slot` on.
+        """Write an answer into a batch, beginning at `slot`.
 
         Returns:
             The info: a dict of one environment, or of arrays over the lanes.
 
         Raises:
-            PeerError: An observation is missing, or not of its spec.
+            PeerError: An observation is missing, or does not fit its spec.
         """
         if isinstance(message, BegunAnswer):
             self._write_last(message, batch, slot)
@@ -328,14 +328,14 @@ class StepReader:
         return info
 
     def write_again(self, message: StepMessage, batch: Batch, slot: int) -> None:
-        """Write the observations of an answer that was read before into a batch, from `slot` on."""
-        # No more than these: what an info tells once would be taken for news.
+        """Write the observations of an answer that was read before into a batch, beginning at `slot`."""
+        # Only the observations: the info's remarks, which are sent once, would be applied again.
         self._write_last(message, batch, slot)
         if isinstance(message, BegunAnswer):
             self.write_rows(message.begun, batch.columns, slot)
 
     def _write_last(self, message: StepMessage, batch: Batch, slot: int) -> None:
-        """Write the observations of an answer that was read before, as they are before lanes begin anew."""
+        """Write the observations of an answer that was read before, as they were before lanes began again."""
         ended = message.ended if isinstance(message, BegunAnswer) else message
         if isinstance(ended, StepAnswer):
             tensors: Sequence[Array] = ended.arrays(len(self.leaves))
@@ -343,7 +343,7 @@ class StepReader:
             tensors = [spec.read(ended.step.observations[uid]) for uid, spec in self.leaves]
         self._write_tensors(tensors, batch, slot)
         if ended is not message:
-            # Those that filled a column by themselves are parts of the message.
+            # Observations that filled a whole column are parts of the message.
             batch.columns[:] = [column.copy() for column in batch.columns]
 
     def _write_tensors(self, tensors: Sequence[Array], batch: Batch, slot: int) -> None:
@@ -351,18 +351,18 @@ class StepReader:
             self.layout.write(batch.columns, index, slot, array)
 
     def read_begun(self, begun: bridge_pb2.Value.Begun, batch: Batch, slot: int) -> Any:
-        """Write the observations of lanes that began their next episodes into a batch that holds those of all lanes.
+        """Write the first observations of lanes' next episodes into a batch with the observations of all lanes.
 
         Args:
-            begun: How they began.
-            batch: Where to; its columns are nobody else's.
+            begun: How the lanes began.
+            batch: The batch; no other code uses its columns.
             slot: The slot of the first lane.
 
         Returns:
             The info, as `read_into`.
 
         Raises:
-            PeerError: An observation is missing, or not of its spec.
+            PeerError: An observation is missing, or does not fit its spec.
         """
         try:
             self.write_rows(begun, batch.columns, slot)
@@ -374,7 +374,7 @@ class StepReader:
         return info
 
     def write_rows(self, begun: bridge_pb2.Value.Begun, columns: list[Column], slot: int) -> None:
-        """Write the first observations of lanes into columns, from `slot` on; raises TensorError."""
+        """Write the first observations of lanes into columns, beginning at `slot`; raises TensorError."""
         slots, rows = [slot + lane for lane in begun.lanes], begun.rows
         if len(rows) != len(self.leaves):
             raise TensorError(f"expected rows of {len(self.leaves)} observations, got {len(rows)}")
@@ -382,15 +382,15 @@ class StepReader:
             self.layout.write_lanes(columns, index, slots, data)
 
     def read_rows(self, answers: Sequence[StepAnswer], batch: Batch, slots: Any) -> None:
-        """Write what single environments answered by the same template into a batch, but for the infos.
+        """Write single environments' answers of the same template into a batch, except for the infos.
 
         Args:
-            answers: Of this remote and others like it.
-            batch: Where to; its columns are arrays.
+            answers: The answers of this remote and others like it.
+            batch: The batch; its columns are arrays.
             slots: The answers' slots: a slice, or their numbers.
 
         Raises:
-            TensorError: An observation of one of them is not of its space.
+            TensorError: An observation is not in its space.
         """
         *arrays, rewards, _, truncations = StepAnswer.stack(answers)
         for index, array in enumerate(arrays):
@@ -400,10 +400,10 @@ class StepReader:
         batch.truncations[slots] = truncations
 
     def read_info(self, answer: StepAnswer) -> Any:
-        """Return the info that came with an answer.
+        """Return the info of an answer.
 
         Raises:
-            PeerError: It cannot be read.
+            PeerError: The info cannot be read.
         """
         try:
             return {} if answer.info is None else self._decode_info(answer.info)
@@ -411,8 +411,8 @@ class StepReader:
             raise PeerError(self.url, f"its info cannot be read: {error}") from error
 
     def _decode_info(self, data: bytes) -> Any:
-        """Return an info; take how observations are built from here on, and tell the user what did not travel."""
-        if data == values.EMPTY_DICT:  # as nearly always
+        """Return an info; apply the form of observations in it, and warn the user of values that were not sent."""
+        if data == values.EMPTY_DICT:  # the usual case
             self.agents = self.missing = self.failed = ()
             self.begun = None
             return {}
@@ -420,12 +420,12 @@ class StepReader:
         info, notes, form, reward = told[:4]
         self.agents, self.missing, failed, self.begun = told[4:]
         self.failed = [lane for lane in failed if 0 <= lane < (self.lanes or 0)] if failed else ()
-        # Else it would be found where the infos of all slots are joined, and cost those of other servers too.
+        # Otherwise it would be found when the infos of all slots are joined, and fail those of other servers too.
         if not isinstance(info, dict) and not (
             isinstance(info, list) and len(info) == self.lanes and all(isinstance(own, dict) for own in info)
         ):
             raise TensorError(f"expected a dict, or a list of one for each lane, got {info!r:.80}")
-        # Told only where it changes: it holds for the answers that follow.
+        # Sent only if it changes: it applies to the following answers.
         if form is not values.UNCHANGED:
             self._form = form
         if reward is not values.UNCHANGED:
@@ -433,16 +433,16 @@ class StepReader:
                 raise TensorError(f"expected a number as the reward in an info, got {reward!r:.80}")
             self._rewards_as = self._told_reward = reward
         if info:
-            # It stays when the person has left: a server that is late then gets a second more, at most.
+            # It stays after the person has left: a late server then gets at most a second more.
             self.allowance = _allowance(info) or self.allowance
-        # Told only where a reset has changed them.
+        # Sent only if a reset has changed them.
         if notes and isinstance(notes[-1], AttributeNames):
             self.names, notes = KnownNames(notes[-1]), notes[:-1]
-        # As many as our servers send. What warned is remembered by Python, for as long as the process runs.
+        # As many as our servers send, because Python remembers warnings for the lifetime of the process.
         for note in notes[: _MOST_NOTES - self._notes]:
             warn(f"{self.url}: {note:.1000}")
         self._notes = min(_MOST_NOTES, self._notes + len(notes))
-        # Last, so that remarks of an answer that nobody reads are taken all the same.
+        # Last, so that remarks of an unread answer are still applied.
         if self.begun is not None and not self.begins_in_step:
             raise _unasked(self.take_begun())
         return info
@@ -451,19 +451,19 @@ class StepReader:
         """Return the observation's tensors, and reward, terminated, truncated and info."""
         observations, state = message.step.observations, message.step.state
         for uid, spec in self.leaves:
-            # Looked for first: a map of protobuf makes an empty tensor of a key that is missing.
+            # Checked first, because a protobuf map creates an empty tensor for a missing key.
             if uid not in observations:
                 raise PeerError(self.url, f"its answer lacks the observation {spec.name!r} (UID {uid})")
         tensors = [spec.read(observations[uid]) for uid, spec in self.leaves]
         signals = {name: observations[uid] for name, uid in self.uids.items() if uid in observations}
-        # Another server may have no reward (D-24).
+        # Another package's server may have no reward (D-24).
         reward = unpack_tensor(signals["reward"], "reward") if "reward" in signals else 0.0
         truncated: Any = state == pb.INTERRUPTED
         terminated: Any = state == pb.TERMINATED
         if self.lanes is not None:
             terminated = unpack_tensor(signals["terminated"], "terminated")
             truncated = unpack_tensor(signals["truncated"], "truncated")
-        elif "truncated" in signals:  # an episode can end in both ways at once, of which the state tells one
+        elif "truncated" in signals:  # an episode can end in both ways at once; the state has only one
             truncated |= bool(unpack_tensor(signals["truncated"], "truncated"))
         info = self._decode_info(signals["info"].uint8s.array) if "info" in signals else {}
         if self.realtime is not None:
@@ -472,14 +472,14 @@ class StepReader:
 
 
 def _unasked(begun: bridge_pb2.Value.Begun | None) -> TensorError:
-    """Return the error of an answer that says how lanes began, where nobody has asked for that."""
+    """Return the error for an answer that says how lanes began, although that was not requested."""
     lanes = [] if begun is None else list(begun.lanes)
     return TensorError(f"expected no lanes that begin anew within this answer, got the lanes {lanes!s:.80}")
 
 
 def _allowance(info: Any) -> float:
-    """Return the seconds between two steps at the pace that an info tells, one at most; 0: it tells none."""
-    # One pace holds for all lanes of a world.
+    """Return the seconds between two steps at the pace in an info, at most one second; 0: it has none."""
+    # All lanes of a world have the same pace.
     first = info[0] if isinstance(info, list) else info
     pace = first.get(PACE) if isinstance(first, Mapping) else None
     if isinstance(pace, np.ndarray):

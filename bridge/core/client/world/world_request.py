@@ -1,4 +1,4 @@
-"""Which world a client asks for, and what it then knows of it."""
+"""The world that a client requests, and the facts that it then knows about it."""
 
 from __future__ import annotations
 
@@ -22,48 +22,48 @@ from bridge.pb import dm_env_rpc_pb2 as pb
 __all__ = ["MAX_MESSAGE_BYTES", "WorldInfo", "WorldRequest", "pack_factory"]
 
 MAX_MESSAGE_BYTES = 512 * 1024 * 1024
-"""Bytes in a request or answer that a client takes by default."""
+"""The largest request or answer in bytes, by default."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WorldRequest:
-    """Which world a client wants."""
+    """The world that a client wants."""
 
     address: Address
     """The server."""
     env_id: str | None = None
-    """The environment, where a server has several."""
+    """The environment's id, if the server has several."""
     render_mode: str | None = None
     """The render mode to make it with."""
     env_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """For its constructor."""
+    """Arguments of the environment's constructor."""
     agent: str | None = None
     """The agent to join as, in a world of several; None: the first that is free."""
     join_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """JoinWorld settings: `role` and `wait` of a real-time world."""
     diagnostics: bool = True
-    """True: ask a real-time world for times (U-11)."""
+    """True: request the times of a real-time world (U-11)."""
     env_factory: bytes | None = dataclasses.field(default=None, repr=False)
-    """A pickled function that makes the environment there."""
+    """A pickled function that makes the environment on the server."""
     max_message_bytes: int = MAX_MESSAGE_BYTES
     """The largest request or answer, in bytes."""
     transport: str = "http2"
-    """How to connect, as for `connect`."""
+    """The transport, see `connect`."""
     lanes_if_alike: int | None = None
-    """Make a world of so many lanes, if the server says that it is as good as a world for each; None: do not ask."""
+    """Make a world of this many lanes, if the server says that it is as good as a world each; None: do not ask."""
     names: bool = False
     """True if the names of the environment's attributes and methods are wanted."""
     plain_spaces: bool = False
-    """True if a space of a class of its own is read as the plain one that stands for it, without a warning."""
+    """True: read a space of a custom class as the plain one that replaces it, without a warning."""
 
     @classmethod
     def of(cls, url: str, credentials: ClientCredentials | None = None, **fields: Any) -> WorldRequest:
-        """Ask for what a URL says.
+        """Return the request that a URL describes.
 
         Args:
             url: The URL.
-            credentials: What is shown to the server, besides the token of the URL.
-            fields: Further fields.
+            credentials: The credentials for the server, besides the token of the URL.
+            fields: Further fields of the request.
 
         Raises:
             AddressError: The URL cannot be read.
@@ -75,18 +75,18 @@ class WorldRequest:
 
     @property
     def kind(self) -> Any:
-        """The environment, settings and agent, on any server; None: a world that exists already, in one place."""
+        """The environment, settings and agent, on any server; None: an existing world, on one server."""
         address = self.address
         return None if address.world is not None else (self.env_id, address.settings, self.agent)
 
     def as_lanes(self, count: int) -> WorldRequest:
-        """Return the request for a world of so many lanes."""
+        """Return the request for a world of this many lanes."""
         settings = (*self.address.settings, ("num_envs", str(count)))
         address = dataclasses.replace(self.address, settings=settings)
         return dataclasses.replace(self, address=address, lanes_if_alike=None)
 
     def too_large(self, size: int) -> SettingError:
-        """Return the error of a request of this many bytes."""
+        """Return the error for a request of this many bytes."""
         return SettingError(f"a request of {size} bytes is larger than max_message_bytes={self.max_message_bytes}")
 
     def settings(self) -> dict[str, pb.Tensor]:
@@ -100,7 +100,7 @@ class WorldRequest:
             found["render_mode"] = pack_tensor(self.render_mode)
         rest = {}
         for name, value in self.env_kwargs.items():
-            # What a tensor holds is a setting of its own, which other servers can read. Only the rest needs our codec.
+            # A value that a tensor can hold is a setting of its own, readable by other servers. Others need our codec.
             if isinstance(value, (bool, int, float, str)):
                 found[f"kwargs.{name}"] = pack_tensor(value)
             else:
@@ -117,7 +117,7 @@ def pack_factory(env: Callable[..., Any]) -> bytes:
     """Pickle a function that makes an environment, for the server to call.
 
     Raises:
-        SettingError: It is none, or holds what cannot be pickled.
+        SettingError: The value is no function, or cannot be pickled.
     """
     if not callable(env):
         raise SettingError(f"expected env to be a function that returns an environment, got {env!r:.80}")
@@ -129,11 +129,11 @@ def pack_factory(env: Callable[..., Any]) -> bytes:
 
 
 def _parameter(name: str, text: str) -> Any:
-    """A query parameter's value: a number or truth value where it reads as one and is not expected to be text."""
+    """Return a query parameter's value: a number or bool if it can be read as one, and text is not expected."""
     if name in ("env_id", "render_mode", "vectorization_mode"):
         return text
     try:
-        # JSON's words for numbers and truth values, and nothing more of JSON: lists and objects stay text.
+        # Only JSON's numbers and bools; lists and objects stay text.
         value = json.loads(text)
     except ValueError:
         return text
@@ -142,12 +142,12 @@ def _parameter(name: str, text: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class WorldInfo:
-    """A client's knowledge of the world that it is in."""
+    """The facts that a client knows about its world."""
 
     observation_space: Space[Any]
-    """Of one environment."""
+    """The space of one environment."""
     action_space: Space[Any]
-    """Of one environment."""
+    """The space of one environment."""
     lanes: int | None = None
     """The number of lanes; None for a single environment."""
     env_id: str | None = None
@@ -155,24 +155,24 @@ class WorldInfo:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The environment's metadata."""
     render_mode: str | None = None
-    """How it renders."""
+    """The render mode of the environment."""
     spec: Mapping[str, Any] | None = None
-    """The spec of its registration."""
+    """The spec with which it was registered."""
     server_version: str | None = None
     """The version of a Gymnasium Bridge server; None for another one."""
     reward_space: Space[Any] | None = None
-    """Of array rewards; None: rewards are numbers."""
+    """The space of array rewards; None: rewards are numbers."""
     fps: float | None = None
-    """Frames a second of a real-time world; None: it waits for each action."""
+    """Frames a second of a real-time world; None: the world waits for each action."""
 
     @property
     def spaces(self) -> tuple[Space[Any], ...]:
-        """The observation space, the action space and, where rewards are arrays, theirs."""
+        """The observation space, the action space and, if rewards are arrays, the reward space."""
         given = (self.observation_space, self.action_space)
         return given if self.reward_space is None else (*given, self.reward_space)
 
     def difference(self, other: WorldInfo) -> str:
-        """Say which spaces are not those of another world; "" where all are."""
+        """Return the spaces that differ from those of another world, as text; "" if none does."""
         names = ("observation space", "action space", "reward space")
         pairs = itertools.zip_longest(names, self.spaces, other.spaces)
         return "; ".join(f"the {name} {mine} and not {theirs}" for name, mine, theirs in pairs if mine != theirs)
