@@ -1,8 +1,8 @@
 """The core: environments as worlds, the protocol's sessions, the transport, and the clients.
 
-`encoding` turns Gymnasium's data into messages, `transport` has HTTP/2, TLS and sockets, `worlds` what is served,
-`adapters` wrappers of it, `server` and `client` the two ends; the modules here are small helpers. The core imports
-nothing but itself, `bridge.errors`, `bridge.version` and `bridge.pb`.
+`encoding` converts Gymnasium's data to messages, `transport` has HTTP/2, TLS and sockets, `worlds` the served
+environments, `adapters` wrappers of them, `server` and `client` the two ends; the modules in this folder are small
+helpers. The core imports only itself, `bridge.errors`, `bridge.version` and `bridge.pb`.
 
-May be imported by everything.
+May be imported by all packages.
 """

@@ -1,4 +1,4 @@
-"""Pauses between attempts, which double with each failure in a row, and waiting for a server that is not up yet."""
+"""Pauses between attempts, which double with each consecutive failure, and waiting for a server that is not up yet."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ __all__ = ["ServerWait", "checked_wait", "doubling_pause", "pause", "until_up"]
 T = TypeVar("T")
 _log = SafeLog(__name__)
 _jitter = random.Random()
-# Of the wait for a server.
+# Pauses while waiting for a server.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
-# Seconds between two lines of the log.
+# Seconds between two log lines.
 _LOG = 10.0
 
 
 def doubling_pause(failures: int, least: float, most: float) -> float:
     """Return the seconds until the next attempt: `least` after the first failure, then doubling up to `most`."""
-    # A bound for the exponent: of a server that is gone for hours 1,024 attempts fail, and 2.0 ** 1024 overflows.
+    # The exponent is limited: 1,024 attempts fail if a server is gone for hours, and 2.0 ** 1024 overflows.
     return min(most, least * 2.0 ** min(failures - 1, 10))
 
 
 def pause(failures: int) -> float:
-    """Return the seconds until a client's next attempt; no two have the same, so many do not come at once."""
+    """Return the seconds until a client's next attempt, with a random part, so that clients do not retry together."""
     return doubling_pause(failures, 0.1, 10.0) * _jitter.uniform(0.5, 1.5)
 
 
 def checked_wait(seconds: Any) -> float:
-    """Return the keyword `wait_for_server`, or raise SettingError where it is no number of seconds."""
+    """Return the keyword `wait_for_server`; raise SettingError if it is no valid number of seconds."""
     if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not 0 <= seconds < 1e9:
         raise SettingError(f"expected wait_for_server to be seconds, 0 or more, got {seconds!r}")
     return float(seconds)
 
 
 class ServerWait:
-    """One wait, which begins now.
+    """One wait for a server, which begins now.
 
     Args:
-        seconds: How long it lasts at most.
+        seconds: The longest duration of the wait.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -57,10 +57,10 @@ class ServerWait:
         return self._seconds > 0
 
     def pause_after(self, error: RemoteError) -> float:
-        """Say in the log why an attempt failed; return the seconds until the next one.
+        """Log why an attempt failed; return the seconds until the next one.
 
         Raises:
-            RemoteError: The error itself, where no waiting helps. At the end of the wait it says how long that was.
+            RemoteError: The given error, if waiting does not help. At the end of the wait it says how long that was.
         """
         if not (error.unavailable and self.lasts):
             raise error
@@ -75,19 +75,19 @@ class ServerWait:
             self._tell_at = now + LOOK
             tell(f"waiting for {error.url}, at most {self._end - now:.0f} s more")
         self._failures += 1
-        # The last attempt comes at the very end.
+        # The last attempt is made at the very end.
         return min(doubling_pause(self._failures, _FIRST_PAUSE, _LONGEST_PAUSE), max(0.01, self._end - now))
 
 
 def until_up(connect: Callable[[], T], wait: float | ServerWait) -> T:
-    """Return what a call returns, which is made again while its server is not up.
+    """Return the result of a call, which is repeated while its server is not up.
 
     Args:
-        connect: Connects. A connection that is refused, a name that nobody knows, and UNAVAILABLE are waited for.
-        wait: How many seconds from now on, or a wait that several calls share.
+        connect: Connects. A refused connection, a name that cannot be resolved, and UNAVAILABLE are waited for.
+        wait: The seconds to wait from now on, or a wait that several calls share.
 
     Raises:
-        RemoteError: Of the last call.
+        RemoteError: The error of the last call.
     """
     if not isinstance(wait, ServerWait):
         wait = ServerWait(wait)

@@ -1,4 +1,4 @@
-"""Connections to a port that costs each caller a thread and a file: strangers must not use them all up."""
+"""Limits new connections to a port where each costs a thread and a file: strangers must not use them all up."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["Callers"]
 
 
 class Callers:
-    """Those that were not let in yet; the oldest goes for a further one.
+    """New connections that were not accepted yet. If there are too many, the oldest is closed.
 
     Args:
-        most: How many there are at a time.
+        most: The most connections at a time.
     """
 
     def __init__(self, most: int) -> None:
@@ -20,15 +20,15 @@ class Callers:
         self._sockets: dict[socket.socket, None] = {}
 
     def add(self, sock: socket.socket, address: object = None) -> bool:
-        """Take one more; return True. It is as `verify_request` of `socketserver`."""
+        """Add a connection; return True, as `verify_request` of `socketserver` must."""
         self._sockets[sock] = None
         if len(self._sockets) > self._most:
             oldest = next(iter(self._sockets))
-            self._sockets.pop(oldest, None)  # another thread may have let it in
+            self._sockets.pop(oldest, None)  # another thread may have accepted it
             with contextlib.suppress(OSError):  # it has ended
                 oldest.shutdown(socket.SHUT_RDWR)
         return True
 
     def let_in(self, sock: socket.socket) -> None:
-        """One is no caller any more."""
+        """Remove an accepted connection."""
         self._sockets.pop(sock, None)

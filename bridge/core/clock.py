@@ -1,4 +1,4 @@
-"""Time as an object: the machine's, or one that a test turns by hand (`bridge.testing.VirtualClock`)."""
+"""Time as an object: the machine's, or one that a test advances (`bridge.testing.VirtualClock`)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Clock", "MonotonicClock"]
 
 @runtime_checkable
 class Clock(Protocol):
-    """A clock: seconds that never go back, from an arbitrary zero."""
+    """A clock: seconds that never decrease, from an arbitrary zero."""
 
     def now(self) -> float:
-        """Return the present time, seconds."""
+        """Return the current time, seconds."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Return when so many seconds have passed; at once where the number is not positive."""
+        """Return when this many seconds have passed; at once if the number is not positive."""
         ...
 
 
@@ -29,6 +29,6 @@ class MonotonicClock:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Block this thread for so many seconds."""
+        """Block this thread for this many seconds."""
         if seconds > 0:
             time.sleep(seconds)

@@ -1,10 +1,10 @@
-"""What is imported when it is first asked for, and what an installation may lack: extras and features.
+"""Lazy imports, and parts that an installation may lack: extras and features.
 
-What a user installs for an extra is worded here, for every error.
+All errors take the command that installs an extra from here.
 
-A feature such as `bridge.recording` may be called by users, and yet has to serve an environment with a page, which it
-knows nothing of; and an environment tells by properties what features know of it. So the composition root,
-`bridge/__init__.py`, says by `provide` where such things are, and who needs them asks by `provided`.
+A feature such as `bridge.recording` has functions for users, but must also serve an environment with a page, about
+which it knows nothing; and an environment's properties include those of features. So the composition root,
+`bridge/__init__.py`, registers where these objects are with `provide`, and code that needs them calls `provided`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 
 _OURS = "gymnasium-bridge["
-"""What the `name` of an error of `imported_from` begins with; Python's own have that of a module."""
+"""The prefix of `name` in errors of `imported_from`; in Python's own errors it is the name of a module."""
 
 
 def install_command(extra: str) -> str:
@@ -42,13 +42,13 @@ def install_command(extra: str) -> str:
 
 @contextlib.contextmanager
 def needed(problem: str, extra: str) -> Iterator[None]:
-    """Say which extra to install where a package that is imported within is missing.
+    """Raise an error that names the extra to install if an import within fails.
 
-    The error stands alone: that of the import says nothing more, unless the package is there and broken.
+    The error has no cause, unless the package is installed but broken: the failed import would add nothing.
 
     Args:
-        problem: What is missing, and for what: "films need PyAV".
-        extra: The extra that brings it.
+        problem: What needs which package: "films need PyAV".
+        extra: The extra with the package.
 
     Raises:
         SettingError: An import failed.
@@ -56,18 +56,18 @@ def needed(problem: str, extra: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        from bridge.errors import SettingError  # here: it imports Gymnasium, and packages are to be imported quickly
+        from bridge.errors import SettingError  # here: it imports Gymnasium, and packages should import quickly
 
         raise SettingError(_remedy(error, problem, extra)) from _cause(error)
 
 
 @contextlib.contextmanager
 def imported_from(problem: str, extra: str) -> Iterator[None]:
-    """Say which extra to install where a module of ours imports a package that is missing.
+    """Raise an error that names the extra to install if an import of this package's module fails within.
 
     Args:
-        problem: What is missing, and for what: "recordings need pyarrow".
-        extra: The extra that brings it.
+        problem: What needs which package: "recordings need pyarrow".
+        extra: The extra with the package.
 
     Raises:
         ImportError: An import failed.
@@ -79,33 +79,33 @@ def imported_from(problem: str, extra: str) -> Iterator[None]:
 
 
 def says_what_to_install(error: ImportError) -> bool:
-    """True for an error of `imported_from`, whose text is a whole remedy."""
+    """True for an error of `imported_from`, whose text is a complete remedy."""
     return (error.name or "").startswith(_OURS)
 
 
 def _remedy(error: ImportError, problem: str, extra: str) -> str:
-    """Return what to do about an import that failed."""
-    if says_what_to_install(error):  # of a module of ours, deeper inside
+    """Return the remedy for an import that failed."""
+    if says_what_to_install(error):  # raised by another module of this package
         return str(error)
     remedy = f"{problem}: {install_command(extra)}"
     return remedy if _is_absent(error) else f"{remedy}; what is installed cannot be imported: {error}"
 
 
 def _cause(error: ImportError) -> ImportError | None:
-    """Return the error that a reader needs beside the remedy; None: none, since a package is just not there."""
+    """Return the cause to show beside the remedy; None: there is none, because the package is just not installed."""
     return None if says_what_to_install(error) or _is_absent(error) else error
 
 
 def _is_absent(error: ImportError) -> bool:
-    """True if a module was not found; a package that is there and broken raises other errors."""
+    """True if a module was not found; a package that is installed but broken raises other errors."""
     return isinstance(error, ModuleNotFoundError)
 
 
 @contextlib.contextmanager
 def feature(name: str, purpose: str) -> Iterator[None]:
-    """Say which feature of this package is missing where a module of it is imported within.
+    """Raise an error that names the missing feature of this package if the import of its module fails within.
 
-    The features are folders of `bridge` that an installation may lack, such as `bridge.perlert`.
+    Features are folders of `bridge` that an installation may lack, such as `bridge.perlert`.
 
     Args:
         name: The folder: `perlert`.
@@ -125,7 +125,7 @@ def feature(name: str, purpose: str) -> Iterator[None]:
 
 
 def has_feature(name: str) -> bool:
-    """True if this installation has a feature, such as `perlert`; imports nothing of it."""
+    """True if this installation has a feature, such as `perlert`, without importing it."""
     return is_installed(f"bridge.{name}")
 
 
@@ -146,10 +146,10 @@ def lazy_names(
     """Return a package's `__getattr__` and `__dir__`.
 
     Args:
-        package: Its name, such as `bridge.testing`.
+        package: The name of the package, such as `bridge.testing`.
         places: The module of each public name.
-        modules: Its public modules, each with what is imported when it is first asked for: itself or a module in it.
-        absent: Names that cannot be imported here; `dir` leaves them out.
+        modules: Its public modules, each with the module to import on first use: itself or a module in it.
+        absent: Names that cannot be imported here; `dir` omits them.
     """
 
     def get(name: str) -> Any:
@@ -167,28 +167,27 @@ _places: dict[str, str] = {}
 
 
 def provide(**places: str) -> None:
-    """Say where things are.
+    """Register the places of objects for `provided`.
 
     Args:
-        places: `MODULE:NAME` of each, by the name that features ask for.
+        places: `MODULE:NAME` of each object, by the name that features use.
     """
     _places.update(places)
 
 
 def provided(name: str) -> Any:
-    """Return what the composition root provides by this name.
+    """Return the object that the composition root registered under a name.
 
-    `serve_gym` and `make_vec_remote` are the functions of these names, `server` is the class of servers;
-    `other_schemes` says for errors which URL schemes there are beside those of servers; `client_methods` is a dict of
-    what `added_method` of the client finds; `groups` the dataclasses that
-    its keywords take, by keyword; `gateway_schemes` the `bridge.web.gateway.schemes.GatewayScheme` objects of this
-    package; `environment_properties` the `bridge.core.worlds.environment.EnvironmentProperty` objects of its
-    features; `reseed` the function that seeds the random generators of an environment anew in the middle of an episode,
-    by `reseed(env, seed)`; `as_policy` the function that returns the policy that a user names by a function, `"random"`
-    or a URL.
+    `serve_gym` and `make_vec_remote` are the functions of these names; `server` is the class of servers;
+    `other_schemes` returns for errors the URL schemes besides those of servers; `client_methods` is a dict for
+    `added_method` of the client; `groups` has the dataclasses that keywords take, by keyword; `gateway_schemes` the
+    `bridge.web.gateway.schemes.GatewayScheme` objects of this package; `environment_properties` the
+    `bridge.core.worlds.environment.EnvironmentProperty` objects of its features; `reseed` is the function that seeds
+    the random generators of an environment in the middle of an episode, by `reseed(env, seed)`; `as_policy` the
+    function that returns the policy that a user gives as a function, `"random"` or a URL.
 
     Raises:
-        LookupError: There is nothing of this name.
+        LookupError: No object is registered under this name.
     """
     if name not in _places:
         raise LookupError(f"expected one of {', '.join(_places)}, which the package provides, got {name!r}")

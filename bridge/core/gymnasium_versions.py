@@ -1,7 +1,7 @@
-"""Differences between the versions of Gymnasium that this package runs with, 1.1 to 1.4.
+"""Differences between the supported versions of Gymnasium, 1.1 to 1.4.
 
-Everything else in the package is written for the newest version. What an older one lacks is here, with the version that
-brought it, so that a name can go once that version is the oldest.
+All other code is written for the newest version. This module adds what older versions lack, and names the version that
+introduced it, so that a function can be removed when that version is the oldest supported one.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ class BatchWrapper(_Base):
     """A vector wrapper whose rewards and flags are arrays."""
 
     if VERSION < (1, 3):
-        # Until 1.2.3 a vector wrapper closes what it wraps when nobody refers to the wrapper any more: in
-        # `BlockingReset(envs).reset()` that would close `envs`, which the caller still has.
+        # Before 1.2.3 a vector wrapper closes the wrapped environment when the wrapper is garbage-collected:
+        # `BlockingReset(envs).reset()` would close `envs`, which the caller still uses.
         def __del__(self) -> None:
-            """Leave the wrapped environment open, as from Gymnasium 1.3 on."""
+            """Leave the wrapped environment open, as Gymnasium 1.3 and later do."""
 
 
 class SyncLanes(_Sync):
-    """The base of a SyncVectorEnv that steps its environments in a way of its own."""
+    """The base class of a SyncVectorEnv with its own way of stepping."""
 
 
 def discrete_space(n: int, start: int, dtype: np.dtype[Any]) -> spaces.Discrete:
     """Return `Discrete(n, start=start, dtype=dtype)`.
 
-    Gymnasium 1.2.2 brought the keyword. Before it, the space gets the dtype as an attribute: observations and batches
-    have that dtype, but `sample()` returns int64, which is cast when the action is sent.
+    Gymnasium 1.2.2 introduced the keyword. Before, the dtype is set as an attribute of the space: observations and
+    batches have that dtype, but `sample()` returns int64, which is cast when the action is sent.
     """
     if VERSION >= (1, 2, 2):
         return spaces.Discrete(n, start=start, dtype=dtype.type)
@@ -61,8 +61,8 @@ def discrete_space(n: int, start: int, dtype: np.dtype[Any]) -> spaces.Discrete:
 def dict_space(items: Iterable[tuple[Any, Space[Any]]], *, sort_keys: bool) -> spaces.Dict:
     """Return a `Dict` with its keys in the order of `items`.
 
-    Gymnasium 1.4 brought `sort_keys`, by which a batch of the space keeps the order too. Before it, the keys of a batch
-    are sorted, at both ends alike.
+    Gymnasium 1.4 introduced `sort_keys`, with which a batch of the space keeps the order too. Before, the keys of a
+    batch are sorted, at both ends.
     """
     if VERSION >= (1, 4):
         return spaces.Dict(list(items), sort_keys=sort_keys)
@@ -73,8 +73,8 @@ def graph_space(node: Space[Any], edge: Space[Any] | None) -> spaces.Graph:
     """Return `Graph(node, edge)`.
 
     Raises:
-        UnsupportedSpaceError: Its nodes or edges are of another kind than Box and Discrete, and a Gymnasium older than
-            1.4 is installed.
+        UnsupportedSpaceError: The space of its nodes or edges is neither Box nor Discrete, and the installed Gymnasium
+            is older than 1.4.
     """
     for part in (node, edge):
         if VERSION < (1, 4) and part is not None and not isinstance(part, (spaces.Box, spaces.Discrete)):

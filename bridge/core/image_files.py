@@ -1,4 +1,4 @@
-"""Arrays of pixels as the bytes of image files: JPEG, and PNG."""
+"""Encode arrays of pixels as JPEG or PNG files."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from bridge.errors import Code, RequestError
 __all__ = ["QUALITY", "encode_either", "encode_jpeg", "encode_png"]
 
 QUALITY = 80
-"""Of a JPEG, where nothing else is asked for."""
+"""The default quality of a JPEG."""
 _FULL_COLOR = 90
-"""The quality from which a JPEG has a color for each pixel, not one for four of them."""
+"""The quality from which on a JPEG has a color for each pixel, not one for four pixels."""
 _PIXELS_A_BYTE = 16
-"""The pixels that a byte of a PNG stands for in a picture that is small enough as PNG, whatever a JPEG takes."""
+"""If each byte of a PNG encodes at least this many pixels, the PNG is used without a comparison with JPEG."""
 _WORTH = 1.5
-"""How many times as large as a JPEG the PNG of a drawing may be: it has no noise around sprites and letters."""
+"""The largest ratio of a drawing's PNG to its JPEG: a PNG has no noise around sprites and letters."""
 _RUN = 4
 """The least average length, in pixels, of the runs of one color that make a picture flat."""
 _FEW = 24
-"""In pixels: where fewer than one of so many has a value that differs from the one above, changes are few."""
+"""Changes are few if less than one in this many values differs from the value above it."""
 
 
 def encode_jpeg(picture: NDArray[np.uint8], quality: int = QUALITY) -> bytes:
@@ -35,7 +35,7 @@ def encode_jpeg(picture: NDArray[np.uint8], quality: int = QUALITY) -> bytes:
 
     Args:
         picture: The picture.
-        quality: 1 to 100.
+        quality: The quality, 1 to 100.
 
     Raises:
         RequestError: FAILED_PRECONDITION: no package that encodes JPEG is installed.
@@ -64,13 +64,13 @@ def _simplejpeg() -> Any:
 
 
 def encode_either(picture: NDArray[np.uint8], quality: int = QUALITY) -> bytes:
-    """Return a picture of shape (height, width, 3) as PNG where that is at most half larger than a JPEG, else as JPEG.
+    """Return a picture of shape (height, width, 3) as PNG if it is at most half larger than a JPEG, else as JPEG.
 
-    A JPEG blurs what is drawn in areas of one color, has noise around its edges, and is mostly larger than the PNG.
+    For drawings with areas of one color, a JPEG is blurred, has noise around edges, and is usually larger than the PNG.
 
     Args:
         picture: The picture.
-        quality: Of a JPEG, 1 to 100.
+        quality: The quality of a JPEG, 1 to 100.
 
     Raises:
         RequestError: As `encode_jpeg`.
@@ -78,7 +78,7 @@ def encode_either(picture: NDArray[np.uint8], quality: int = QUALITY) -> bytes:
     if not _is_flat(picture):
         return encode_jpeg(picture, quality)
     lossless = encode_png(picture)
-    # Most drawings are: a JPEG, which would hardly be smaller, is not made then.
+    # True of most drawings. No JPEG is made then, because it would hardly be smaller.
     if len(lossless) * _PIXELS_A_BYTE <= picture.shape[0] * picture.shape[1]:
         return lossless
     lossy = encode_jpeg(picture, quality)
@@ -86,16 +86,16 @@ def encode_either(picture: NDArray[np.uint8], quality: int = QUALITY) -> bytes:
 
 
 def encode_png(picture: NDArray[np.uint8]) -> bytes:
-    """Return a picture of shape (height, width, 3) as PNG: without loss, by the standard library alone."""
+    """Return a picture of shape (height, width, 3) as PNG, without loss, with only the standard library."""
     height, width = picture.shape[:2]
     lines = np.empty((height, 1 + width * 3), np.uint8)
-    # Each line as its difference from the one above it, which makes most of it zeros.
+    # Each line as its difference from the line above, so that most values are zeros.
     lines[:, 0] = 2
     flat = picture.reshape(height, width * 3)
     lines[0, 1:] = flat[0]
     np.subtract(flat[1:], flat[:-1], out=lines[1:, 1:])
-    # Few changes, as of a drawing with edges, are best told as the runs of zeros between them. Where there are more, as
-    # of tiles, they are the same again and again.
+    # Few changes, such as the edges of a drawing, are best encoded as runs of zeros. More changes, such as tiles,
+    # repeat.
     few = np.count_nonzero(lines[1:, 1:]) * _FEW <= height * width
     compressor = zlib.compressobj(1, strategy=zlib.Z_RLE if few else zlib.Z_DEFAULT_STRATEGY)
     parts = [
@@ -110,9 +110,9 @@ def encode_png(picture: NDArray[np.uint8]) -> bytes:
 
 
 def _is_flat(picture: NDArray[np.uint8]) -> bool:
-    """Return whether a picture is made of areas of one color, as drawings are.
+    """True if a picture consists of areas of one color, as drawings do.
 
-    Few rows are looked at: of a photograph or noise the answer costs next to nothing.
+    Only few rows are examined, so that the test of a photograph or noise costs little.
     """
     height, width = picture.shape[:2]
     rows = picture.reshape(height, width * 3)[:: max(1, height // 32)]

@@ -1,4 +1,4 @@
-"""Keywords that belong together, in one small dataclass each, such as `limits=Limits(max_worlds=8)`."""
+"""Related keywords, grouped in one small dataclass each, such as `limits=Limits(max_worlds=8)`."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _T = TypeVar("_T")
 _SELF_EXPLANATORY = (UsageError, ConnectError, RefusedError, RemoteTimeoutError)
-"""Errors whose message has all that a user needs; the frames of this package that they went through add nothing."""
+"""Errors whose message tells users all they need: their tracebacks are shortened to one frame of this package."""
 
 
 def flat_names(keyword: str, group: type) -> dict[str, dataclasses.Field[Any]]:
-    """Return what each field of a group is called where keywords cannot be grouped, such as on a command line.
+    """Return the names of a group's fields where keywords cannot be grouped, such as on a command line.
 
     Args:
         keyword: The keyword that takes the group.
         group: A dataclass.
 
     Returns:
-        The fields by their flat names. Those of `tls` and `record` have a prefix: `tls_ca`, but the folder of `record`
-        is `record` itself. A field whose name would not say enough has another one as `flat` in its metadata.
+        The fields by their flat names. Those of `tls` and `record` have a prefix, such as `tls_ca`, except that the
+        folder of `record` is `record`. A field can have another flat name as `flat` in its metadata.
     """
     prefix = f"{keyword}_" if keyword in ("tls", "record") else ""
     fields = {field.metadata.get("flat", f"{prefix}{field.name}"): field for field in dataclasses.fields(group)}
@@ -40,12 +40,12 @@ def flat_names(keyword: str, group: type) -> dict[str, dataclasses.Field[Any]]:
 
 
 def unknown_keyword(function: str, name: str, known: Iterable[str]) -> TypeError:
-    """Return the error that Python raises for a keyword that a function does not have, with the nearest that it has.
+    """Return the TypeError for an unknown keyword, as Python words it, with the most similar known keyword.
 
     Args:
         function: The function's name.
-        name: The keyword that was given.
-        known: The keywords that there are.
+        name: The unknown keyword.
+        known: The known keywords.
     """
     near = difflib.get_close_matches(name, known, 1, 0.7)
     hint = f": did you mean {near[0]}=?" if near else ""
@@ -53,10 +53,10 @@ def unknown_keyword(function: str, name: str, known: Iterable[str]) -> TypeError
 
 
 def group_classes(groups: Mapping[str, type | str]) -> dict[str, type]:
-    """Return the dataclasses that keywords take, without those of features that this installation lacks.
+    """Return the dataclasses that keywords take, without those of features that are not installed.
 
     Args:
-        groups: By keyword a class, or `MODULE:CLASS`, which is imported now.
+        groups: The class for each keyword, or `MODULE:CLASS`, which is imported now.
     """
     found: dict[str, type] = {}
     for keyword, group in groups.items():
@@ -65,7 +65,7 @@ def group_classes(groups: Mapping[str, type | str]) -> dict[str, type]:
             try:
                 group = getattr(importlib.import_module(module), name)
             except ModuleNotFoundError as error:
-                # The module or a folder that it is in, and not what it imports.
+                # The error is about the module or its parent package, not about a module that it imports.
                 if not f"{module}.".startswith(f"{error.name}."):
                     raise
                 continue
@@ -76,20 +76,20 @@ def group_classes(groups: Mapping[str, type | str]) -> dict[str, type]:
 def grouped(
     options: type | None = None, others: Iterable[str] | None = (), /, **groups: type | str
 ) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Decorate a function so that it says where the keyword is that somebody looks for.
+    """Decorate a function so that its errors for unknown keywords name the group that has the keyword.
 
-    It also shortens tracebacks: of an error that explains itself, such as a refused connection, the caller sees their
-    own frames and one of this package. Its cause stays.
+    It also shortens tracebacks: for an error that explains itself, such as a refused connection, the caller sees only
+    their own frames and one of this package. The error's cause is kept.
 
     Args:
-        options: The dataclass that the function makes of its `**keywords`; signature and docstring show the fields in
-            their place. None: it has none of these.
-        others: Further keywords that are handed on to what has them; None: any, of which the function checks its own.
-        groups: The dataclasses that its keywords take, by keyword, as of `group_classes`.
+        options: The dataclass that the function makes from its `**keywords`; signature and docstring show the fields
+            instead. None: there is none.
+        others: Further keywords that the function passes on; None: any, which the function checks itself.
+        groups: The dataclasses of its keywords, by keyword, see `group_classes`.
     """
 
     def find_place(name: str) -> str | None:
-        """Return how a field is given that somebody gave as a keyword; None: it is none."""
+        """Return how to give a field that was given as a keyword; None: it is no field."""
         for keyword, group in group_classes(groups).items():
             if field := flat_names(keyword, group).get(name):
                 return f"{keyword}={group.__name__}({field.name}=…)"
@@ -124,13 +124,13 @@ def grouped(
 
 
 def grouped_class(options: type, /, **groups: type | str) -> Callable[[type[_T]], type[_T]]:
-    """Decorate a class whose `__init__` makes a dataclass of its `**keywords`, as `grouped` does a function.
+    """Decorate a class whose `__init__` makes a dataclass from its `**keywords`, as `grouped` does for a function.
 
-    The class's docstring is the one that has its keywords.
+    The class's docstring must have the entry `keywords: …`.
 
     Args:
         options: The dataclass.
-        groups: As of `grouped`.
+        groups: See `grouped`.
     """
 
     def decorate(made: type[_T]) -> type[_T]:
@@ -142,7 +142,7 @@ def grouped_class(options: type, /, **groups: type | str) -> Callable[[type[_T]]
 
 
 def _with_fields(signature: inspect.Signature, options: type) -> inspect.Signature:
-    """Return a signature that has a dataclass's fields in the place of `**keywords`."""
+    """Return a signature with a dataclass's fields in place of `**keywords`."""
     own = [parameter for parameter in signature.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
     fields = [
         inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=str(field.type))
@@ -153,7 +153,7 @@ def _with_fields(signature: inspect.Signature, options: type) -> inspect.Signatu
 
 
 def with_texts(doc: str, options: type) -> str:
-    """Return a docstring that says of a dataclass's fields what its own does, in the place of `keywords: …`."""
+    """Return a docstring with the texts of a dataclass's fields in place of `keywords: …`."""
     classes = [kind for kind in reversed(options.__mro__) if dataclasses.is_dataclass(kind)]
     sections = [re.search(r"^Args:\n((?: .*\n|\n)*)", f"{inspect.getdoc(kind)}\n", re.MULTILINE) for kind in classes]
     texts = "\n".join(section.group(1).rstrip() for section in sections if section)
@@ -161,30 +161,30 @@ def with_texts(doc: str, options: type) -> str:
 
 
 def check_counts(**numbers: Any) -> None:
-    """Raise SettingError where the value of a keyword is no positive integer."""
+    """Raise SettingError if the value of a keyword is no positive integer."""
     for name, value in numbers.items():
         if type(value) is not int or value < 1:
             raise SettingError(f"expected {name} to be a positive integer, got {shown_number(value)}")
 
 
 def shown_number(value: Any) -> str:
-    """Return a value that is no int as messages show it: one of NumPy is not to look like the int that was expected."""
+    """Return a number for a message. A number that is no int, such as NumPy's, is shown with its type."""
     made = f"; give int({value})" if hasattr(value, "__index__") and not isinstance(value, (int, bool)) else ""
     kind = type(value)
     return f"{value} of the type {kind.__module__}.{kind.__qualname__}{made}" if made else repr(value)
 
 
 def by_name(what: str, given: object, names: Sequence[str], of: str) -> dict[str, object]:
-    """Return what is given for each name, or once for all of them, by name.
+    """Return one value for each name, given a mapping by name or one value for all.
 
     Args:
-        what: The keyword that it is given by, for the message.
-        given: A mapping by name, or one thing for all; None: nothing.
-        names: Those that there are.
-        of: What these are, for the message.
+        what: The keyword with the value, for the message.
+        given: A mapping by name, or one value for all; None: no values.
+        names: The names.
+        of: What the names are, for the message.
 
     Raises:
-        SettingError: It is given for a name that does not exist.
+        SettingError: A value is given for a name that does not exist.
     """
     if not isinstance(given, Mapping):
         return {} if given is None else dict.fromkeys(names, given)

@@ -1,11 +1,11 @@
-"""What an object owns: nothing that is of another process, and what has to be ended once nobody holds the object.
+"""Ownership of objects: after a fork, objects of the parent process; and objects that must be closed when unreferenced.
 
-Threads do not exist in a forked process, and its sockets are still its parent's: waiting for the former hangs, ending
-what is spoken over the latter breaks the parent's connections. So the child keeps every inherited connection and
-server alive and untouched until it exits, and its environments connect anew.
+A forked process does not have its parent's threads, and its sockets are still the parent's: waiting for such a thread
+hangs, and closing the protocol on such a socket breaks the parent's connection. So the child keeps every inherited
+connection and server alive and untouched until it exits, and its environments connect again.
 
-Listeners, servers, and files that a thread writes, which are dropped without `close`, are ended in a thread that may
-wait for them.
+Listeners, servers, and files that a thread writes are closed in a separate thread, which may wait, if they are dropped
+without `close`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["end_apart", "forget_in_child", "leak"]
 
 class _Inherited(Protocol):
     def after_fork(self) -> None:
-        """Give up what belongs to the parent process."""
+        """Release the objects that belong to the parent process."""
 
 
 _inherited: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -42,8 +42,8 @@ def leak(item: Any) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
 
-# The signal masks of threads that are forking now. A signal to a forked process must not come before `after_fork`: the
-# handlers that it inherits are its parent's.
+# The signal masks of threads that are forking now. A forked process must not get a signal before `after_fork`, because
+# it inherits its parent's handlers.
 _masks: dict[int, set[int]] = {}
 
 
@@ -64,11 +64,11 @@ def _after_fork_in_child() -> None:
     for item in list(_inherited):
         try:
             item.after_fork()
-        except Exception as error:  # the others have to give up theirs too
+        except Exception as error:  # the others must release their objects too
             failed = failed or error
     _after_fork_in_parent()
     if failed is not None:
-        raise failed  # Python prints it, and goes on
+        raise failed  # Python prints it, and continues
 
 
 if hasattr(os, "register_at_fork"):
@@ -76,15 +76,15 @@ if hasattr(os, "register_at_fork"):
 
 
 def end_apart(end: Callable[[], object]) -> None:
-    """Call a function that may wait, in a thread of its own; for `__del__`, which the garbage collector calls anywhere.
+    """Call a function that may wait, in a separate thread; for `__del__`, which the garbage collector calls anywhere.
 
-    The thread that collects may be the one that is to be waited for, or hold a lock that it needs. At the end of the
-    interpreter nothing is called: what is left ends with the process.
+    The thread that runs the garbage collector may be the one to wait for, or hold a lock that it needs. At the end of
+    the interpreter nothing is called: the remaining objects end with the process.
     """
     if sys.is_finalizing():
         return
-    # `Thread.start` takes a lock of `threading` and waits for the new thread, which takes it too. The collection may
-    # have come while the lock is held here, so another thread has to call it.
+    # `Thread.start` takes a lock of `threading` and waits for the new thread, which takes it too. The garbage
+    # collection may have begun while this thread holds the lock, so another thread must call `start`.
     thread = threading.Thread(target=end, name="bridge-end", daemon=True)
-    with contextlib.suppress(RuntimeError):  # no thread is left, or the interpreter begins to end
+    with contextlib.suppress(RuntimeError):  # no thread is left, or the interpreter is ending
         _thread.start_new_thread(thread.start, ())

@@ -1,11 +1,11 @@
-"""What other packages add, found by their entry points: one look-up, one import, one wording of errors.
+"""Entry points of other packages: finding them, importing them, and the wording of errors.
 
-Another package names what it has in its `pyproject.toml`, in the group of the kind:
+Another package lists its additions in its `pyproject.toml`, in the group of their kind:
 
     [project.entry-points."gymnasium_bridge.commands"]
     greet = "my_package.greet"
 
-`found` imports nothing of it. `load` imports one, and only where somebody named it.
+`found` imports nothing. `load` imports one entry, and only if the user or the operator named it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _for_a_client: ContextVar[bool] = ContextVar("for_a_client", default=False)
 
 @contextlib.contextmanager
 def for_a_client() -> Iterator[None]:
-    """Within it, `load` imports nothing: a server makes an environment with arguments that a client sent."""
+    """While it is entered, `load` imports nothing, because a client chose the arguments of an environment."""
     before = _for_a_client.set(True)
     try:
         yield
@@ -32,36 +32,36 @@ def for_a_client() -> Iterator[None]:
 
 
 def found(group: str) -> dict[str, list[EntryPoint]]:
-    """Return what other packages have in a group, by name, in alphabetical order; imports nothing of it.
+    """Return the entry points of a group by name, in alphabetical order, without importing them.
 
-    A name has several entry points where several packages have it.
+    A name has several entry points if several packages define it.
     """
     by_name: dict[str, list[EntryPoint]] = {}
     for entry in sorted(entry_points(group=group), key=lambda entry: (entry.name, package_of([entry]))):
         same = by_name.setdefault(entry.name, [])
-        # A package is found twice where two folders of `sys.path` have it.
+        # A package is found twice if two folders of `sys.path` have it.
         if (package_of([entry]), entry.value) not in [(package_of([other]), other.value) for other in same]:
             same.append(entry)
     return by_name
 
 
 def package_of(entries: Sequence[EntryPoint]) -> str:
-    """Return the names of the packages that have some entry points, as they were installed."""
+    """Return the names of the installed packages that have some entry points."""
     return " and ".join(entry.dist.name if entry.dist is not None else entry.module for entry in entries)
 
 
 def load(group: str, name: str, what: str) -> Any:
-    """Import what another package has by a name, and return it.
+    """Import the object that another package registered under a name, and return it.
 
     Args:
         group: The group of entry points: `gymnasium_bridge.commands`.
-        name: The name that somebody gave.
-        what: What it is, for errors, in a word or two: `command`.
+        name: The name that the user gave.
+        what: The kind of the object, for errors: `command`.
 
     Raises:
-        SettingError: No package has it, several have, it cannot be imported, or a client of a server named it.
+        SettingError: No package has it, several have it, it cannot be imported, or a client of a server named it.
     """
-    from bridge.errors import SettingError  # here: it imports Gymnasium, and the command line is to start quickly
+    from bridge.errors import SettingError  # here: it imports Gymnasium, and the command line should start quickly
 
     by_name = found(group)
     if name not in by_name:
@@ -80,20 +80,20 @@ def load(group: str, name: str, what: str) -> Any:
 
 @contextlib.contextmanager
 def loading(title: str, package: str) -> Iterator[None]:
-    """Say what is broken, and in which package, where the code of another package raises within while it is loaded.
+    """Convert an exception within, while another package's code is loaded, to an error that names the package.
 
     Args:
-        title: What is loaded: "the command greet".
+        title: The object that is loaded: "the command greet".
         package: The package that has it.
 
     Raises:
-        SettingError: Anything was raised within; that is its cause.
+        SettingError: An exception was raised within; it is the cause.
     """
     from bridge.errors import SettingError  # as above
 
     try:
         yield
-    # Whatever the code of another package raises; SystemExit, too, would end the process without a word.
+    # Anything that another package's code raises. SystemExit would end the process without a message.
     except (Exception, SystemExit) as error:
         text = f"{title} of the package {package} cannot be loaded: {type(error).__name__}: {error}"
         raise SettingError(f"{text}; update or uninstall {package}") from error

@@ -1,7 +1,6 @@
 """The states in which players gather, are counted in, and play a round: one table, without clock, input or output.
 
-A lobby of PERLERT and a world in which people play in rounds follow it; who is waited for, and how long, they say
-themselves.
+A lobby of PERLERT and a world in which people play in rounds use it. They define who is waited for, and how long.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ __all__ = ["TRANSITIONS", "RoundEvent", "RoundState"]
 
 
 class RoundState(enum.Enum):
-    """The states of those who play in rounds."""
+    """The states of a group that plays in rounds."""
 
     GATHERING = "gathering"
     COUNTDOWN = "countdown"
@@ -22,7 +21,7 @@ class RoundState(enum.Enum):
 
 
 class RoundEvent(enum.Enum):
-    """What happens to them."""
+    """The events that change the state."""
 
     COMPLETE = "everybody is ready"
     INCOMPLETE = "somebody left, came or is no longer ready"
@@ -32,14 +31,14 @@ class RoundEvent(enum.Enum):
     ROUND_ENDED = "the episode is over"
 
 
-# The first three events come from what the players and the time say, the other three from what the environment does.
+# The first three events come from the players and the time, the other three from the environment.
 #
-# A reset takes time, so there is a state between the countdown and the round: in STARTING no second reset is ordered.
-# Who leaves in STARTING or RUNNING changes no state: the round goes on without them, and where all have left, whoever
-# owns it ends it. A round that was cut off ends like any other.
+# A reset takes time, so there is a state between the countdown and the round: in STARTING no second reset is ordered. A
+# player that leaves in STARTING or RUNNING changes no state: the round continues without that player. If all have left,
+# the owner of the round ends it. A round that was cut off ends like any other.
 #
-# INCOMPLETE does not reset the countdown's end: who comes, or changes their mind, again and again could
-# otherwise keep the round from ever beginning. Once it is complete again, what is left of the countdown runs.
+# INCOMPLETE does not move the end of the countdown: otherwise a player who comes, or changes their mind, again and
+# again could keep the round from ever beginning. When it is complete again, the rest of the countdown runs.
 #
 # An environment that raises ends the round (ROUND_ENDED) or its start (START_FAILED). Both lead to GATHERING and not
 # to COUNTDOWN: people see the error, and say again that they are ready.

@@ -1,4 +1,4 @@
-"""The last measurements of something, and their percentiles: a mean would hide what hurts in real time."""
+"""The last measurements of a value, and their percentiles: a mean would hide the delays that matter in real time."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ __all__ = ["Samples"]
 
 
 class Samples:
-    """Keeps the last `capacity` numbers.
+    """Stores the last `capacity` numbers.
 
     Args:
-        capacity: How many, at least 1.
+        capacity: The most stored numbers, at least 1.
     """
 
     def __init__(self, capacity: int = 1024) -> None:
         if not isinstance(capacity, int) or capacity < 1:
             raise SettingError(f"expected a capacity of 1 or more, got {capacity!r}")
         self.recent: deque[float] = deque(maxlen=capacity)
-        """The numbers that are kept, the oldest first."""
+        """The stored numbers, the oldest first."""
         self.count = 0
-        """How many there ever were. What runs in each step appends to `recent` and counts by itself."""
+        """The number of all numbers ever added. Code that runs in each step appends to `recent` and counts itself."""
 
     def add(self, value: float) -> None:
-        """Keep a number, in the place of the oldest one where there is no room."""
+        """Add a number; it replaces the oldest one if there is no room."""
         self.recent.append(value)
         self.count += 1
 
     @property
     def last(self) -> float:
-        """The newest number; NaN where there is none."""
+        """The newest number; NaN if there is none."""
         return float(self.recent[-1]) if self.recent else float("nan")
 
     def summary(self) -> dict[str, float]:
-        """Return `count` (of all numbers ever added) and, of those kept, `p50`, `p90`, `p99` and `max`.
+        """Return `count` (of all numbers ever added) and, of the stored ones, `p50`, `p90`, `p99` and `max`.
 
-        Where nothing was added these are NaN.
+        If none was added these are NaN.
         """
         kept = np.array(self.recent)
         if not len(kept):

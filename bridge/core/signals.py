@@ -1,4 +1,4 @@
-"""Signals that end a program which serves, and those that its processes leave to it."""
+"""Signals that end a serving program, and processes of that program that ignore them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from types import FrameType
 __all__ = ["END_SIGNALS", "handled_signals", "leave_signals", "sigterm_as_interrupt", "wait_or_stop"]
 
 END_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""The signals by which a program is asked to end; Windows has no SIGHUP."""
+"""The signals that ask a program to end; Windows has no SIGHUP."""
 _LOOK = 0.1
-"""Seconds after which a thread that waits looks whether a signal came."""
+"""Seconds between two checks of a waiting thread whether a signal came."""
 
 
 def handled_signals() -> tuple[signal.Signals, ...]:
-    """Return the signals by which this process may be asked to end: all of them, but for a SIGHUP that is ignored."""
-    # `nohup` has it ignored, so that the program goes on without its terminal.
+    """Return the signals that ask this process to end: all of them, except a SIGHUP that is ignored."""
+    # `nohup` makes a program ignore it, so that the program continues without its terminal.
     return tuple(each for each in END_SIGNALS if each.name != "SIGHUP" or signal.getsignal(each) != signal.SIG_IGN)
 
 
 def leave_signals() -> None:
-    """Make the signals that ask for an end do nothing in this process: another one, which gets them too, ends it.
+    """Make this process do nothing on signals that ask for an end: the server, which gets them too, ends it.
 
-    A batch system, an init system or a terminal sends them to all processes of a server. One that ended by itself would
-    cut the episodes that its server is draining. What this process starts itself does not inherit that, so that it can
-    be ended by a signal. To be called in the main thread.
+    A batch system, an init system or a terminal sends them to all processes of a server. A process that ended by itself
+    would cut the episodes that its server is draining. Programs that this process starts do not inherit this, so that a
+    signal can end them. Must be called in the main thread.
     """
     for number in END_SIGNALS:
-        # A handler, and not SIG_IGN, which a program that is executed inherits.
+        # A handler, not SIG_IGN, which an executed program would inherit.
         signal.signal(number, _leave)
     global _registered
     if hasattr(os, "register_at_fork") and not _registered:
@@ -41,8 +41,7 @@ def leave_signals() -> None:
         os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_take_signals)
 
 
-# The signal masks of threads that are forking now: a signal to a forked process that came before `_take_signals` would
-# be lost.
+# The signal masks of threads that are forking now: a forked process would lose a signal before `_take_signals`.
 _masks: dict[int, set[int]] = {}
 _registered = False
 
@@ -69,9 +68,9 @@ def _take_signals() -> None:
 
 
 def sigterm_as_interrupt() -> AbstractContextManager[None]:
-    """Let SIGTERM and SIGHUP do what Ctrl-C does, also where a shell started this process with Ctrl-C ignored.
+    """Make SIGTERM and SIGHUP act as Ctrl-C, even if a shell started this process with Ctrl-C ignored.
 
-    Does nothing but in the main thread, which alone may set handlers.
+    Does nothing except in the main thread, the only one that may set handlers.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
@@ -82,7 +81,7 @@ def sigterm_as_interrupt() -> AbstractContextManager[None]:
 
 @contextmanager
 def _signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Have a handler called for the signals by which this process may be asked to end, in the main thread."""
+    """Call a handler for the signals that ask this process to end, in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -98,17 +97,17 @@ def wait_or_stop(finished: threading.Event, stop: Callable[[], object], timeout:
     """Block until a server has finished; Ctrl-C, SIGTERM and SIGHUP stop it.
 
     Args:
-        finished: Set once it has.
-        stop: Stops it.
-        timeout: Seconds to wait at most; None: no limit.
+        finished: Set when the server has finished.
+        stop: Stops the server.
+        timeout: The longest wait in seconds; None: no limit.
 
     Returns:
-        True if it has stopped.
+        True if the server has finished.
     """
     signals: list[int] = []
     end = math.inf if timeout is None else time.monotonic() + timeout
-    # The handler raises nothing. An exception in the middle of `Event.wait` can leave the event's lock held, and then
-    # the server's thread would wait for ever to set it.
+    # The handler raises nothing: an exception in the middle of `Event.wait` can leave the event's lock held, and then
+    # the server's thread would wait for ever to set the event.
     try:
         with _signals_to(lambda number, frame: signals.append(number)):
             while not signals and not finished.wait(max(0.0, min(_LOOK, end - time.monotonic()))):

@@ -1,7 +1,7 @@
-"""Wrappers around served environments: other arrays than NumPy's, actions that say how long they last,
+"""Wrappers around served environments: for arrays of other libraries than NumPy, for actions with a duration, and for
 names of actions.
 
-Each is a `bridge.core.worlds.sources.source.Adapter`, which the facade gives to the source of a server's worlds.
+Each is a `bridge.core.worlds.sources.source.Adapter`, which the facade passes to the source of a server's worlds.
 
-May be imported by what is above the core.
+May be imported by the packages above the core.
 """

@@ -1,7 +1,7 @@
-"""Environments that take and give arrays of PyTorch or JAX, which may live on an accelerator: `array=`, `device=`.
+"""Environments that use arrays of PyTorch or JAX, perhaps on an accelerator: `array=`, `device=`.
 
-Actions go there by DLPack, which copies nothing on the same device; all results of a step come back to the host at
-once. Neither library is imported unless it is asked for.
+Actions are converted by DLPack, without a copy on the same device; all results of a step are copied to the host at
+once. A library is imported only if it is used.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ ArrayKind: TypeAlias = Literal["numpy", "torch", "jax"]
 
 @dataclasses.dataclass(frozen=True)
 class Arrays:
-    """Which arrays an environment takes and gives. It can be pickled.
+    """The kind of arrays that an environment uses. It can be pickled.
 
     Raises:
-        SettingError: There is no such library, it is not installed, or it knows no such device.
+        SettingError: The library is unknown or not installed, or does not have the device.
     """
 
     kind: ArrayKind = "numpy"
     device: str | None = None
-    """Where actions are put, such as `cuda:0`; None: the library's default device."""
+    """The device for actions, such as `cuda:0`; None: the library's default device."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("numpy", *_LIBRARIES):
@@ -57,15 +57,15 @@ class Arrays:
             raise SettingError(f"expected a device of {self.kind}, got {self.device!r}: {error}") from error
 
     def wrap(self, env: GymEnv) -> EnvWrapper:
-        """Return one environment that takes and gives arrays of NumPy; `kind` is not `numpy`."""
+        """Return an environment with NumPy arrays outside; `kind` is not `numpy`."""
         return _HostEnv(env, self._library())
 
     def wrap_lanes(self, env: Lanes) -> Lanes:
-        """Return lanes that take and give arrays of NumPy; `kind` is not `numpy`."""
+        """Return lanes with NumPy arrays outside; `kind` is not `numpy`."""
         return _HostLanes(env, self._library())
 
     def describe(self) -> dict[str, object]:
-        """Say nothing: what is recorded are arrays of NumPy."""
+        """Return nothing, because recordings have NumPy arrays."""
         return {}
 
 
@@ -77,21 +77,21 @@ class _Library(abc.ABC):
 
     @abc.abstractmethod
     def from_host(self, array: Array) -> object:
-        """Return an array of NumPy as one of the library, on the device."""
+        """Return a NumPy array as an array of the library, on the device."""
 
     @abc.abstractmethod
     def to_host(self, arrays: Sequence[Any]) -> list[Array]:
-        """Return arrays of the library as those of NumPy; waits for the device once."""
+        """Return arrays of the library as NumPy arrays; waits for the device once."""
 
     def action(self, action: object) -> Any:
-        """Return an action with arrays of the library in the place of NumPy's."""
+        """Return an action with arrays of the library in place of NumPy's."""
         return _mapped(action, (np.ndarray, np.generic), lambda leaf: self.from_host(np.asarray(leaf)))
 
     def results(self, results: object) -> Any:
-        """Return what `reset` or `step` returned with arrays of NumPy in the place of the library's."""
+        """Return the result of `reset` or `step` with NumPy arrays in place of the library's."""
         found: list[object] = []
         _mapped(results, (self.array,), found.append)
-        # Two walks through the results, in the same order: so all arrays come to the host together, with one wait.
+        # Two traversals of the results, in the same order, so that all arrays are copied together, with one wait.
         arrays = iter(self.to_host(found))
         return _mapped(results, (self.array,), lambda leaf: next(arrays))
 
@@ -100,21 +100,21 @@ class _Torch(_Library):
     def __init__(self, device: str | None) -> None:
         self._torch: Any = importlib.import_module("torch")
         self._device = self._torch.device(device) if device else self._torch.get_default_device()
-        self._torch.empty(0, device=self._device)  # raises where there is no such device
+        self._torch.empty(0, device=self._device)  # raises if there is no such device
         self.array = self._torch.Tensor
 
     def from_host(self, array: Array) -> object:
-        # DLPack takes what is writable alone: what came from the network may not be.
+        # DLPack takes only writable arrays, and an array from the network may not be one.
         own = np.array(array) if not array.flags.writeable or array.ndim == 0 else array
         try:
             tensor = self._torch.from_dlpack(own)
-        except (BufferError, RuntimeError, TypeError):  # a dtype that the installed NumPy does not export
+        except (BufferError, RuntimeError, TypeError):  # a dtype that the installed NumPy cannot export
             tensor = self._torch.as_tensor(own)
         return tensor.to(self._device)
 
     def to_host(self, arrays: Sequence[Any]) -> list[Array]:
         copies = [array.detach().to("cpu", non_blocking=True) for array in arrays]
-        # The copies were only started, and are whole after this.
+        # The copies were only started, and are complete after this.
         if any(array.is_cuda for array in arrays):
             self._torch.cuda.current_stream(self._device).synchronize()
         return [self._numpy(copy) for copy in copies]
@@ -122,11 +122,11 @@ class _Torch(_Library):
     @staticmethod
     def _numpy(tensor: Any) -> Array:
         try:
-            return cast(Array, tensor.numpy(force=True))  # also of a conjugate, which is computed only here
+            return cast(Array, tensor.numpy(force=True))  # also a lazy conjugate, which is computed here
         except TypeError:
             if not tensor.is_floating_point():
                 raise
-            return cast(Array, tensor.float().numpy())  # bfloat16 for one, which NumPy lacks
+            return cast(Array, tensor.float().numpy())  # such as bfloat16, which NumPy does not have
 
 
 class _Jax(_Library):
@@ -134,7 +134,7 @@ class _Jax(_Library):
         self._jax: Any = importlib.import_module("jax")
         platform, _, number = (device or "").partition(":")
         devices, index = self._jax.devices(platform or None), int(number or 0)
-        # Python would take a negative one from the end.
+        # Python would count a negative number from the end.
         if not 0 <= index < len(devices):
             raise ValueError(f"there are {len(devices)}, with numbers from 0")
         self._device = devices[index]
@@ -144,13 +144,13 @@ class _Jax(_Library):
         own = np.array(array) if not array.flags.writeable or array.ndim == 0 else array
         try:
             made = self._jax.numpy.from_dlpack(own)
-        except (BufferError, RuntimeError, TypeError, ValueError):  # such as int64, which JAX has in its x64 mode alone
+        except (BufferError, RuntimeError, TypeError, ValueError):  # such as int64, which JAX has only in its x64 mode
             made = self._jax.numpy.asarray(own)
         return self._jax.device_put(made, self._device)
 
     def to_host(self, arrays: Sequence[Any]) -> list[Array]:
         hosts = [np.asarray(array) for array in self._jax.device_get(arrays)]
-        # "V" are the dtypes that NumPy lacks, such as bfloat16.
+        # "V" are the dtypes that NumPy does not have, such as bfloat16.
         return [host.astype(np.float32) if host.dtype.kind == "V" else host for host in hosts]
 
 
@@ -158,7 +158,7 @@ _LIBRARIES: Mapping[str, Callable[[str | None], _Library]] = {"torch": _Torch, "
 
 
 class _HostEnv(EnvWrapper):
-    """One environment with arrays of NumPy outside."""
+    """One environment with NumPy arrays outside."""
 
     def __init__(self, env: GymEnv, library: _Library) -> None:
         super().__init__(env)
@@ -178,7 +178,7 @@ class _HostEnv(EnvWrapper):
 
 
 class _HostLanes(VectorWrapper):
-    """Lanes with arrays of NumPy outside."""
+    """Lanes with NumPy arrays outside."""
 
     def __init__(self, env: Lanes, library: _Library) -> None:
         super().__init__(env)
@@ -198,7 +198,7 @@ class _HostLanes(VectorWrapper):
 
 
 def _mapped(tree: Any, kinds: tuple[type, ...], function: Callable[[object], object]) -> Any:
-    """Return a tree of containers with what a function makes of its leaves of some classes."""
+    """Return a tree of containers, with a function applied to the leaves of some classes."""
     if isinstance(tree, kinds):
         return function(tree)
     if isinstance(tree, Mapping):

@@ -1,4 +1,4 @@
-"""Actions with names that whoever serves an environment gives them: `Web(action_names=…)`."""
+"""Names for actions, given by the operator: `Web(action_names=…)`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_NAME = 40
 
 @dataclasses.dataclass(frozen=True)
 class ActionNames:
-    """The names of the actions of a Discrete space, in their order."""
+    """The names of the actions of a Discrete space, in order."""
 
     names: tuple[str, ...]
 
@@ -27,7 +27,7 @@ class ActionNames:
         """Read the keyword `action_names`: a sequence of names, or one string with commas between them.
 
         Raises:
-            SettingError: A name is empty, too long or no string, or there is none.
+            SettingError: There are no names, or a name is empty, too long or no string.
         """
         found = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
         fits = isinstance(found, Sequence) and len(found) > 0
@@ -37,14 +37,14 @@ class ActionNames:
         return cls(tuple(found))
 
     def check(self, space: spaces.Space[Any]) -> None:
-        """Raise SettingError where an action space is not Discrete, or has another number of actions."""
+        """Raise SettingError if an action space is not Discrete, or has another number of actions."""
         count = len(self.names)
         if not isinstance(space, spaces.Discrete) or space.n != count:
             wanted = f"one for each of its {space.n} actions" if isinstance(space, spaces.Discrete) else "none"
             raise SettingError(f"action_names has {count} names; an environment with {space} takes {wanted}")
 
     def wrap(self, env: GymEnv) -> NamedActionsEnv:
-        """Return the environment, whose actions have these names.
+        """Return the environment with these names for its actions.
 
         Raises:
             SettingError: Its action space is not Discrete, or has another number of actions.
@@ -53,21 +53,21 @@ class ActionNames:
         return NamedActionsEnv(env, self.names)
 
     def wrap_lanes(self, env: Lanes) -> Lanes:
-        """Return the lanes as they are: nobody plays them by keys."""
+        """Return the lanes unchanged: people do not play them by keys."""
         return env
 
     def describe(self) -> dict[str, object]:
-        """Say nothing: names change no step."""
+        """Return nothing, because names do not change steps."""
         return {}
 
 
 class NamedActionsEnv(EnvWrapper):
-    """An environment whose `get_action_meanings` returns given names."""
+    """An environment whose `get_action_meanings` returns the given names."""
 
     def __init__(self, env: GymEnv, names: Sequence[str]) -> None:
         super().__init__(env)
         self._names = list(names)
 
     def get_action_meanings(self) -> list[str]:
-        """Return what the actions are called, in their order."""
+        """Return the names of the actions, in order."""
         return list(self._names)

@@ -24,14 +24,14 @@ __all__ = ["TimeAction", "TimeActionEnv"]
 
 @dataclasses.dataclass(frozen=True)
 class TimeAction:
-    """How an action says for how long the world advances."""
+    """The settings of actions with a duration."""
 
     most: float = 100
-    """The most that an action may ask for, in `unit`."""
+    """The largest duration of an action, in `unit`."""
     unit: str = "steps"
     """`steps` of the environment, or `seconds` of its time."""
     seconds_per_step: float | None = None
-    """How much of its time a step of the environment is; None: as the `render_fps` of its metadata says."""
+    """The environment's time per step; None: from the `render_fps` of its metadata."""
 
     def __post_init__(self) -> None:
         if self.unit not in ("steps", "seconds"):
@@ -44,25 +44,25 @@ class TimeAction:
             raise SettingError(f"expected seconds_per_step to be positive, got {self.seconds_per_step!r}")
 
     def wrap(self, env: GymEnv) -> TimeActionEnv:
-        """Return the environment with time in its action."""
+        """Return the environment with a duration in its action."""
         return TimeActionEnv(env, self)
 
     def wrap_lanes(self, env: Lanes) -> Lanes:
-        """Raise SettingError: lanes that are stepped together cannot take a time of their own each."""
+        """Raise SettingError: lanes that are stepped together cannot have different durations."""
         raise SettingError(f"time_action needs a gymnasium.Env, got a {type(env.unwrapped).__name__}")
 
     def describe(self) -> dict[str, object]:
-        """Return what makes an equal one, for a recording."""
+        """Return the arguments that make an equal one, for a recording."""
         return {"time_action": dataclasses.asdict(self)}
 
 
 class TimeActionEnv(EnvWrapper):
     """An environment whose action is a dict of its own `action`, and of the `steps` or `seconds` to advance.
 
-    At least one step is made. `info["elapsed_steps"]` says how many steps were made.
+    At least one step is made. `info["elapsed_steps"]` is the number of steps made.
 
     Raises:
-        SettingError: The unit is seconds, and neither the settings nor the metadata say how long a step is.
+        SettingError: The unit is seconds, and neither the settings nor the metadata give the time of a step.
     """
 
     def __init__(self, env: GymEnv, time: TimeAction) -> None:
@@ -83,7 +83,7 @@ class TimeActionEnv(EnvWrapper):
         self.action_space = dict_space([("action", env.action_space), (time.unit, amount)], sort_keys=False)
 
     def step(self, action: Any) -> tuple[object, float, bool, bool, dict[str, object]]:
-        """Step the environment for as long as the action says, or until its episode ends."""
+        """Step the environment for the duration in the action, or until its episode ends."""
         count = max(1, round(float(action[self._unit]) / self._seconds_per_step))
         total = 0.0
         for made in range(1, count + 1):

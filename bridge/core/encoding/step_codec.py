@@ -60,9 +60,9 @@ class _Hole:
     offset: int
     """The offset of the hole from the start of the first constant."""
     size: int
-    """Bytes."""
+    """The size in bytes."""
     count: int
-    """Elements."""
+    """The number of elements."""
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     """The dtype of the tensor's elements."""

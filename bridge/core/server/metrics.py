@@ -57,7 +57,7 @@ class Metric(NamedTuple):
     kind: str
     """gauge, counter or histogram."""
     text: str
-    """What it is."""
+    """The description."""
     labels: tuple[str, ...] = ()
     """The names of the labels."""
 

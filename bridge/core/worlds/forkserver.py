@@ -1,7 +1,8 @@
-"""The processes of environments, which leave it to their server when they end.
+"""The processes of environments. They ignore signals, because their server decides when they end.
 
-A server has threads, so its processes are forked by another one, the forkserver of `multiprocessing`. That imports this
-module as it starts. A signal that ends the forkserver would end its processes, too: their exit codes go through it.
+A server has threads, so its processes are forked by another process, the forkserver of `multiprocessing`, which imports
+this module at its start. If a signal ended the forkserver, its processes would end, too: their exit codes go through
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def process_context(*modules: str) -> Any:
     """Return the context of `multiprocessing` that starts the processes of environments.
 
     Args:
-        modules: What they import, imported once by the forkserver and not again in each process that it forks.
+        modules: The modules that they import, imported once by the forkserver and not again in each forked process.
     """
     context: Any = multiprocessing.get_context(start_method())
     if context.get_start_method() == "forkserver":
@@ -37,9 +38,9 @@ def async_options() -> dict[str, Any]:
 
 
 def ended_by_kill(vector: AsyncVectorEnv) -> AsyncVectorEnv:
-    """Have processes of lanes that do not answer be killed, as they do not end by SIGTERM; return the lanes."""
+    """Make unresponsive processes of lanes be killed, because they ignore SIGTERM; return the lanes."""
     for process in vector.processes:
-        # Of its Popen, which `multiprocessing` itself calls as this process exits, and then waits for the end.
+        # A method of the Popen object, which `multiprocessing` itself calls when this process exits, before it waits.
         popen = getattr(process, "_popen", None)
         if popen is not None:
             popen.terminate = popen.kill
@@ -47,9 +48,9 @@ def ended_by_kill(vector: AsyncVectorEnv) -> AsyncVectorEnv:
 
 
 class _Commands:
-    """A worker's pipe, which leaves signals to the server once the lanes are made.
+    """A worker's pipe. It makes the worker ignore signals after the lanes are made.
 
-    Before, `AsyncVectorEnv` ends its processes by SIGTERM where one of them fails.
+    Before that, `AsyncVectorEnv` ends its processes by SIGTERM if one of them fails.
     """
 
     def __init__(self, pipe: Any) -> None:
@@ -60,7 +61,7 @@ class _Commands:
 
     def recv(self) -> Any:
         command = self._pipe.recv()
-        if command[0] != "_check_spaces":  # which it asks as it is made
+        if command[0] != "_check_spaces":  # which it sends during construction
             leave_signals()
             self.recv = self._pipe.recv  # type: ignore[method-assign]
         return command
@@ -71,7 +72,7 @@ def _worker(index: int, make_env: Any, pipe: Any, *more: Any) -> None:
     _async_worker(index, make_env, commands, *more)
 
 
-# Only there: who else imports this module keeps its signals. What it forks imports nothing anew, and has the default
-# handlers back.
+# Only in the forkserver: other processes that import this module keep their signals. The processes that it forks import
+# nothing again, and have the default handlers.
 if any(argument.startswith("from multiprocessing.forkserver") for argument in sys.orig_argv):
     leave_signals()

@@ -1,9 +1,9 @@
-"""Lanes that one call steps together: their host, and their infos, joined without loss.
+"""Hosts of lanes that one call steps together; their infos are joined without loss.
 
-Gymnasium joins the infos of several environments into arrays whose dtype the first environment decides: beside an int,
-a float of the next loses its fraction. Over several worlds the first lane of each would decide. So the infos of lanes
-are collected as they are, and sent as arrays only where all lanes have a key's values in one type, else as a list of
-dicts.
+Gymnasium joins the infos of several environments into arrays whose dtype the first environment decides: after an int, a
+float of the next environment loses its fraction. Over several worlds the first lane of each would decide. So the infos
+of lanes are collected unchanged, and sent as arrays only if all lanes have a key's values in one type, else as a list
+of dicts.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ T = TypeVar("T")
 
 
 class LanesHost(Host[Lanes]):
-    """Lanes that one call steps together.
+    """Hosts lanes that one call steps together.
 
-    In place of a SyncVectorEnv, a `LaneVectorEnv` steps its environments. The infos of this one and of an
-    AsyncVectorEnv are joined without loss.
+    A `LaneVectorEnv` takes the place of a SyncVectorEnv and steps its environments. Its infos, and those of an
+    AsyncVectorEnv, are joined without loss.
 
-    An AsyncVectorEnv is of no use any more once one of its lanes has raised, since that ended the lane's process: the
-    next reset makes another one.
+    An AsyncVectorEnv cannot be used any more after one of its lanes has raised, because that ended the lane's process:
+    the next reset makes another one.
 
     Args:
         env: The vector environment.
-        facts: Its description.
+        facts: The description of the vector environment.
         make: Makes another one.
     """
 
@@ -70,7 +70,7 @@ class LanesHost(Host[Lanes]):
         self._ours = inner if isinstance(inner, LaneVectorEnv) else None
         if self._ours is not None:
             self.failures, self.retried = self._ours.failed, self._ours.retried
-        # Not subclasses and wrappers: they may read or change the joined infos in their own `step`.
+        # Not for subclasses and wrappers, which may read or change the joined infos in their own `step`.
         self._collects = type(env) in (LaneVectorEnv, AsyncVectorEnv)
         if type(env) is AsyncVectorEnv:
             collect_infos(env)
@@ -86,9 +86,9 @@ class LanesHost(Host[Lanes]):
                 env = self.make()
                 assert isinstance(env, VectorEnv), "the same function made lanes before"
                 self._adopt(env)
-            # Not before another one is there: otherwise calls would go to the closed one.
+            # Only after another one is made: otherwise calls would go to the closed one.
             self._broken = None
-            # All of them are new: a reset cannot leave one as it is.
+            # All lanes are new, so a reset cannot leave any unchanged.
             options, _ = without_mask(options)
         info: Any
         self.fresh = False
@@ -116,7 +116,7 @@ class LanesHost(Host[Lanes]):
 
     @property
     def can_place(self) -> bool:  # type: ignore[override]
-        """True if its environments are stepped by ourselves, and nothing is around all of them."""
+        """True if the lanes are stepped one by one here, and no wrapper is around all of them."""
         return self._ours is self.env
 
     @property
@@ -138,7 +138,7 @@ class LanesHost(Host[Lanes]):
             self.lanes = [EnvHost(one, self.facts.of_lane, self.make) for one in kinds.local_parts(self.env)]
 
     def newest(self, lane: int | None) -> tuple[Any, Any]:
-        """Return the last observation and info of a lane, or of all; raises RequestError where no episode runs."""
+        """Return the last observation and info of a lane, or of all; raises RequestError if no episode runs."""
         if lane is None:
             return self._newest_of_all()
         found = self._stepped_here().newest(lane)
@@ -168,37 +168,37 @@ class LanesHost(Host[Lanes]):
         return self._guarded(f"call of {request.name}", super().call, request)
 
     def _guarded(self, where: str, function: Callable[..., T], *args: object) -> T:
-        """Call the environment, unless a failure left it of no use; note where it does."""
+        """Call the environment, unless a failure made it unusable; note such a failure."""
         if self._broken is not None:
             raise self._broken
         try:
             return function(*args)
         except BaseException as error:
             vector = self.env.unwrapped
-            # A lane of an AsyncVectorEnv that raises ends its process, as one that crashes does. Gymnasium starts no
-            # other one: the whole vector environment has to be made anew.
+            # A lane of an AsyncVectorEnv that raises ends its process, as one that crashes does. Gymnasium does not
+            # restart it: the whole vector environment must be made again.
             gone = isinstance(error.__cause__ or error, (EOFError, ConnectionError))
             if isinstance(vector, AsyncVectorEnv) and (gone or None in vector.parent_pipes):
-                # Without the traceback, which the call that failed has told.
+                # Without the traceback, which the failed call has reported.
                 first = str(answer_to(where, error)).partition("\n")[0]
                 text = f"the lanes cannot be used since one of them failed, reset all of them: {first}"
                 self._broken = RequestError(Code.FAILED_PRECONDITION, text)
-                # Else `close` would wait for the answer of a process that is gone.
+                # Otherwise `close` would wait for the answer of a process that has ended.
                 vector._state = AsyncState.DEFAULT  # noqa: SLF001
                 self.env.close(terminate=True)
             raise
 
     def frame(self) -> list[object]:
-        """Return what `render()` gives now, a list with an entry a lane."""
+        """Return what `render()` returns now, a list with one entry per lane."""
         with failures_in("render"):
             frame: Any = self.env.render()
         if isinstance(frame, np.ndarray) and frame.ndim == 3 and frame.shape[-1] in (3, 4):
-            # One picture of all, as of a simulator; an empty one is none.
+            # One picture of all lanes, as from a simulator; an empty one means None.
             return [frame if frame.size else None] * self.env.num_envs
         return list(kinds.each_lane(frame, self.env.num_envs))
 
     def _find(self, name: str, lanes: list[int]) -> list[object]:
-        # Lanes of a simulator are in this process, though not one by one.
+        # Lanes of a simulator are in this process, but not as separate objects.
         if self.facts.resets_lanes:
             return super()._find(name, lanes)
         value = look_up(partial(kinds.attribute_of, self.env, name), name)
@@ -210,8 +210,8 @@ class LanesHost(Host[Lanes]):
         if set(lanes) < set(range(self.env.num_envs)):
             return super()._call(name, args, kwargs, lanes)
         if kinds.local_parts(self.env):
-            # For NOT_FOUND: `SyncVectorEnv.call` raises the AttributeError of a lane, which would be a failure of the
-            # environment.
+            # For NOT_FOUND: `SyncVectorEnv.call` raises the AttributeError of a lane, which would be reported as a
+            # failure of the environment.
             self._find(name, [0])
         # In its process an AttributeError would end the lane, and with it the whole vector environment.
         elif self._is_async and not all(cast("Any", self.env).call("has_wrapper_attr", name)):
@@ -223,7 +223,7 @@ class LanesHost(Host[Lanes]):
         return [results[lane] for lane in lanes]
 
     def _set(self, name: str, value: list[object]) -> None:
-        cast("Any", self.env).set_attr(name, value)  # Sync and Async have methods that a VectorEnv has not
+        cast("Any", self.env).set_attr(name, value)  # Sync and Async have this method, VectorEnv does not
 
 
 def collect_infos(env: AsyncVectorEnv) -> None:
@@ -231,8 +231,8 @@ def collect_infos(env: AsyncVectorEnv) -> None:
 
     def keep(infos: dict[Any, dict[str, object]], info: dict[str, object], lane: int) -> dict[Any, dict[str, object]]:
         if info:
-            # In SAME_STEP mode it is called twice for a lane that ended: with the end, and with the new beginning. The
-            # later values win; the end has keys of its own, `final_obs` and `final_info`.
+            # In SAME_STEP mode it is called twice for an ended lane: with the last info, and with the first one of the
+            # next episode. Later values win; the last info is under separate keys, `final_obs` and `final_info`.
             infos[lane] = {**infos.get(lane, {}), **info}
         return infos
 
@@ -243,7 +243,7 @@ def join_infos(infos: Mapping[int, Mapping[str, object]], lanes: int) -> dict[st
     """Join the infos of some lanes.
 
     Returns:
-        Arrays over the lanes with `_key` masks, as `VectorEnv._add_info` makes them, where that loses nothing; else a
+        Arrays over the lanes with `_key` masks, as `VectorEnv._add_info` makes them, if that loses nothing; otherwise a
         list with each lane's dict.
     """
     if not infos:
@@ -259,19 +259,19 @@ def join_infos(infos: Mapping[int, Mapping[str, object]], lanes: int) -> dict[st
 
 
 def _uniform(infos: list[Mapping[str, object]]) -> bool:
-    """True if all dicts have their keys in one order, and each key's values are of one type."""
+    """True if the keys are in one order in all dicts, and the values of each key are of one type."""
     kinds: dict[str, tuple[int, object]] = {}
     nested: dict[str, list[Mapping[str, object]]] = {}
     for info in infos:
         last = -1
         for key, value in info.items():
-            # A final observation may be of any space, which a list of dicts carries as it is. A key of the
-            # environment's that begins with an underscore could not be told from a mask.
+            # A final observation may be of any space, which a list of dicts carries unchanged. An environment's own key
+            # that begins with an underscore could not be distinguished from a mask.
             if not isinstance(key, str) or key == "final_obs" or key.startswith("_"):
                 return False
             kind: object = (value.dtype, value.shape) if isinstance(value, np.ndarray) else type(value)
             place, known = kinds.setdefault(key, (len(kinds), kind))
-            # Of arrays of shape () an array over the lanes has NumPy's scalars.
+            # An array over the lanes would turn arrays of shape () into NumPy's scalars.
             if kind != known or place < last or (isinstance(value, np.ndarray) and not value.ndim):
                 return False
             # An integer beyond int64 fits no array of integers.
@@ -286,10 +286,10 @@ def _uniform(infos: list[Mapping[str, object]]) -> bool:
 class FinalInfos:
     """Finds the final observations in the infos of a simulator that resets lanes in the step that ends them.
 
-    Gymnasium's name for them is `final_obs`, and was `final_observation`; simulators give a batch of all lanes there.
+    Gymnasium's name for them is `final_obs`, formerly `final_observation`; simulators put a batch of all lanes there.
 
     Args:
-        facts: Those of the simulator.
+        facts: The description of the simulator.
     """
 
     def __init__(self, facts: EnvFacts) -> None:
@@ -299,26 +299,26 @@ class FinalInfos:
         self._told = False
 
     def read(self, info: object, terminated: object, truncated: object, notes: list[str]) -> object:
-        """Return the infos of a step with `final_obs` as Gymnasium gives it: an array of objects, None where none is.
+        """Return a step's infos with `final_obs` as in Gymnasium: an array of objects, None for lanes without one.
 
         Args:
-            info: As the simulator gave it.
-            terminated: Of each lane.
-            truncated: Of each lane.
-            notes: Is told once where there are no final observations.
+            info: The simulator's infos.
+            terminated: The flags of the lanes.
+            truncated: The flags of the lanes.
+            notes: Gets a note, once, if there are no final observations.
         """
         ended = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
         if not ended.any() or not isinstance(info, Mapping):
             return info
-        # With their `_key` masks, which are written anew.
+        # Also without their `_key` masks, which are written again.
         rest = {key: value for key, value in info.items() if str(key).lstrip("_") not in _FINAL}
         found = next((info[key] for key in _FINAL[:2] if info.get(key) is not None), None)
         if found is not None:
-            # Gymnasium's own form is an array of objects; ManiSkill and others give arrays with a row for each lane.
+            # Gymnasium's own form is an array of objects; ManiSkill and others use arrays with a row for each lane.
             batch = found if isinstance(found, np.ndarray) and found.dtype == object else iterate(self._space, found)
             rows = np.full(self._lanes, None)
             for lane, row in enumerate(batch):
-                # A batch has a row for lanes that go on, too.
+                # A batch also has a row for each running lane.
                 rows[lane] = row if ended[lane] else None
             rest.update(final_obs=rows, _final_obs=ended)
         elif not self._told:

@@ -1,7 +1,7 @@
-"""Lanes that are stepped one after the other in one thread, each failing alone.
+"""Lanes that are stepped one after the other in one thread, and fail separately.
 
-`LaneVectorEnv` gives what Gymnasium's SyncVectorEnv gives, bit for bit, as long as no environment fails. Where one
-fails, SyncVectorEnv raises, and the episodes of all lanes are over. Here only that lane's episode ends.
+`LaneVectorEnv` returns bit for bit what Gymnasium's SyncVectorEnv returns, as long as no environment fails. If one
+fails, SyncVectorEnv raises, and the episodes of all lanes are lost. Here only the episode of that lane ends.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from bridge.errors import Code, RequestError, TensorError
 __all__ = ["LaneInfos", "LaneVectorEnv", "with_lanes_of_ours"]
 
 LaneInfos = dict[int, Mapping[str, object]]
-"""The infos of those lanes that have one."""
+"""The infos of the lanes that have one."""
 # The client makes as many attempts for a slot of a single environment.
 _RESET_ATTEMPTS = 3
 
 
 def with_lanes_of_ours(env: Lanes, reward_space: Space[object] | None) -> Lanes:
-    """Return a vector environment with a LaneVectorEnv in place of the SyncVectorEnv in it, if there is one.
+    """Return a vector environment with a LaneVectorEnv in place of its SyncVectorEnv, if it contains one.
 
-    A subclass of SyncVectorEnv stays as it is: its own `step` may do more.
+    A subclass of SyncVectorEnv is left unchanged: its own `step` may do more.
 
     Args:
         env: The vector environment, perhaps in wrappers, which keep their places.
-        reward_space: Of one environment; None: rewards are numbers.
+        reward_space: The reward space of one environment; None: rewards are numbers.
     """
     outer: Any = None
     inner: Any = env
@@ -52,7 +52,7 @@ def with_lanes_of_ours(env: Lanes, reward_space: Space[object] | None) -> Lanes:
     if type(inner) is not SyncVectorEnv:
         return env
     lanes = LaneVectorEnv(inner, reward_space)
-    # Gymnasium closes a vector environment that nobody refers to any more, but these environments go on.
+    # Gymnasium closes an unreferenced vector environment, but its environments are still used.
     inner.closed = True
     if outer is None:
         return lanes
@@ -61,25 +61,25 @@ def with_lanes_of_ours(env: Lanes, reward_space: Space[object] | None) -> Lanes:
 
 
 class LaneVectorEnv(SyncLanes):
-    """A SyncVectorEnv in which a lane that fails ends its own episode alone.
+    """A SyncVectorEnv in which a failing lane ends only its own episode.
 
-    A lane fails if its environment raises in `reset` or `step`, or returns an observation that is not of its space, a
-    reward that is none, flags without a truth value, or an info that is no dict. It is truncated: with the observation
-    that it had last, reward 0.0, and the reason as `error` in its info. It begins anew as a lane that ended does.
+    A lane fails if its environment raises in `reset` or `step`, or returns an observation outside its space, an invalid
+    reward, flags without a truth value, or an info that is no dict. It is truncated: with its last observation, reward
+    0.0, and the reason as `error` in its info. It begins its next episode as an ended lane does.
 
-    A reset that raises is tried again at once. Where it raises each time, the lane is truncated too, and the next step
-    tries again. In the mode SAME_STEP, the step that should have been the first of the next episode is truncated.
-    Where no lane can begin, and so none is in an episode, the call raises.
+    A reset that raises is repeated at once. If it raises each time, the lane is truncated too, and the next step tries
+    again. In the mode SAME_STEP, the step that should have been the first of the next episode is truncated. If no lane
+    can begin, and so none is in an episode, the call raises.
 
-    The observations of `reset_lanes` and `step_lanes` are written over by the second call after them.
+    The second call after a call overwrites the observations that `reset_lanes` and `step_lanes` returned.
 
     Args:
-        vector: Whose environments are stepped, and are this object's from here on.
-        reward_space: Of one environment; None: rewards are numbers.
+        vector: The vector environment; this object takes over its environments.
+        reward_space: The reward space of one environment; None: rewards are numbers.
     """
 
     KEPT = frozenset(("env_fns", "failed", "retried", "notes"))
-    """Attributes that are no part of the situation that the lanes are in: others hold the same objects."""
+    """Attributes that are not part of the lanes' situation: other objects refer to them."""
 
     def __init__(
         self,
@@ -90,63 +90,63 @@ class LaneVectorEnv(SyncLanes):
         lanes = self.num_envs
         self.envs = list(self.envs)
         self._callees: list[Any] = self.envs
-        """What is called for each lane: its environment, or what stands in its place."""
+        """The object to call for each lane: its environment, or an object in its place."""
         self.failed: dict[int, str] = {}
-        """Why lanes failed in the last call, by lane; always the same dict."""
+        """The reasons of failures in the last call, by lane; always the same dict."""
         self.retried: list[str] = []
-        """What resets raised that were tried again; whoever logs them takes them."""
+        """Errors of resets that were repeated, for the log; the reader removes them."""
         self.notes = values.Notes()
-        """Remarks for clients on what environments returned."""
+        """Notes for clients on the results of environments."""
         self._layout = Layout(published_space(self.single_observation_space), "observation")
-        # Of text, graphs and sequences a batch is a tuple of what the environments returned, whatever that is. For
-        # these spaces each observation is looked at, and copied: an environment may change it in its next step.
+        # For text, graphs and sequences a batch is a tuple of the environments' own objects. For these spaces each
+        # observation is checked, and copied, because an environment may change it in its next step.
         self._holds_objects = any(leaf.kind not in ("array", "scalar") for leaf in self._layout.leaves)
         leaf = self._layout.leaves[0] if self._layout.single else None
         dtype: Any = leaf.space.dtype if leaf is not None and leaf.kind == "array" else None
         shape = (leaf.space.shape or ()) if leaf is not None else ()
         self._array = None if dtype is None else (dtype, shape)
-        """Dtype and shape of observations that are one array; None: they are something else."""
+        """Dtype and shape of observations that are one array; None: they are not."""
         self._joined_array = None if dtype is None else (dtype, (lanes, *shape))
-        """Those of all lanes' observations."""
-        # NumPy writes int64 into int8 without a word, whatever is lost. Integers of another dtype are looked at.
+        """Dtype and shape of the batch of all lanes' observations."""
+        # NumPy silently writes int64 into int8, even with loss. Integers of another dtype are checked.
         self._integers = dtype if dtype is not None and dtype.kind in "iu" else None
         self._rewards_read = Rewards(reward_space, None)
         self._reward_dtype = np.dtype(np.float64) if reward_space is None else reward_space.dtype
         self._no_reward: Any = 0.0 if reward_space is None else np.zeros(reward_space.shape or (), reward_space.dtype)
-        # Two in turns: what a lane observed last is still in one when its next observation turns out to be wrong.
+        # Two in turn: a lane's last observation is still in one of them when its next observation is found invalid.
         empty: list[Any] = [create_empty_array(self.single_observation_space, n=lanes, fn=np.zeros) for _ in range(2)]
         self._batch, self._next_batch = empty
         self._splits_arrays = type(self.action_space) in (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
-        # Of a Dict or Tuple without parts, Gymnasium's `iterate` gives no row at all.
+        # For a Dict or Tuple without parts, Gymnasium's `iterate` returns no row at all.
         self._iterates = not _lacks_parts(self.single_action_space)
         self._began = False
         self._seen: list[Any] = [None] * lanes
-        """Each lane's newest observation."""
+        """The newest observation of each lane."""
         self._over = [False] * lanes
         """True for a lane without a running episode."""
         self._told: dict[int, Mapping[str, object]] = {}
-        """Each lane's newest info; a lane that had none is missing."""
+        """The newest info of each lane; a lane that had none is missing."""
         self._unbegun: dict[int, str] = {}
         """In the mode SAME_STEP: why lanes could not begin their next episodes in the step that ended the last ones."""
 
-    # As SyncVectorEnv
+    # The interface of SyncVectorEnv
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset the environments; as `reset_lanes`, with the infos as SyncVectorEnv joins them."""
+        """Reset the environments as `reset_lanes`; the infos are joined as in SyncVectorEnv."""
         rest, mask = without_mask(options)
         observations, infos = self.reset_lanes(seed, rest, mask)
         if mask is not None:
-            # As SyncVectorEnv: environments may share an array, which each writes into.
+            # As in SyncVectorEnv: environments may share an array, and each writes into it.
             observations = self._concatenated()
         return self._copied(observations), self._joined(infos)
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Step the environments; as `step_lanes`, with the infos as SyncVectorEnv joins them."""
+        """Step the environments as `step_lanes`; the infos are joined as in SyncVectorEnv."""
         observations, rewards, terminations, truncations, infos = self.step_lanes(actions)
         return self._copied(observations), rewards, terminations, truncations, self._joined(infos)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close all environments; raises what the first one raised that failed."""
+        """Close all environments; raises the first error."""
         failures = []
         for env in self.envs:
             try:
@@ -165,26 +165,26 @@ class LaneVectorEnv(SyncLanes):
             joined = self._add_info(joined, dict(info), lane)
         return joined
 
-    # Lane by lane
+    # Single lanes
 
     def reset_lanes(self, seed: Any, options: dict[str, Any] | None, mask: Any = None) -> tuple[Any, LaneInfos]:
         """Reset the environments, or those of a mask.
 
-        A reset that raises is tried again at once. Where it raises each time, the lane is in `failed`, has the
-        observation that it had last, and begins anew in the next step.
+        A reset that raises is repeated at once. If it raises each time, the lane is in `failed`, has its last
+        observation, and begins again in the next step.
 
         Args:
-            seed: An integer seeds lane i with `seed + i`; a list gives each lane's; None: none.
-            options: For each environment.
+            seed: An integer seeds lane i with `seed + i`; a list has each lane's seed; None: no seed.
+            options: The options for each environment.
             mask: The lanes, bools `(num_envs,)`; None: all.
 
         Returns:
-            The batch of all lanes' observations, where those of lanes outside of the mask are as they were; and the
-            infos of the lanes that were reset.
+            The batch of all lanes' observations, unchanged for lanes outside the mask; and the infos of the lanes that
+            were reset.
 
         Raises:
-            Exception: What the environment of a lane raised that has no observation yet.
-            RequestError: What an environment raised, where no lane is in an episode.
+            Exception: The error of a lane's environment that has no observation yet.
+            RequestError: The error of an environment, if no lane is in an episode.
         """
         count = self.num_envs
         seeds = [seed + lane for lane in range(count)] if isinstance(seed, (int, np.integer)) else seed
@@ -210,18 +210,18 @@ class LaneVectorEnv(SyncLanes):
         return observations, infos
 
     def step_lanes(self, actions: Any) -> tuple[Any, Array, Array, Array, LaneInfos]:
-        """Step the environments; one whose episode is over begins the next one, as the autoreset mode says.
+        """Step the environments. One whose episode is over begins the next one, as the autoreset mode says.
 
         Args:
             actions: A batch of `action_space`.
 
         Returns:
-            The batch of observations, the rewards, `(num_envs,)` and the shape of the reward space, terminations and
-            truncations, bools `(num_envs,)`, and the infos of the lanes that have one.
+            The batch of observations, the rewards, of shape `(num_envs,)` and the shape of the reward space,
+            terminations and truncations, bools `(num_envs,)`, and the infos of the lanes that have one.
 
         Raises:
             gymnasium.error.ResetNeeded: In the mode DISABLED, a lane's episode is over.
-            RequestError: What an environment raised, where none could begin an episode.
+            RequestError: The error of an environment, if no lane could begin an episode.
         """
         if self.autoreset_mode is AutoresetMode.DISABLED and any(self._over):
             ended = [lane for lane, over in enumerate(self._over) if over]
@@ -240,14 +240,14 @@ class LaneVectorEnv(SyncLanes):
                 if over[lane]:
                     begun.append(lane)
                     if same_step:
-                        # Between the last observation of an episode and the first one of another there is no
-                        # transition: this step is told as an episode of its own, which was cut off.
+                        # There is no transition between the last observation of an episode and the first one of
+                        # another: this step is reported as a separate episode, which was cut off.
                         truncations[lane], infos[lane] = True, {"error": self._unbegun[lane]}
                     else:
                         self._begin(lane, infos, checks=checks)
                 else:
                     observation, reward, terminated, truncated, info = env.step(action)
-                    # Nearly all environments return these types and values: everything else takes the longer way.
+                    # Nearly all environments return these types and values. All others take the slower path.
                     if type(reward) is not plain_reward:
                         reward = self._read_reward(reward)
                     ends = False
@@ -258,7 +258,7 @@ class LaneVectorEnv(SyncLanes):
                         if looks or (integers is not None and getattr(observation, "dtype", None) is not integers):
                             observation = self._checked(observation)
                         elif same_step and ends:
-                            # What the reset returns takes its place in the batch, where it would be found wrong.
+                            # The reset's observation replaces it in the batch, where it would have been checked.
                             self._checked(observation)
                     if info:
                         infos[lane] = _copied_info(info)
@@ -267,7 +267,7 @@ class LaneVectorEnv(SyncLanes):
                         terminations[lane], truncations[lane], over[lane] = terminated, truncated, True
             except KeyboardInterrupt:
                 raise
-            # Whatever it raises, as of a single environment: some libraries have exceptions that are no `Exception`.
+            # Any exception, as for a single environment: some libraries' do not derive from `Exception`.
             except BaseException as error:
                 self._fail(lane, "reset" if over[lane] else "step", error, infos)
                 truncations[lane] = True
@@ -290,17 +290,17 @@ class LaneVectorEnv(SyncLanes):
     # Messages
 
     def set_callee(self, lane: int, callee: Any) -> None:
-        """Have something called in the place of a lane's environment."""
+        """Call an object in place of a lane's environment."""
         self._callees = [*self._callees[:lane], callee, *self._callees[lane + 1 :]]
 
     def newest(self, lane: int) -> tuple[Any, Mapping[str, object]] | None:
-        """Return a lane's last observation and info, not copied; None: no episode runs in it."""
+        """Return a lane's last observation and info, not copied; None: it has no running episode."""
         if not self._began or self._over[lane]:
             return None
         return self._seen[lane], self._told.get(lane, {})
 
     def place_lanes(self, placed: Mapping[int, tuple[Any, Any]]) -> tuple[Any, LaneInfos]:
-        """Take what lanes see whose environments were put into another situation; return what a reset of them does."""
+        """Put lanes into the given situations of their environments; return the result as of a reset of these lanes."""
         self.failed.clear()
         for lane, (observation, _) in placed.items():
             self._seen[lane], self._over[lane] = observation, False
@@ -314,7 +314,7 @@ class LaneVectorEnv(SyncLanes):
     def _split(self, actions: Any) -> Iterable[Any]:
         """Return the action of each lane."""
         if self._splits_arrays and isinstance(actions, np.ndarray):
-            return actions  # as `iterate` gives its rows, which first looks for how to
+            return actions  # the same rows as from `iterate`, without its checks
         if self._iterates:
             return iterate(self.action_space, actions)
         return _rows(self.single_action_space, actions, self.num_envs)
@@ -322,27 +322,27 @@ class LaneVectorEnv(SyncLanes):
     def _begin(
         self, lane: int, infos: LaneInfos, *, checks: bool = True, attempts: int = _RESET_ATTEMPTS, **given: Any
     ) -> None:
-        """Reset an environment, and keep what it returns; raises what the last attempt raised where each one does.
+        """Reset an environment, and store the result; raises the last error if each attempt fails.
 
         Args:
             lane: The lane.
-            infos: Gets its info.
-            checks: Look at the observation now. False: a wrong one is found when it is put into the batch.
-            attempts: How often it is reset at most.
-            given: For the environment.
+            infos: Gets the lane's info.
+            checks: True: check the observation now. False: an invalid one is found when it is put into the batch.
+            attempts: The most attempts.
+            given: The arguments for the environment.
         """
         options = given.get("options")
         while True:
             attempts -= 1
             try:
-                # A copy of the options: an environment may take out what it has read.
+                # A copy of the options, because an environment may remove those that it has read.
                 if options is not None:
                     given["options"] = kept(options) if options else {}
                 result = self._callees[lane].reset(**given)
                 observation, info = result
                 if checks:
                     observation = self._checked(observation, notes=self.notes)
-                # In the mode SAME_STEP the lane's info has the end of the episode before, too.
+                # In the mode SAME_STEP the lane's info also has the end of the episode before.
                 told = {**infos.get(lane, {}), **_copied_info(info)} if info else None
                 break
             except KeyboardInterrupt:
@@ -357,7 +357,7 @@ class LaneVectorEnv(SyncLanes):
 
     def _begin_at_once(self, lane: int, infos: LaneInfos) -> None:
         """Begin the next episode in the step that ended the last one (SAME_STEP)."""
-        # A copy: the environment may write its first observation into the same array.
+        # A copy, because the environment may write its first observation into the same array.
         self._seen[lane] = copy.deepcopy(self._seen[lane])
         infos[lane] = {"final_obs": self._seen[lane], "final_info": infos.get(lane, {})}
         self._unbegun.pop(lane, None)
@@ -370,38 +370,38 @@ class LaneVectorEnv(SyncLanes):
             self.failed[lane] = self._unbegun[lane] = infos[lane]["error"] = message  # type: ignore[index]
 
     def _fail(self, lane: int, where: str, error: BaseException, infos: LaneInfos) -> None:
-        """End the episode of a lane whose environment failed; raises the error where there is no observation yet."""
+        """End the episode of a lane whose environment failed; raises the error if there is no observation yet."""
         if not self._began:
             raise error
         self.failed[lane] = answer_to(where, error).message
         infos[lane] = {"error": self.failed[lane]}
         rows = iterate(self.observation_space, self._batch)
-        # A copy: the row is a part of an array that is written over.
+        # A copy: the row is a view of an array that will be overwritten.
         self._seen[lane] = copy.deepcopy(next(row for number, row in enumerate(rows) if number == lane))
         self._over[lane] = True
 
     def _first_failure(self) -> RequestError:
         return RequestError(Code.INTERNAL, next(iter(self.failed.values())))
 
-    # What environments return
+    # Results of environments
 
     def _read_reward(self, reward: Any) -> Any:
-        """Return a reward as a float, or as an array of the reward space; raises RequestError where it is none."""
+        """Return a reward as a float, or as an array of the reward space; raises RequestError if it is invalid."""
         read = self._rewards_read.read(reward, self.notes)
-        # A copy: several environments may write their rewards into the same array.
+        # A copy, because several environments may write their rewards into the same array.
         return np.array(read) if isinstance(read, np.ndarray) else read
 
     def _checked(self, observation: Any, notes: values.Notes | None = None) -> Any:
-        """Return an observation as a batch can hold it, as it is or converted.
+        """Return an observation in a form that fits a batch, converted if needed.
 
-        Where its batch would hold the object itself, it is copied.
+        It is copied if its batch would contain the object itself.
 
         Args:
-            observation: What an environment returned.
-            notes: Is told of what comes as another dtype; None: nothing is.
+            observation: The observation of an environment.
+            notes: Gets a note if the dtype differs; None: there are no notes.
 
         Raises:
-            RequestError: It is not of the observation space.
+            RequestError: The observation is not in the observation space.
         """
         if type(observation) is np.ndarray and (observation.dtype, observation.shape) == self._array:
             return observation
@@ -413,7 +413,7 @@ class LaneVectorEnv(SyncLanes):
         if notes is not None:
             for index in range(len(arrays)):
                 self._layout.note_type(index, observation, notes)
-        # As of a single environment: int64 comes as uint8 where nothing is lost, which NumPy does not do by itself.
+        # As for a single environment: int64 is cast to uint8 if nothing is lost, which NumPy does not do by itself.
         if not self._holds_objects:
             return self._layout.unpack(arrays)
         observation = kept(observation)
@@ -426,7 +426,7 @@ class LaneVectorEnv(SyncLanes):
         return observation
 
     def _fail_wrong_ones(self, infos: LaneInfos, begun: Sequence[int]) -> list[int]:
-        """Convert the observations that do not fit into a batch as they are; fail the lanes of wrong ones.
+        """Convert observations that do not fit a batch; fail the lanes of invalid ones.
 
         Args:
             infos: Get the reasons.
@@ -454,7 +454,7 @@ class LaneVectorEnv(SyncLanes):
         return wrong
 
     def _with_rows(self, lanes: Iterable[int]) -> Any:
-        """Return the last batch with the newest observations of some lanes, which were checked."""
+        """Return the last batch with the newest observations of some lanes, which were checked before."""
         if self._joined_array is None:
             return self._concatenated()
         self._batch = batch = self._batch.copy()
@@ -463,11 +463,11 @@ class LaneVectorEnv(SyncLanes):
         return batch
 
     def _concatenated(self) -> Any:
-        """Return all lanes' newest observations as a batch; raises where one does not fit into it."""
-        # All of them, also where few are new: environments may share an array, which each writes into.
+        """Return all lanes' newest observations as a batch; raises if one does not fit."""
+        # All of them, even if few are new: environments may share an array, and each writes into it.
         if self._joined_array is not None:
-            # As `concatenate` does for arrays that are of the space, which takes twice as long: it looks at each of
-            # them several times. Where one is not, NumPy raises, or makes something else of them.
+            # The same as `concatenate` for arrays that are in the space. That takes twice as long, because it checks
+            # each of them several times. If an array is not in the space, NumPy raises, or converts it wrongly.
             try:
                 joined = np.array(self._seen)
                 if (joined.dtype, joined.shape) == self._joined_array:
@@ -482,7 +482,7 @@ class LaneVectorEnv(SyncLanes):
 
 
 def _lacks_parts(space: Space[Any]) -> bool:
-    """Tell whether a space is, or holds, a Dict or a Tuple without parts."""
+    """True if a space is, or contains, a Dict or a Tuple without parts."""
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         return False
     parts = list(space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces)
@@ -490,10 +490,10 @@ def _lacks_parts(space: Space[Any]) -> bool:
 
 
 def _rows(space: Space[Any], batch: Any, count: int) -> list[Any]:
-    """Return the rows of a batch, as `iterate` gives them; of a space without parts too.
+    """Return the rows of a batch, as `iterate` does, but also for a space without parts.
 
     Args:
-        space: Of one row: a batch of other spaces may be a tuple too.
+        space: The space of one row: batches of other spaces may be tuples too.
         batch: The batch.
         count: The number of its rows.
     """
@@ -507,10 +507,10 @@ def _rows(space: Space[Any], batch: Any, count: int) -> list[Any]:
 
 
 def _copied_info(info: Any) -> dict[str, object]:
-    """Return a copy of an info, since environments may share one dict; raises TypeError where it is no dict."""
+    """Return a copy of an info, because environments may share one dict; raises TypeError if it is no dict."""
     if not isinstance(info, Mapping):
         raise TypeError(f"expected a dict as info, got {info!r:.80} of type {type(info).__name__}")
-    # With what is in it: several environments may also write into one array or list.
+    # A deep copy: several environments may also write into one array or list.
     try:
         return {key: kept(value) for key, value in info.items()}
     except RecursionError:  # it contains itself

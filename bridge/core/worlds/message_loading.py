@@ -1,4 +1,4 @@
-"""The messages that an operator names, of other packages: found, made with their keywords, and checked."""
+"""Messages of other packages that an operator names: finding them, making them with their keywords, and checks."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def load_messages(
     """Return the messages that an operator has named.
 
     Args:
-        named: The name of an entry point each, or a message that was made already.
-        options: The keywords of those that are named, by name.
+        named: Names of entry points, or messages that were made already.
+        options: The keywords for the named messages, by name.
 
     Raises:
-        SettingError: There is no such message, it cannot be made, or keywords are for one that is not named.
+        SettingError: There is no such message, it cannot be made, or keywords are for a message that is not named.
     """
     if isinstance(named, (str, SessionMessage)):
         raise SettingError(f"expected messages to be a list of names, got {named!r:.80}")

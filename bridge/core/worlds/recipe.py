@@ -1,4 +1,4 @@
-"""How the environments of a server are made: by an id, a spec, a callable, or a list of ids and patterns."""
+"""How a server makes environments: from an id, a spec, a callable, or a list of ids and patterns."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from bridge.errors import Code, RequestError, SettingError
 __all__ = ["MODES", "SETTINGS", "Adapter", "EnvLike", "EnvRecipe", "LanesAlreadyError", "constructed", "similar_ids"]
 
 EnvLike: TypeAlias = "str | EnvSpec | Callable[..., object] | Sequence[str]"
-"""The types that `serve_gym` takes as its environment."""
+"""The types of the argument `env` of `serve_gym`."""
 
 MODES = ("sync", "async", "vector_entry_point")
 SETTINGS = ("env_id", "num_envs", "vectorization_mode", "render_mode", "kwargs")
-"""The settings of a CreateWorld."""
+"""The settings of CreateWorld."""
 T = TypeVar("T")
 _VERSION = re.compile(r"-v\d+$")
 
@@ -40,19 +40,19 @@ class Adapter(Protocol):
         """Return one environment, or one lane of several, with the change."""
 
     def wrap_lanes(self, env: Lanes) -> Lanes:
-        """Return lanes that are stepped together with the change; raises SettingError where that cannot be."""
+        """Return lanes that are stepped together with the change; raises SettingError if that is not possible."""
 
     def describe(self) -> Mapping[str, object]:
-        """Return what a recording says of it, by keyword."""
+        """Return the entries for a recording, by keyword."""
 
 
 class LanesAlreadyError(RequestError):
-    """Lanes were asked for where what is served has lanes by itself.
+    """Lanes were requested of an environment that has lanes itself.
 
     Args:
-        title: What is served.
+        title: The name of the environment.
         count: The number of its lanes.
-        env: The vector environment that showed it, which is still open; None: it is closed.
+        env: The vector environment from which this was seen, which is still open; None: it is closed.
     """
 
     def __init__(self, title: str, count: int, env: Lanes | None = None) -> None:
@@ -63,17 +63,17 @@ class LanesAlreadyError(RequestError):
 
 @dataclasses.dataclass(frozen=True)
 class EnvRecipe:
-    """How to make environments: those of a server, or by `read` that of one world of it.
+    """How to make environments: those of a server or, after `read`, that of one of its worlds.
 
-    It can be pickled for another process where its parts can.
+    It can be pickled for another process if its parts can.
     """
 
     factory: Callable[..., Any] | None
     """Returns an Env or a VectorEnv."""
     spec: EnvSpec | None
-    """The environment to make, if there is no factory; in a process where it is not registered, too."""
+    """The environment to make, if there is no factory; also for a process in which it is not registered."""
     patterns: tuple[str, ...] = ()
-    """The ids that a client may choose from where there is neither."""
+    """The ids that a client may choose from, if there is neither factory nor spec."""
     num_envs: int = 1
     vectorization_mode: str = "sync"
     kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
@@ -81,11 +81,11 @@ class EnvRecipe:
     adapters: tuple[Adapter, ...] = ()
     """The adapters that wrap each environment, the innermost first."""
     hands_over: bool = False
-    """True: LanesAlreadyError holds the vector environment that was made in vain, for the world that is made next."""
+    """True: LanesAlreadyError passes on the vector environment that was made in vain, for the next world."""
 
     @classmethod
     def of(cls, env: EnvLike, **options: Any) -> EnvRecipe:
-        """Read what a user gave as the environment.
+        """Read the argument `env` of a user.
 
         Raises:
             SettingError: It cannot be served, such as an id that is not registered.
@@ -113,25 +113,25 @@ class EnvRecipe:
 
     @property
     def env_ids(self) -> list[str]:
-        """The ids that a client may name; empty where there is but one environment, without an id."""
+        """The ids that a client may request; empty if there is only one environment, without an id."""
         if self.patterns:
             return list(dict.fromkeys(name for pattern in self.patterns for name in _matching(pattern)))
         return [self.spec.id] if self.spec else []
 
     @property
     def title(self) -> str:
-        """Its name, as a person reads it."""
+        """The name, for people to read."""
         if self.factory is not None:
             return getattr(self.factory, "__name__", type(self.factory).__name__)
         return ", ".join(self.patterns) or (self.spec.id if self.spec else "")
 
     @property
     def single(self) -> bool:
-        """True if a world is of one environment rather than of lanes."""
+        """True if a world has one environment, not lanes."""
         return self.num_envs == 1 and self.vectorization_mode == "sync"
 
     def read(self, settings: Settings) -> EnvRecipe:
-        """Read CreateWorld settings; return the recipe of the world that they ask for.
+        """Read CreateWorld settings; return the recipe of the requested world.
 
         Raises:
             RequestError: INVALID_ARGUMENT for unknown or bad settings, NOT_FOUND for an environment not served here.
@@ -147,7 +147,7 @@ class EnvRecipe:
         )
 
     def _resolve(self, env_id: str | None) -> EnvSpec | None:
-        """Find the environment that a client names among those that are served."""
+        """Return the served environment that a client requests."""
         served = self.env_ids
         if env_id is None:
             if len(served) > 1:
@@ -178,12 +178,12 @@ class EnvRecipe:
         kwargs: dict[str, Any] = dict(self.kwargs)
         if self.single:
             return self._adapted(gymnasium.make(self.spec, **kwargs))
-        # Gymnasium refuses wrappers of one environment there.
+        # For these lanes Gymnasium accepts no wrappers of one environment.
         stepped_together = self.vectorization_mode == "vector_entry_point"
-        # What lanes return is sent before their next step.
+        # The results of lanes are sent before their next step, so they need no copy.
         vector_kwargs: dict[str, Any] = {} if stepped_together else {"copy": False}
         if self.vectorization_mode == "async":
-            from bridge.core.worlds.forkserver import async_options, ended_by_kill  # loaded where it is used
+            from bridge.core.worlds.forkserver import async_options, ended_by_kill  # imported only if it is used
 
             vector_kwargs.update(async_options())
         wrappers: list[Any] = [] if stepped_together else [adapter.wrap for adapter in self.adapters]
@@ -193,7 +193,7 @@ class EnvRecipe:
                 num_envs=self.num_envs,
                 vectorization_mode=self.vectorization_mode,
                 vector_kwargs=vector_kwargs,
-                # The processes of "async" cannot tell what they made, and close it themselves.
+                # The processes of "async" cannot pass on their environments, and close them themselves.
                 wrappers=[*wrappers, note] if self.vectorization_mode == "sync" else wrappers or None,
                 **kwargs,
             )
@@ -202,7 +202,7 @@ class EnvRecipe:
         return self._adapted(vector) if stepped_together else vector
 
     def _adapted(self, made: object) -> GymEnv | Lanes:
-        """Return what a callable returned as an environment of Gymnasium, if it is one, with the adapters around it."""
+        """Return the result of a callable as an environment of Gymnasium, in the adapters; raises if it is another."""
         try:
             env = recognise(made)
         except SettingError as error:
@@ -228,7 +228,7 @@ class EnvRecipe:
                 "async, or a callable that returns a VectorEnv",
             )
         if self.vectorization_mode == "async":
-            from bridge.core.worlds.forkserver import async_options, ended_by_kill  # loaded where it is used
+            from bridge.core.worlds.forkserver import async_options, ended_by_kill  # imported only if it is used
 
             one = [lambda: self._one(factory)]
             return ended_by_kill(AsyncVectorEnv(one * self.num_envs, copy=False, **async_options()))
@@ -237,7 +237,7 @@ class EnvRecipe:
             if not self.hands_over:
                 first.close()
             raise LanesAlreadyError(self.title, first.num_envs, first if self.hands_over else None)
-        # The environment that was made to see what the function returns becomes the first lane.
+        # The environment that was made to see the function's result becomes the first lane.
         made = [first]
         with _closing_on_failure() as note:
             make = lambda: note(made.pop() if made else self._one(factory))  # noqa: E731
@@ -249,10 +249,10 @@ class EnvRecipe:
         return env
 
     def _constructor(self) -> tuple[object, Mapping[str, object]]:
-        """Return what makes the environment, or the name of it, and the arguments that it gets."""
+        """Return the environment's constructor, or its name, and the arguments that it gets."""
         if self.spec is None:
             return self.factory, self.kwargs
-        # `gymnasium.make` keeps these for itself, such as `max_episode_steps`.
+        # `gymnasium.make` does not pass on its own arguments, such as `max_episode_steps`.
         of_make = inspect.signature(gymnasium.make).parameters
         arguments = {**self.spec.kwargs, **{key: value for key, value in self.kwargs.items() if key not in of_make}}
         if self.vectorization_mode == "vector_entry_point" and not self.single:
@@ -262,7 +262,7 @@ class EnvRecipe:
 
 @contextlib.contextmanager
 def _closing_on_failure() -> Iterator[Callable[[Any], Any]]:
-    """Give a function that notes an environment and returns it; close those that it noted where an exception comes."""
+    """Yield a function that records environments; close the recorded ones if an exception is raised within."""
     made: list[GymEnv] = []
 
     def note(env: GymEnv) -> GymEnv:
@@ -273,7 +273,7 @@ def _closing_on_failure() -> Iterator[Callable[[Any], Any]]:
         yield note
     except BaseException:
         for env in made:
-            # What made the later one fail is told.
+            # The error that caused this is reported.
             with contextlib.suppress(Exception):
                 env.close()
         raise
@@ -287,16 +287,16 @@ def constructed(
     make: Callable[[], T],
     constructor: Callable[[], tuple[object, Mapping[str, object]]],
 ) -> T:
-    """Return what `make` makes, or say whether the arguments or the environment are at fault.
+    """Return the result of `make`, or report whether the arguments or the environment are at fault.
 
     Args:
-        title: The environment, for the message.
-        kwargs: The arguments, for the message. While `make` runs, what those name that a client sent is not imported.
-        make: Calls its constructor.
-        constructor: Asked after a TypeError: the constructor, or the name of it, and the arguments that it got.
+        title: The environment's name, for the message.
+        kwargs: The arguments, for the message. While `make` runs, names in a client's arguments are not imported.
+        make: Calls the constructor.
+        constructor: Called after a TypeError: returns the constructor, or its name, and the arguments that it got.
 
     Raises:
-        RequestError: INVALID_ARGUMENT, it does not take the arguments; else as `answer_to`.
+        RequestError: INVALID_ARGUMENT: the constructor does not take the arguments; otherwise as `answer_to`.
     """
     try:
         with _importing_nothing() if isinstance(kwargs, SentKwargs) else contextlib.nullcontext():
@@ -304,8 +304,8 @@ def constructed(
     except RequestError:
         raise
     except (Exception, SystemExit) as error:
-        # Other errors are the environment's own, also a TypeError, and are told with their traceback.
-        # By the signature, and not by the message: a TypeError may come from the environment's own code.
+        # Other errors are the environment's own, even a TypeError, and are reported with their traceback. The signature
+        # decides, not the message, because a TypeError may come from the environment's own code.
         wrong = _misfit(*constructor()) if isinstance(error, TypeError) else None
         if wrong is None:
             raise answer_to("its construction", error) from error
@@ -314,14 +314,14 @@ def constructed(
 
 
 def _importing_nothing() -> contextlib.AbstractContextManager[None]:
-    """Within it, the package of another scheme is not imported, whatever arguments name."""
+    """While it is entered, packages of URL schemes are not imported, whatever the arguments name."""
     from bridge.core.plugins import for_a_client  # few clients send arguments
 
     return for_a_client()
 
 
 def _misfit(constructor: Any, arguments: Mapping[str, object]) -> str | None:
-    """Return a sentence with what a constructor takes, where it does not take these arguments; None: it may."""
+    """Return a sentence with a constructor's parameters, if it does not take these arguments; None: it may."""
     try:
         if isinstance(constructor, str):
             constructor = gymnasium.envs.registration.load_env_creator(constructor)
@@ -338,14 +338,14 @@ def _misfit(constructor: Any, arguments: Mapping[str, object]) -> str | None:
 def _matching(pattern: str) -> list[str]:
     """Return the ids that a pattern matches.
 
-    Those of this package only if it is the id itself: by `*`, clients could have this server connect to any place.
+    This package's ids match only if given in full: with `*`, clients could make this server connect to any address.
     """
     return [each for each in fnmatch.filter(gymnasium.registry, pattern) if each == pattern or each[:7] != "bridge/"]
 
 
 def _find(env_id: str) -> EnvSpec:
     try:
-        # `module:Name-v0` imports the module, which only the server's own user may ask for.
+        # `module:Name-v0` imports the module, which only the server's own user may request.
         module, _, name = env_id.rpartition(":")
         if module:
             __import__(module)
@@ -356,12 +356,12 @@ def _find(env_id: str) -> EnvSpec:
 
 def _not_found(env_id: str, error: Exception) -> str:
     """Return why there is no such id, and what to do."""
-    # Gymnasium's own guess is an id without its version, which cannot be made.
+    # Gymnasium's own suggestion is an id without a version, which cannot be made.
     why = str(error).partition(" Did you mean")[0].rstrip(".")
     why += "" if why.endswith("?") else "."
     close = [] if isinstance(error, ImportError) else similar_ids(env_id)
     if close:
-        # Who wrote a module needs no word on where the id comes from.
+        # A user who wrote a module needs no hint on where the id comes from.
         other = "" if ":" in env_id else " Otherwise import the package that registers it, or write MODULE:ENV_ID"
         return f"{why} Did you mean {' or '.join(close)}?{other}"
     if env_id.startswith("ALE/"):
@@ -370,10 +370,10 @@ def _not_found(env_id: str, error: Exception) -> str:
 
 
 def similar_ids(name: str) -> list[str]:
-    """Return the registered ids, at most three, that somebody may mean who wrote `name`: of each the newest version.
+    """Return at most three registered ids that are similar to `name`, each in its newest version.
 
-    `CartPole`, `cartpole-v1`, `CartPole-v9` and `CartPoll` mean `CartPole-v1`, and `Pong` means `ALE/Pong-v5`. Of a
-    name with a module, such as `ale_py:Pong`, they begin with it too: it is what registers them.
+    `CartPole`, `cartpole-v1`, `CartPole-v9` and `CartPoll` give `CartPole-v1`, and `Pong` gives `ALE/Pong-v5`. If the
+    name has a module, such as `ale_py:Pong`, the ids begin with it too, because it registers them.
     """
     module, colon, name = name.rpartition(":")
     newest: dict[str, tuple[int, str]] = {}

@@ -1,4 +1,4 @@
-"""What other processes need to know of Gymnasium's registry."""
+"""The entries of Gymnasium's registry that other processes need."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["registered_specs"]
 
 
 def registered_specs(env: object) -> list[gymnasium.envs.registration.EnvSpec]:
-    """Return the specs that this process has of the ids and patterns of a served environment; none of a callable."""
+    """Return this process's specs for the ids and patterns of a served environment; empty for a callable."""
     names: Sequence[str] = [env] if isinstance(env, str) else env if isinstance(env, (list, tuple)) else []
     patterns = [name.rpartition(":")[2] for name in names if isinstance(name, str)]
     return [

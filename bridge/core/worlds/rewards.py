@@ -1,4 +1,4 @@
-"""The rewards of an environment: numbers, or arrays where it has a `reward_space`, as MO-Gymnasium's have."""
+"""The rewards of an environment: numbers, or arrays if it has a `reward_space`, as in MO-Gymnasium."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _REMEDY = (
 
 _HELD_INTEGERS = (np.int8, np.int16, np.int32, np.uint8, np.uint16, np.uint32)
 HELD_BY_FLOAT64 = frozenset((float, np.float64, np.float32, np.float16, bool, np.bool_, *_HELD_INTEGERS))
-"""Types of numbers each of which a float64 holds exactly."""
-# Larger ones do not travel in the values codec.
+"""Types of numbers that a float64 represents exactly."""
+# The values codec cannot send larger ones.
 _LARGEST_INT = 10 ** (values.MAX_DIGITS - 1)
 
 
 class Rewards:
-    """Reads what environments give as rewards.
+    """Reads the rewards of environments.
 
     Args:
-        space: That of array rewards; None: they are numbers.
-        lanes: How many there are at a time; None: those of a single environment.
+        space: The space of array rewards; None: they are numbers.
+        lanes: The number of lanes; None: a single environment.
     """
 
     def __init__(self, space: Space[object] | None, lanes: int | None) -> None:
@@ -51,13 +51,13 @@ class Rewards:
         self.spec = number if self._layout is None else self._layout.specs[0]
         self._lanes = lanes
         self.plain_type = float if space is None and lanes is None else None
-        """The type of rewards that need not be read, as nearly all are; None: all need it."""
+        """The type of rewards that need not be read, as in nearly all environments; None: all must be read."""
 
     def read(self, reward: object, notes: values.Notes) -> object:
-        """Return a reward: a float, or an array of the reward space; of lanes an array `(lanes, …)`.
+        """Return a reward: a float, or an array of the reward space; for lanes an array `(lanes, …)`.
 
         Raises:
-            RequestError: It is no number, or not of the reward space.
+            RequestError: The reward is no number, or not in the reward space.
         """
         if type(reward) is self.plain_type:
             return reward
@@ -78,13 +78,13 @@ class Rewards:
         return array
 
     def sum(self, one: Any, other: Any) -> Any:
-        """Return the sum of two rewards that `as_typed` returned: a float; of a reward space an array."""
+        """Return the sum of two rewards that `as_typed` returned: a float, or an array if there is a reward space."""
         return as_number(one) + as_number(other) if self._layout is None else one + other
 
     def typed(self, reward: object, notes: values.Notes) -> Any:
         """Return a reward of a single environment in the environment's own type, as `as_typed`; raises as `read`.
 
-        Where there is a reward space, it is an array of that.
+        With a reward space, it is an array of that space.
         """
         return as_typed(reward) if self._layout is None else self._pack(reward, notes)
 
@@ -106,18 +106,18 @@ class Rewards:
 
 
 def as_typed(reward: Any) -> Any:
-    """Return a reward of a single environment in its own type, where that travels: it is of use to a local caller.
+    """Return a reward of a single environment in its own type if that can be sent, as a local caller would get it.
 
     Returns:
-        A Python float, int or bool, a NumPy bool, integer or float of at most 64 bits, or an array of one of these;
-        what else is a number, such as a Fraction, a longdouble or a tensor, as a float.
+        A Python float, int or bool, a NumPy bool, integer or float of at most 64 bits, or an array of one of these; any
+        other number, such as a Fraction, a longdouble or a tensor, as a float.
 
     Raises:
         RequestError: It is no number.
     """
     if type(reward) in HELD_BY_FLOAT64:
         return reward
-    # A mask does not travel, and the bytes of a longdouble mean something else on another processor.
+    # A mask cannot be sent, and the bytes of a longdouble have another meaning on another processor.
     if isinstance(reward, (np.ndarray, np.generic)) and not isinstance(reward, np.ma.MaskedArray):
         if reward.dtype.kind in "biuf" and reward.dtype.itemsize <= 8 and reward.size == 1:
             return reward
@@ -127,25 +127,25 @@ def as_typed(reward: Any) -> Any:
 
 
 def reward_type(reward: Any) -> object:
-    """Return the type of a reward that `as_typed` returned; of an array its dtype and shape."""
+    """Return the type of a reward that `as_typed` returned; for an array its dtype and shape."""
     return (reward.dtype, reward.shape) if isinstance(reward, np.ndarray) else type(reward)
 
 
 def is_held_by_float64(reward: Any) -> bool:
-    """True if a float64 holds a reward that `as_typed` returned exactly: all do but large integers."""
-    # As Python's own: NumPy compares its integers with floats as floats.
+    """True if a float64 represents a reward that `as_typed` returned exactly: only large integers do not fit."""
+    # Compared as Python's own numbers: NumPy compares its integers with floats as floats.
     own = reward.item() if isinstance(reward, (np.ndarray, np.generic)) else reward
     return not isinstance(own, int) or as_number(own) == own
 
 
 def as_number(reward: Any) -> float:
-    """Return a reward as a float, also that of an array of one element; infinite if it is beyond all floats.
+    """Return a reward as a float, also from an array of one element; infinite if it is beyond all floats.
 
     Raises:
         RequestError: It is no number.
     """
     try:
-        # `item` raises ValueError where there are more than one.
+        # `item` raises ValueError for more than one element.
         return float(reward.item() if isinstance(reward, np.ndarray) else reward)
     except OverflowError:
         return math.inf if reward > 0 else -math.inf
@@ -159,7 +159,7 @@ def as_number(reward: Any) -> float:
 
 
 def refuse_array_rewards(env: Lanes, space: Space[object] | None) -> None:
-    """Raise SettingError where a vector environment of Gymnasium cannot hold array rewards of its lanes."""
+    """Raise SettingError if a vector environment of Gymnasium cannot return array rewards of its lanes."""
     vector = env.unwrapped
     of_gymnasium = isinstance(vector, AsyncVectorEnv) or type(vector).__module__.startswith("gymnasium.")
     if space is not None and of_gymnasium:

@@ -1,4 +1,4 @@
-"""Who plays the agents of a world that no client plays: the interface of what is handed to a world."""
+"""The interface of policies that play the agents of a world that no client plays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gymnasium import Space
 __all__ = ["Policy", "StandIn", "StandIns"]
 
 Policy: TypeAlias = Callable[[object], object]
-"""Observation in, action out."""
+"""A function from an observation to an action."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,23 +19,23 @@ class StandIn:
     """Plays an agent while no client does."""
 
     name: str
-    """Its name for people; what it did is said to be of `agent:NAME`."""
+    """Its name for people; recordings attribute its actions to `agent:NAME`."""
     act: Policy
     """Returns the action for an observation; called in the environment's thread."""
 
 
 class StandIns(Protocol):
-    """Finds who plays the agents of each world of a server, while no client does."""
+    """Finds the policies that play the agents of a server's worlds while no client does."""
 
     def check(self, agents: Sequence[str]) -> None:
-        """Check that all agents exist that somebody is to play.
+        """Check that all agents with a policy exist.
 
         Raises:
-            SettingError: One does not, of those of an environment.
+            SettingError: An agent does not exist in the environment.
         """
 
     def find(self, spaces: Mapping[str, Space[Any]]) -> Mapping[str, StandIn]:
-        """Return who plays in a world, by agent; agents without an entry do the default action.
+        """Return the policies of a world, by agent; agents without one take the default action.
 
         Args:
             spaces: The action space of each agent, by name.

@@ -22,7 +22,7 @@ class Dialed(NamedTuple):
     """A connection that a server has made."""
 
     sock: socket.socket
-    """Its socket."""
+    """The connected socket."""
     tls: Tls | None
     """TLS on the socket, with its handshake done; None: there is none."""
     server_version: str | None = None
@@ -44,7 +44,7 @@ class DialedIn:
     """Takes one connection that a server has made, without blocking. Replaces the `Dialer` of outgoing connections."""
 
     address: Address
-    """Of the server."""
+    """The address of the server."""
     poller: Poller[Any]
     """Calls back when a timer is ready."""
     connected: Callable[[Dialed], None]

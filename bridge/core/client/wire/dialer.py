@@ -125,7 +125,7 @@ class Dialer:
     """Opens one socket, without blocking. Used with the lock held."""
 
     address: Address
-    """Where to."""
+    """The address of the server."""
     poller: Poller[Any]
     """Calls back when a socket or a timer is ready."""
     connected: Callable[[socket.socket], None]
@@ -134,9 +134,9 @@ class Dialer:
     """Called once with the reason, and whether the server may still come up."""
     _resolving: bool = False
     _targets: deque[Target] = dataclasses.field(default_factory=deque)
-    """Not tried yet."""
+    """The targets that were not tried yet."""
     _attempts: set[socket.socket] = dataclasses.field(default_factory=set)
-    """Connecting."""
+    """The sockets that are connecting."""
     _timer: PollerTimer | None = None
 
     def start(self) -> None:

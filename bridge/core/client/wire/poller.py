@@ -49,7 +49,7 @@ class PollerTimer:
         self._call = None
 
     def run(self) -> None:
-        """Call it, once."""
+        """Call the function, once."""
         call, self._call = self._call, None
         if call is not None:
             call()

@@ -72,7 +72,7 @@ class OpenRequest(NamedTuple):
     number: int
     """The episode in which it was made; -1: an abandoned question."""
     sent: float
-    """Seconds."""
+    """The time of sending, seconds."""
 
 
 class Answer(NamedTuple):

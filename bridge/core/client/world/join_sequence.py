@@ -65,7 +65,7 @@ class JoinSequence:
         self.world_name: str | None = None
         """The name of the world that was requested; empty for the server's default world; None: none was."""
         self.specs = pb.ActionObservationSpecs()
-        """That world's."""
+        """The specs of that world."""
         self.properties: dict[str, Any] = {}
         """The properties that have been read, and whether the server `reads_columns`; with `round_trip`, in seconds, if
         the server holds Steps."""

@@ -157,7 +157,7 @@ class StepAnswered(NamedTuple):
     message: StepMessage
     """The answer."""
     reader: StepReader
-    """Reads it."""
+    """Reads the answer."""
     ended: bool = False
     """True if it ended the episode. Always False with lanes, which begin their next episodes automatically."""
 
@@ -167,7 +167,7 @@ class Refused:
     """A Reset or Step of the current episode was refused; the stream continues."""
 
     error: RemoteError
-    """Why."""
+    """The reason."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ class Lost:
     """The stream ended, the peer broke the protocol, or an answer is late. No more answers come."""
 
     error: RemoteError
-    """Why."""
+    """The reason."""
     established: bool
     """True if a world had been joined."""
 

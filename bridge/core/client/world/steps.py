@@ -181,7 +181,7 @@ class StepReader:
     """Reads the answers of one remote."""
 
     url: str
-    """For errors."""
+    """The URL of the server, for errors."""
     layout: Layout
     """The layout of the observations."""
     leaves: Sequence[tuple[int, Spec]]

@@ -50,7 +50,7 @@ class Pipe:
         self._file = sock.makefile("rb")
 
     def receive(self) -> bytes:
-        """Wait for a message and return it. Raises EOFError where the server has closed its end."""
+        """Wait for a message and return it. Raises EOFError if the server has closed its end."""
         (size,) = LENGTH.unpack(self._read(LENGTH.size))
         return self._read(size)
 
@@ -66,18 +66,18 @@ class Pipe:
 
 
 def main(sock: socket.socket, recipe: bytes, factory: bytes | None, max_bytes: int | None, held: int = -1) -> None:
-    """Serve an environment over a pipe until it ends, a message says so, or this process's parent is gone.
+    """Serve an environment over a pipe until the pipe ends, a message asks to close, or the parent process is gone.
 
     Args:
-        sock: The pipe. One message after the other is answered, all of them in this thread.
-        recipe: A pickle of how to make environments, and of what is asked for.
+        sock: The pipe. Messages are answered one after the other, in this thread.
+        recipe: A pickle of the recipe of environments, and of the settings.
         factory: A client's own factory, pickled.
         max_bytes: The memory that may be allocated.
         held: The writing end of a pipe that only the parent reads; -1: `multiprocessing` knows the parent.
     """
     if hasattr(os, "setsid"):
         with contextlib.suppress(PermissionError):
-            os.setsid()  # so that `_end_group` ends what the environment has started, and nothing else
+            os.setsid()  # so that `_end_group` ends the programs that the environment has started, and nothing else
     leave_signals()  # the server gets them too, and ends this process in order
     # A thread, because this one may be in a call that never returns, and so never see the end of the pipe.
     threading.Thread(target=_end_with_parent, args=(held,), name="bridge-isolated-watch", daemon=True).start()
@@ -87,13 +87,13 @@ def main(sock: socket.socket, recipe: bytes, factory: bytes | None, max_bytes: i
 
 def _end_with_parent(held: int) -> None:
     parent = parent_process()
-    # A pipe that nobody reads any more is ready too, with an error.
+    # A pipe without a reader is ready too, with an error.
     connection.wait([held if parent is None else parent.sentinel])
     _end_group()  # an environment that never returns must not outlive its server
 
 
 def _end_group() -> None:
-    """End this process, and with it what the environment has started itself: the server is gone."""
+    """Kill this process, and the programs that the environment has started, because the server is gone."""
     if hasattr(os, "killpg") and os.getpgrp() == os.getpid():  # the group that `setsid` made, and no other
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -107,14 +107,14 @@ class _Child:
         self._make: Callable[[], Known] | None = None
         self._host: Host[Any] | None = None
         self._codecs: Sequence[Codec] = ()
-        """Of the environment, and of a lane that is stepped by itself."""
+        """The codec of the environment, and that of a lane that is stepped by itself."""
         self._properties = PropertyTree()
         self._messages: dict[str, SessionMessage] = {}
         self._names: str | None = None
-        """The names of attributes that the server was told last; None: it is told none."""
+        """The names of attributes that were last sent to the server; None: they are not sent."""
 
     def serve(self, pipe: Pipe) -> None:
-        """Answer messages until one asks to close; does not return where the pipe ends before."""
+        """Answer messages until one asks to close. Does not return if the pipe ends before."""
         try:
             while self._answer(pipe, pipe.receive()):
                 pass
@@ -127,13 +127,13 @@ class _Child:
             answer = b"+" + self._SERVE[kind](self, payload)
         except RequestError as error:
             answer = _refusal(error)
-        # Of what the request holds, such as an action that is not of its space: no failure of the environment.
+        # From the contents of a request, such as an action outside its space: no failure of the environment.
         except TensorError as error:
             answer = _refusal(RequestError(Code.INVALID_ARGUMENT, str(error)))
-        except (Exception, SystemExit) as error:  # the environment's own; the host says where it can
+        except (Exception, SystemExit) as error:  # the environment's own; the host reports most of them
             answer = _refusal(environment_failure("its process", error))
         pipe.send(answer)
-        # After the answer: the server waits for what `close` raised.
+        # After the answer, because the server waits for the errors of `close`.
         return kind != b"x"
 
     def _hosted(self, lane: int | None = None) -> Host[Any]:
@@ -142,8 +142,8 @@ class _Child:
         return self._host if lane is None else self._host.lanes[lane]
 
     def _greet(self, payload: bytes) -> bytes:
-        # Apart from `_start`: the server allows imports a time of their own, before `call_timeout` counts.
-        self._make = self._load()  # imports what it refers to
+        # Separate from `_start`, because the server allows time for imports before `call_timeout` counts.
+        self._make = self._load()  # imports the modules that it refers to
         return b""
 
     def _start(self, payload: bytes) -> bytes:
@@ -169,7 +169,7 @@ class _Child:
         with failures_in("reset", host.facts.kind):
             host.result = None
             host.result = result = host.reset(seed, options)
-            # The one property that a reset may change, though it is known without the environment.
+            # The only property that a reset may change although it is read without the environment.
             told, self._names = self._names, self._properties.get(NAMES)
             return self._packed(lane, result, *([] if self._names == told else [self._names]))
 
@@ -186,7 +186,7 @@ class _Child:
         host = self._hosted()
         codec = self._codecs[lane is not None]
         packed = values.encode([codec.pack(result), host.notes, host.failures, host.retried, *more])
-        # They went along with this answer; each is told once.
+        # They were sent with this answer; each is sent once.
         host.notes.clear()
         host.retried.clear()
         return packed
@@ -197,7 +197,7 @@ class _Child:
     def _message(self, payload: bytes) -> bytes:
         name, made, request, moment = values.decode(payload)
         if made:
-            # As the recipe: from our own server, and by a pickle of its own.
+            # As the recipe: from our own server, in a pickle of its own.
             with failures_in(f"unpickling the message {name!r}"):
                 self._messages[name] = pickle.loads(made)
         host, began = self._hosted(), time.thread_time()
@@ -242,7 +242,7 @@ def _load(recipe: bytes, factory: bytes | None, max_bytes: int | None) -> Callab
         except ImportError:
             text = "max_world_bytes is not possible on this system: leave it out"
             raise RequestError(Code.UNIMPLEMENTED, text) from None
-        # Before anything is unpickled, which is where a client's factory may begin to take memory.
+        # Before anything is unpickled, because a client's factory may allocate memory then.
         resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
     what = "the environment factory" if factory is not None else "what makes the environment"
     with failures_in(f"unpickling {what} on Python {'.'.join(map(str, sys.version_info[:3]))}"):

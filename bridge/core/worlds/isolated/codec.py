@@ -1,6 +1,6 @@
-"""The messages in the pipe between a world and its environment's process: the same code at both ends.
+"""The messages in the pipe between a world and its environment's process; both ends use this code.
 
-Observations and actions travel as the arrays of their spaces' layouts, everything else in the values codec. Agents are
+Observations and actions travel as the arrays of their spaces' layouts, all other values in the values codec. Agents are
 sent as indices, because their ids may be of any type.
 """
 
@@ -29,7 +29,7 @@ _NOT_STEPPED: Sequence[Joint] = ({}, {}, {})
 
 
 def facts_to_values(facts: EnvFacts) -> dict[str, object]:
-    """Return facts as the values codec sends them; agents' ids that are no texts or integers become texts."""
+    """Return facts for the values codec; agents' ids that are neither text nor integers become text."""
     return {
         **vars(facts),
         "spaces": _texts(facts.spaces),
@@ -43,7 +43,7 @@ def facts_to_values(facts: EnvFacts) -> dict[str, object]:
 
 
 def facts_from_values(told: dict[str, Any]) -> EnvFacts:
-    """Return the facts that `facts_to_values` made these of."""
+    """Return the facts from the result of `facts_to_values`."""
     reward_space, autoreset = told["reward_space"], told["autoreset"]
     return EnvFacts(
         **{
@@ -67,11 +67,11 @@ def _spaces(pair: Sequence[str]) -> Spaces:
 class Codec:
     """Packs actions and results for the pipe, and unpacks them.
 
-    A result travels as a row for each agent: its observation, reward, flags and info, each None where there is none.
-    One environment, or the lanes that one call steps, have one row.
+    A result travels as one row per agent: its observation, reward, flags and info, each None if there is none. One
+    environment, or the lanes that one call steps, have one row.
 
     Args:
-        facts: Those of the environment.
+        facts: The description of the environment.
     """
 
     def __init__(self, facts: EnvFacts) -> None:
@@ -102,7 +102,7 @@ class Codec:
         return {self._ids[number]: self._layouts[number][1].unpack(arrays) for number, arrays in packed}
 
     def pack(self, result: Result) -> object:
-        """Return what `reset` or `step` returned, for the pipe; raises RequestError where it is not of its spaces."""
+        """Return a result of `reset` or `step` for the pipe; raises RequestError if it is not in its spaces."""
         observations, *told, infos = result[:-1] if self._several else result
         if not self._several:
             observations, told, infos = {None: observations}, [{None: part} for part in told], {None: infos}
@@ -113,7 +113,7 @@ class Codec:
             rows.append(
                 [
                     # An agent may be missing in any part: PettingZoo has only those that were alive before the step, or
-                    # came in by it.
+                    # entered in it.
                     self._pack_observation(layout, observation) if agent in observations else None,
                     self._read_reward(rewards[agent], self._notes) if agent in rewards else None,
                     self._read_flag(terminations[agent]) if agent in terminations else None,
@@ -121,7 +121,7 @@ class Codec:
                     self._pack_info(infos, agent, layout.form(observation)),
                 ]
             )
-        # A reset is known by having no rewards and flags. The living are numbers, as actions are.
+        # A reset has no rewards and flags. The living agents are numbers, as in actions.
         return [bool(told), [self._numbers[agent] for agent in result[-1]], rows] if self._several else rows[0]
 
     def _pack_observation(self, layout: Layout, observation: object) -> list[Array]:
@@ -135,8 +135,8 @@ class Codec:
         return packed
 
     def _pack_info(self, infos: Joint, agent: Any, form: Any) -> bytes | None:
-        # Each result says its form by itself, whereas clients are told of it where it changes; also a result that has
-        # an observation of an agent and no info.
+        # Each result has its own form, whereas clients get the form only if it changes; also a result with an agent's
+        # observation but no info.
         if agent not in infos and form is None:
             return None
         missing = () if agent in infos else ("info",)
@@ -144,7 +144,7 @@ class Codec:
         return values.encode_info(infos.get(agent, {}), self._notes, said, missing=missing)
 
     def unpack(self, packed: Any, notes: list[str]) -> Result:
-        """Return what `reset` or `step` returned; `notes` gets what clients are to be told."""
+        """Return a result of `reset` or `step`; `notes` gets the notes for clients."""
         stepped, alive, rows = packed if self._several else (packed[1] is not None, (), [packed])
         parts: tuple[dict[object, object], ...] = ({}, {}, {}, {}, {})
         for agent, (layout, _), (arrays, *told, info) in zip(self._ids, self._layouts, rows, strict=True):
@@ -156,7 +156,7 @@ class Codec:
                 if "info" not in told_of.missing:
                     parts[4][agent] = told_of.info
             if arrays is not None:
-                # A result that says no form has the plain one.
+                # A result without a form has the plain one.
                 form = None if form is values.UNCHANGED else form
                 parts[0][agent] = layout.unpack(arrays, form=form)
             for part, value in zip(parts[1:4], told, strict=True):

@@ -1,4 +1,4 @@
-"""Where a server's PettingZoo environments come from: an id, a callable, a PettingZoo module, or one environment."""
+"""The source of PettingZoo environments: an id, a callable, a PettingZoo module, or one environment."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ __all__ = ["ParallelRecipe", "ParallelSource"]
 
 
 SETTINGS = ("render_mode", "kwargs")
-"""The settings of a CreateWorld."""
+"""The settings of CreateWorld."""
 
 
 def _maker(env_id: str) -> Callable[..., object]:
-    """Find an environment in PettingZoo's own registry, the parallel ones first."""
+    """Return an environment's function in PettingZoo's own registry, a parallel one if there is one."""
     with needed("an id of PettingZoo's registry needs PettingZoo", "pettingzoo"):
         import pettingzoo
 
@@ -52,16 +52,16 @@ def _maker(env_id: str) -> Callable[..., object]:
 
 @dataclasses.dataclass(frozen=True)
 class ParallelRecipe:
-    """How to make PettingZoo environments. It can be pickled for another process where its parts can."""
+    """How to make PettingZoo environments. It can be pickled for another process if its parts can."""
 
     factory: Callable[..., object] | None
     """Returns a ParallelEnv or an AECEnv; None: there is one environment, which was made already."""
     title: str
-    """Its name, as a person reads it."""
+    """The name, for people to read."""
     kwargs: Mapping[str, object] = dataclasses.field(default_factory=dict)
 
     def read(self, settings: Settings) -> ParallelRecipe:
-        """Read CreateWorld settings; return the recipe of the world that they ask for.
+        """Read CreateWorld settings; return the recipe of the requested world.
 
         Raises:
             RequestError: INVALID_ARGUMENT for unknown or bad settings.
@@ -85,19 +85,19 @@ class ParallelSource(Source[ParallelRecipe]):
 
     Args:
         env: An id of PettingZoo's registry, a callable that returns a ParallelEnv or AECEnv, a PettingZoo module
-            (`pettingzoo.butterfly.pistonball_v6`), or one environment, of which there can be but one world. The
-            environment is used by the server's thread from then on.
+            (`pettingzoo.butterfly.pistonball_v6`), or one environment, of which there can be only one world. The
+            server's thread uses the environment from then on.
         options: How the agents of a world are coordinated.
-        env_kwargs: For the callable; the client's own go on top.
-        isolation: What the process of each world may use; None: environments live in this process.
-        realtime: How its worlds run on by themselves, whatever `options` say; None: in lock-step.
+        env_kwargs: Arguments for the callable; a client's own arguments override them.
+        isolation: The limits of each world's process; None: environments run in this process.
+        realtime: The settings of real-time worlds, whatever `options` say; None: lock-step.
         thread_safe: Each world has a thread of its own.
-        clock: Makes the pacers of its worlds in real time.
-        world: Makes its worlds, or their pacers, in place of `options`, as `own_world` takes it; None: those.
-        traits: What a page shows of all its worlds.
+        clock: Makes the pacers of real-time worlds.
+        world: Makes the worlds, or their pacers, in place of `options`, see `own_world`; None: `options` apply.
+        traits: Values that a page shows for all worlds.
 
     Raises:
-        SettingError: It is none of these, or cannot be sent to another process.
+        SettingError: `env` is none of these, or cannot be sent to another process.
     """
 
     SETTINGS = SETTINGS
@@ -118,7 +118,7 @@ class ParallelSource(Source[ParallelRecipe]):
         if realtime is not None:
             check_default_action(realtime.default_action)
         self._only: list[ParallelEnv] = []
-        """The environment that was made already, until its one world takes it."""
+        """The environment that was made already, until its only world takes it."""
         self._env_id = env if isinstance(env, str) else ""
         factory: Any
         if isinstance(env, str):
@@ -153,11 +153,11 @@ class ParallelSource(Source[ParallelRecipe]):
 
     @property
     def offers_one(self) -> bool:
-        """False where there is one environment, which was made already, and so at most one world."""
+        """False if there is one environment, which was made already, and so at most one world."""
         return self.factory is not None
 
     def made_by(self, settings: Settings) -> dict[str, object]:
-        """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
+        """Return how the environment of a world is made, for a recording; raises as `make_world`."""
         factory, env_id = self.recipe.factory, self._env_id
         if isinstance(factory, partial) and factory.func is gymnasium.make:
             spec = factory.args[0] if not isinstance(factory.args[0], str) else gymnasium.spec(factory.args[0])
@@ -173,14 +173,14 @@ class ParallelSource(Source[ParallelRecipe]):
         }
 
     def read(self, settings: Settings) -> tuple[ParallelRecipe, None]:
-        """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
+        """Read CreateWorld settings; empty ones are for the default world. Raises RequestError."""
         recipe = self.recipe.read(settings)
         return recipe if self.offers_one else self._hand_over(settings), None
 
     async def _make_env(
         self, name: str, recipe: ParallelRecipe, factory: bytes | None, runtime: Runtime
     ) -> Environment:
-        """Make the environment of a world, which has all agents that are to be played while no client does."""
+        """Make the environment of a world, and check that it has all agents with a policy."""
         env = await super()._make_env(name, recipe, factory, runtime)
         try:
             if self._realtime is not None and self._realtime.stand_ins is not None:
@@ -191,7 +191,7 @@ class ParallelSource(Source[ParallelRecipe]):
         return env
 
     def _hand_over(self, settings: Settings) -> ParallelRecipe:
-        """Return what hands over the environment that was made already, and keeps no reference to it."""
+        """Return a recipe that passes on the environment that was made already, without keeping a reference to it."""
         if settings or not self._only:
             raise RequestError(
                 Code.FAILED_PRECONDITION,
@@ -206,8 +206,8 @@ class _HandOver:
     """Returns an environment that was made already, once.
 
     Args:
-        taken: Has it, and loses it.
-        title: Its name.
+        taken: A list with the environment, which is removed from it.
+        title: The environment's name.
     """
 
     def __init__(self, taken: list[ParallelEnv], title: str) -> None:
@@ -217,6 +217,5 @@ class _HandOver:
         if not self._taken:
             text = f"{self._title} was made already, and another one is needed; give serve_parallel a callable"
             raise RequestError(Code.FAILED_PRECONDITION, text)
-        # It leaves nothing in the list: a reference here would keep the environment from being dropped in its own
-        # thread.
+        # The list must not keep it: a reference here would keep the environment from being freed in its own thread.
         return self._taken.pop()

@@ -31,7 +31,7 @@ __all__ = ["EnvSource", "Recipe", "Source"]
 
 
 class Recipe(Protocol):
-    """How to make an environment. It can be pickled for another process where its parts can."""
+    """How to make an environment. It can be pickled for another process if its parts can."""
 
     @property
     def factory(self) -> Callable[..., object] | None:
@@ -39,7 +39,7 @@ class Recipe(Protocol):
 
     @property
     def title(self) -> str:
-        """Its name, as a person reads it."""
+        """The name, for people to read."""
 
     def make_env(self) -> Known:
         """Make the environment; raises RequestError."""
@@ -49,25 +49,25 @@ R = TypeVar("R", bound=Recipe)
 
 
 class Source(abc.ABC, Generic[R]):
-    """Makes worlds, each of an environment of its own.
+    """Makes worlds, each with an environment of its own.
 
-    The environment of the first world is made as the server starts: what it lacks shows at once. At most one is held
-    until a world takes it, because of a robot or an emulator there is but one.
+    The environment of the first world is made when the server starts, so that errors show at once. At most one is kept
+    until a world takes it, because there may be only one robot or emulator.
 
     Args:
         recipe: Makes the environments.
-        kind: Makes a world of an environment.
+        kind: Makes a world from an environment.
         realtime: The settings of real-time worlds; None: lock-step.
         thread_safe: Each world has a thread of its own.
         isolation: The limits of each world's process; None: environments run in this process.
-        traits: What a page shows of all its worlds.
+        traits: Values that a page shows for all worlds.
 
     Raises:
-        SettingError: The recipe cannot be sent to another process, and should be.
+        SettingError: The recipe must be sent to another process, and cannot be pickled.
     """
 
     SETTINGS: tuple[str, ...]
-    """The settings of a CreateWorld."""
+    """The settings of CreateWorld."""
 
     def __init__(
         self,
@@ -79,9 +79,9 @@ class Source(abc.ABC, Generic[R]):
         traits: Mapping[str, object],
     ) -> None:
         self.recipe = recipe
-        """How its environments are made."""
+        """The recipe of its environments."""
         self.title = recipe.title
-        """Its name, as a person reads it."""
+        """The source's name, for people to read."""
         self.factory = recipe.factory
         """The factory of its environments; None: their ids say how they are made, or there is one, made already."""
         self.fps = None if realtime is None else realtime.fps
@@ -91,14 +91,14 @@ class Source(abc.ABC, Generic[R]):
         self._thread_safe = thread_safe
         self._isolation = isolation
         self.traits = traits
-        """The part of the page that is the same for all its worlds."""
+        """The values of the page that are the same for all its worlds."""
         self._making: PendingResult[None] | None = None
-        """Done once an environment has been made ahead, or could not be."""
+        """Done when an environment has been made ahead, or could not be."""
         self._made: tuple[R, Environment] | None = None
-        """The recipe that an environment was made ahead by, and the environment."""
+        """The environment that was made ahead, and its recipe."""
         if isolation is not None:
             try:
-                # At the start, where the user sees it, and not with the first client.
+                # At the start, so that the user sees the error, and not with the first client.
                 cloudpickle.dumps(recipe)
             except Exception as error:  # whatever the pickling of a user's objects raises
                 raise SettingError(
@@ -108,7 +108,7 @@ class Source(abc.ABC, Generic[R]):
 
     @property
     def env_ids(self) -> list[str]:
-        """The ids that a client may name."""
+        """The ids that a client may request."""
         return []
 
     @property
@@ -118,14 +118,14 @@ class Source(abc.ABC, Generic[R]):
 
     @property
     def offers_one(self) -> bool:
-        """True if its worlds are of one kind of environment, which is made when it is asked for."""
+        """True if its worlds have one kind of environment, which is made on request."""
         return len(self.env_ids) <= 1
 
     async def prepare(self, runtime: Runtime) -> Environment | None:
-        """Make the environment of the first world ahead, which takes it; None: `offers_one` says that there is none.
+        """Make the environment of the first world ahead; None: it cannot be made ahead, see `offers_one`.
 
         Raises:
-            RequestError: It could not be made, or has a space that does not travel.
+            RequestError: It could not be made, or has a space that cannot be sent.
         """
         if not self.offers_one:
             return None
@@ -133,10 +133,10 @@ class Source(abc.ABC, Generic[R]):
         done = self._making = PendingResult()
         try:
             env = await self._make_env("", recipe, None, runtime)
-            # Before the check, so that `close` finds it where that fails.
+            # Before the check, so that `close` finds it if the check fails.
             self._made = (recipe, env)
             for name, space in env.facts.named_spaces():
-                # Raises where it does not travel: each client would be refused, one after the other.
+                # Raises if it cannot be sent: otherwise all clients would be refused, one after the other.
                 Layout(space, name)
             return env
         except TensorError as error:
@@ -145,19 +145,19 @@ class Source(abc.ABC, Generic[R]):
             raise RequestError(Code.FAILED_PRECONDITION, text) from error
         finally:
             self._making = None
-            # Also after a failure: a client that waits for it then makes its own, or is told why it cannot.
+            # Also after a failure: a client that waits for it then makes its own, or gets the error.
             done.set_result(None)
 
     async def close(self) -> None:
-        """Close the environment that was made ahead, where no world has taken it."""
+        """Close the environment that was made ahead, if no world has taken it."""
         made, self._made = self._made, None
         if made is not None:
             await made[1].close()
 
     async def _take(self, recipe: R) -> Environment | None:
-        """Return the environment that was made ahead by this recipe, once it is; else None.
+        """Return the environment that was made ahead with this recipe, when it is made; otherwise None.
 
-        One that was made by another recipe is closed, because there may be no second one at a time.
+        An environment of another recipe is closed, because a second one may not be possible at the same time.
         """
         # A client may come while the environment is being made.
         if self._making is not None:
@@ -179,17 +179,17 @@ class Source(abc.ABC, Generic[R]):
 
     @abc.abstractmethod
     def read(self, settings: Settings) -> tuple[R, bytes | None]:
-        """Read CreateWorld settings; none of them: of the default world. Raises RequestError.
+        """Read CreateWorld settings; empty ones are for the default world. Raises RequestError.
 
         Returns:
-            How its environment is made, and a client's own factory, pickled; None: the client gave none.
+            The recipe of its environment, and a client's own factory, pickled; None: the client sent none.
         """
 
     async def make_world(self, name: str, settings: Settings, runtime: Runtime) -> World:
-        """Build the world that CreateWorld settings ask for; none of them: the default one.
+        """Make the world that CreateWorld settings request; empty ones are for the default world.
 
         Raises:
-            RequestError: Settings that are unknown or invalid, or an environment that could not be made.
+            RequestError: Settings are unknown or invalid, or the environment could not be made.
         """
         recipe, factory = self.read(settings)
         env = await self._take(recipe)
@@ -203,7 +203,7 @@ class Source(abc.ABC, Generic[R]):
             if isinstance(error, SettingError):
                 raise RequestError(Code.FAILED_PRECONDITION, str(error)) from error
             raise
-        if recipe.factory is None:  # by its id; the function of a server has one title for all worlds
+        if recipe.factory is None:  # by its id; a server's function has one title for all worlds
             world.title = recipe.title
         return world
 
@@ -220,23 +220,24 @@ class EnvSource(Source[EnvRecipe]):
 
     Args:
         env: A Gymnasium id, an EnvSpec, a callable that returns an Env or VectorEnv, or a list of ids and patterns
-            (`"ALE/*"`) of which the client names one.
+            (`"ALE/*"`), one of which the client requests.
         num_envs: Lanes in each world; 1 with the mode `sync`: a single environment, without lanes.
         vectorization_mode: How Gymnasium steps the lanes.
-        env_kwargs: For the environment's constructor; the client's own go on top.
-        max_lanes: The most lanes that a client may ask for.
-        adapters: What stands around each environment, the innermost first.
+        env_kwargs: Arguments of the environment's constructor; a client's own arguments override them.
+        max_lanes: The most lanes that a client may request.
+        adapters: The adapters that wrap each environment, the innermost first.
         realtime: The settings of real-time worlds; None: lock-step.
         thread_safe: Each world has a thread of its own, in real time each of its lanes.
         isolation: The limits of each world's process; None: environments run in this process.
-        allow_env_factories: Whether a client may send the environment's factory, which needs `isolation`.
-        world: Makes its worlds, or their pacers, as `own_world` takes it; None: one agent steps the environment, or
-            all lanes, in lock-step or in real time.
-        traits: What a page shows of all its worlds.
-        watched: Whether somebody looks at single worlds, who would miss them: people at a page, a user's observers.
+        allow_env_factories: True if a client may send the environment's factory, which needs `isolation`.
+        world: Makes the worlds, or their pacers, see `own_world`; None: one agent steps the environment, or all lanes,
+            in lock-step or in real time.
+        traits: Values that a page shows for all worlds.
+        watched: True if single worlds are observed, by people at a page or a user's observers, which lanes would
+        replace.
 
     Raises:
-        SettingError: Something of this cannot be served, such as an id that is not registered.
+        SettingError: An argument cannot be served, such as an id that is not registered.
     """
 
     SETTINGS = SETTINGS
@@ -262,7 +263,7 @@ class EnvSource(Source[EnvRecipe]):
             raise SettingError("world= has a pacer of its own, in place of fps=: leave out either")
         kind: WorldKind | None = None
         if world is not None:
-            from bridge.core.worlds.own_worlds import own_world  # most servers have no use for it
+            from bridge.core.worlds.own_worlds import own_world  # most servers do not need it
 
             kind = own_world(world, num_envs)
         if not isinstance(num_envs, int) or not 1 <= num_envs <= max_lanes:
@@ -277,11 +278,11 @@ class EnvSource(Source[EnvRecipe]):
             kwargs=dict(env_kwargs or {}),
             max_lanes=max_lanes,
             adapters=tuple(adapters),
-            # Else it would be open in a thread that ends, or in another process.
+            # Otherwise it would be open in a thread that ends, or in another process.
             hands_over=not thread_safe and isolation is None,
         )
-        # Lanes are stepped one after the other, by one message. Worlds are too, where one thread steps them all when
-        # their messages come; a world of another kind, or in real time, may do more than its lanes would.
+        # Lanes are stepped one after the other, by one message. So are worlds, if one thread steps them all when their
+        # messages come; a world of another kind, or in real time, may do more than its lanes would.
         alike = recipe.single and kind is None and realtime is None and recipe.hands_over and not watched
         self._lanes = max_lanes if alike else 0
         if realtime is not None:
@@ -295,17 +296,17 @@ class EnvSource(Source[EnvRecipe]):
     def lanes(self) -> int:
         """The most lanes for which one world of lanes is as good as a world for each; 0: there are none.
 
-        What a function returns is known from the first environment: until then it is taken to be a single one.
+        The result of a function is known from the first environment: until then it is assumed to be a single one.
         """
         return self._lanes
 
     @property
     def env_ids(self) -> list[str]:
-        """The ids that a client may name; empty where there is but one environment, without an id."""
+        """The ids that a client may request; empty if there is only one environment, without an id."""
         return self.recipe.env_ids
 
     def made_by(self, settings: Settings) -> dict[str, object]:
-        """Return what the environment of a world is made of, for a recording; raises as `make_world`."""
+        """Return how the environment of a world is made, for a recording; raises as `make_world`."""
         recipe, _ = self.read(settings)
         entry_point = getattr(recipe.spec, "entry_point", recipe.factory)
         if callable(entry_point):
@@ -322,7 +323,7 @@ class EnvSource(Source[EnvRecipe]):
         }
 
     def read(self, settings: Settings) -> tuple[EnvRecipe, bytes | None]:
-        """Read CreateWorld settings; none of them: of the default world. Raises RequestError."""
+        """Read CreateWorld settings; empty ones are for the default world. Raises RequestError."""
         factory = self._read_factory(settings)
         if factory is None:
             return self.recipe.read(settings), None
@@ -331,7 +332,7 @@ class EnvSource(Source[EnvRecipe]):
         return recipe.read(own), factory
 
     async def prepare(self, runtime: Runtime) -> Environment | None:
-        """Make an environment ahead as `Source.prepare`; raises RequestError also where no clock can step it."""
+        """Make an environment ahead as `Source.prepare`; raises RequestError also if no clock can step it."""
         env = await super().prepare(runtime)
         if env is not None and self._realtime is not None:
             from bridge.core.worlds.realtime.clock_pacer import default_action_of
@@ -351,8 +352,8 @@ class EnvSource(Source[EnvRecipe]):
             except LanesAlreadyError as error:
                 self._lanes = 0
                 if error.env is not None:
-                    # A simulator may be there but once in a process. It is held for the world that the client then
-                    # asks for, as one that was made ahead.
+                    # There may be only one simulator in a process. It is kept for the world that the client then
+                    # requests, like an environment that was made ahead.
                     single, made = dataclasses.replace(recipe, num_envs=1), [error.env]
                     again = lambda: made.pop() if made else single.make_env()  # noqa: E731
                     self._made = (single, await adopt(again, runtime.executor))
@@ -375,7 +376,7 @@ class EnvSource(Source[EnvRecipe]):
                 if (count := lanes[-1].facts.num_envs) is not None:
                     raise LanesAlreadyError(recipe.title, count)
         except BaseException:
-            # Their threads and processes would stay.
+            # Otherwise their threads and processes would stay.
             await gather(runtime.scheduler, [lane.close() for lane in lanes])
             raise
         return LaneGroup(lanes, runtime.scheduler)
