@@ -4,5 +4,5 @@
 environments, `adapters` wrappers of them, `server` and `client` the two ends; the modules in this folder are small
 helpers. The core imports only itself, `bridge.errors`, `bridge.version` and `bridge.pb`.
 
-May be imported by all packages.
+May be imported by everything.
 """

@@ -3,5 +3,5 @@ names of actions.
 
 Each is a `bridge.core.worlds.sources.source.Adapter`, which the facade passes to the source of a server's worlds.
 
-May be imported by the packages above the core.
+May be imported by what is above the core.
 """

@@ -3,5 +3,5 @@
 `wire` has connections, `world` one remote world, `realtime` the parts for real-time worlds only, `slots` the slots of a
 vector environment, and `envs` the environments for users. The modules in this folder are used by `slots` and `envs`.
 
-May be imported by `core.client.slots`, `core.client.envs`, and the packages above the core.
+May be imported by `core.client.slots`, `core.client.envs`, and what is above the core.
 """

@@ -1,4 +1,4 @@
 """One remote world: the protocol state of a stream to it, and how specs, Steps and answers are written and read.
 
-May be imported by `core.client`, `core.client.slots`, `core.client.envs`, and the packages above the core.
+May be imported by `core.client`, `core.client.slots`, `core.client.envs`, and what is above the core.
 """
