@@ -239,7 +239,7 @@ def serve_perlert(
         host: The address to bind to.
         port: The lobby's UDP port; 0: any free one.
         key: A pre-shared key of at least 16 random bytes: all messages are encrypted, and only clients with the key can
-        play.
+            play.
         isolation: `process` puts each environment into a process of its own, so that a crash or a slow reset does not
             delay the others; None: the serving thread calls them one after the other.
         thread_safe: True if the environments may be called at the same time: each gets a thread of its own.

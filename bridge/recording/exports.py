@@ -62,7 +62,7 @@ def export_minari(
     Args:
         episodes: Episodes of one environment.
         name: The dataset's id, such as `cartpole/people-v0`; with several agents, each adds its name:
-        `pong/people-first_0-v0`.
+            `pong/people-first_0-v0`.
         env: Makes the environment if observations were not recorded; None: the id in the recording.
         author: The author of the dataset.
         data_format: `hdf5` or `arrow`; None: Minari's default.

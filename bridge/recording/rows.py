@@ -403,7 +403,7 @@ class Encoder:
         Args:
             kinds: The kinds of the calls.
             masks: The lanes whose episodes take part in each call, bool `(calls, lanes)`; several agents share one
-            episode.
+                episode.
             ended: The lanes whose episodes ended in each call.
             failed: The lanes that failed separately in each call.
 

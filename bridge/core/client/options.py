@@ -206,7 +206,7 @@ class VectorOptions(EnvOptions):
     Args:
         num_envs: The number of slots; None: one world per URL.
         lanes: With one URL: True for one world of `num_envs` lanes, stepped by one message; False for one world per
-        slot.
+            slot.
             None: lanes if `blocking=True` and the server says that the two differ only in speed, otherwise worlds. With
             True also if they differ in more, such as for a world that is stepped in a process of its own.
         spares: URLs of further servers, whose worlds are kept ready and take over the slots of lost ones. If there are

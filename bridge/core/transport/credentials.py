@@ -449,7 +449,7 @@ def add_credential_options(
     Args:
         parser: The command's parser.
         prefix: The first part of the options' names, such as `upstream-`; with a prefix, no environment variable is
-        read.
+            read.
         title: The title of the group in the help.
         listens: True if the command listens, False if it connects.
     """

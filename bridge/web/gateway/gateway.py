@@ -156,7 +156,7 @@ class Gateway:
 
         Raises:
             RequestError: NOT_FOUND: no server has this name; INVALID_ARGUMENT: no name is given, and there are several
-            servers.
+                servers.
         """
         self._follow()
         servers = self.servers

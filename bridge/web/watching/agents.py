@@ -42,7 +42,7 @@ class Gallery(Observer):
 
     Args:
         takeover_timeout: Seconds without input after which a person who has taken over at a limited pace loses the
-        seat.
+            seat.
         seat_timeout: Seconds for which a seat is kept after a lost connection.
         quality: JPEG quality of pictures, 1 to 100.
     """

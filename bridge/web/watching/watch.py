@@ -90,7 +90,7 @@ class Watch(Listener):
         encoder: Encodes the pictures.
         share: The largest share of the environment thread's time for rendering.
         takeover_timeout: Seconds without input after which a person who has taken over at a limited pace loses the
-        seat.
+            seat.
         quality: JPEG quality of pictures, 1 to 100.
     """
 

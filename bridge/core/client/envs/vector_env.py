@@ -396,7 +396,7 @@ class RemoteVectorEnv(OwnAttributes, VectorEnv[Any, Any, Array]):
 
         Raises:
             MissingAttributeError: The environments have no attribute of that name: an AttributeError, and a
-            RefusedError.
+                RefusedError.
             RefusedError: A server has no method calls; the name is private, or `reset`, `step` or `close`; or this
                 client shares a world with others.
             EnvironmentFailedError: The method raised, an AttributeError for example.

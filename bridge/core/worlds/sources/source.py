@@ -234,7 +234,7 @@ class EnvSource(Source[EnvRecipe]):
             in lock-step or in real time.
         traits: Values that a page shows for all worlds.
         watched: True if single worlds are observed, by people at a page or a user's observers, which lanes would
-        replace.
+            replace.
 
     Raises:
         SettingError: An argument cannot be served, such as an id that is not registered.
