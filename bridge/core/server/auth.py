@@ -206,7 +206,7 @@ class ListenOptions(ServerAccess):
         host: The address to listen on: `0.0.0.0` for every IPv4 address of this machine, `::` for IPv6 too. If the
             address is not loopback, and neither a token nor `TLS(client_ca=…)` is given, the server makes a token,
             which clients need.
-        port: The port to listen on; 0: any free port.
+        port: The port to listen on, 0 for any free port.
     """
 
     host: str = "127.0.0.1"
