@@ -91,10 +91,9 @@ def run(arguments: argparse.Namespace) -> int:
     said = f"{len(episodes)} of {len(found)} episodes"
     whole = [episode for episode in found if is_complete(episode)] if arguments.complete else found
     if partial := len(found) - len(whole):
-        are = "is" if partial == 1 else "are"
-        said += f"; left out {are} {partial} that failed, or {are} without a step, an end or all rows (--unfinished)"
+        said += f"; left out: {partial} failed or incomplete (no step, no end, or missing rows; --unfinished)"
     if idle := sum(map(is_idle, whole)) if arguments.acted else 0:
-        said += f"; left out {'is' if idle == 1 else 'are'} {idle} in which nobody acted (--unattended)"
+        said += f"; left out: {idle} in which nobody acted (--unattended)"
     say(said)
     if not episodes:
         raise RecordingError(

@@ -115,8 +115,7 @@ class _FramePacer(ProgramPacer, FramePacer):
         lane, (buffer,) = self.loop.lanes[0], loop_agent.buffers
         plain = asked.seed is None and not asked.options
         follows = 0 < buffer.entered == lane.episode - 1 and not buffer.closing
-        new = follows and (lane.phase is Phase.RESETTING or buffer.lane.length <= self.rate())
-        return plain and (new or buffer.follows_anew)
+        return plain and follows and (lane.phase is Phase.RESETTING or buffer.lane.length <= self.rate())
 
     def carry_out_reset(self) -> None:
         """End the running round, as a ResetWorld ordered."""

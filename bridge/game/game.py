@@ -62,7 +62,7 @@ class Game:
         self._process = os.getpid()
         self._thread: int | None = None
         self._calling = threading.RLock()
-        """Held by the thread that calls."""
+        """Held by the thread that calls. It is reentrant, because an interrupt may leave it held."""
         self._begins = self._seen = False
         self._over: set[str] = set()
         """The agents whose round is over."""

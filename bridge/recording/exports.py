@@ -180,12 +180,11 @@ def datasets_of(
         if not data:
             raise RecordingError(f"there is {no_step} in these episodes")
         if empty := acted.count([]):
-            say(f"left out are {empty} of {len(episodes)} episodes: there is {no_step} in them")
+            say(f"left out: {empty} of {len(episodes)} episodes, with {no_step}")
         if finite:
             found, data = len(data), [one for one in data if not one.not_finite()]
             if len(data) < found:
-                are = "is" if found - len(data) == 1 else "are"
-                say(f"left out {are} {counted(found - len(data), 'episode')} with a NaN or an infinity (--finite)")
+                say(f"left out: {counted(found - len(data), 'episode')} with a NaN or an infinity (--finite)")
             if not data:
                 raise RecordingError(
                     "each of these episodes has a NaN or an infinity: leave out --finite, or mend the environment"

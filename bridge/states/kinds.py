@@ -109,7 +109,7 @@ def own_way(value: Any) -> OwnWay | None:
     if name == "ALEInterface" and module.startswith("ale_py"):
         return _of_ale(value)
     if is_table(value):
-        return _of_table(value)
+        return _compared(value, table_digest, "it is a table that has changed since")
     if module.startswith("mujoco"):
         if name == "MjData":
             return _of_mujoco_data(value)
@@ -118,23 +118,15 @@ def own_way(value: Any) -> OwnWay | None:
     return None
 
 
-def _of_table(table: Any) -> OwnWay:
-    digest = table_digest(table)
-
-    def fits(living: Any) -> str:
-        return "" if table_digest(living) == digest else "it is a table that has changed since"
-
-    return OwnWay("copy", 200, lambda living, seed: None, fits)
-
-
 def part_of_table(array: np.ndarray[Any, Any]) -> OwnWay:
-    """Return what is saved of an array that lies in the memory of a table: it stays there, and is compared."""
-    digest = array_digest(array)
+    """Return the state of an array that lies in a table's memory; raises ValueError if it cannot be compared."""
+    return _compared(array, array_digest, "it is a part of a table, and has changed since")
 
-    def fits(living: Any) -> str:
-        return "" if array_digest(living) == digest else "it is a part of a table, and has changed since"
 
-    return OwnWay("copy", 200, lambda living, seed: None, fits)
+def _compared(value: Any, digest_of: Callable[[Any], str], changed: str) -> OwnWay:
+    """Return the state of an object that stays where it is: the living one must have the digest of the saved one."""
+    digest = digest_of(value)
+    return OwnWay("copy", 200, lambda living, seed: None, lambda living: "" if digest_of(living) == digest else changed)
 
 
 def pixels_of(value: Any) -> OwnWay | None:

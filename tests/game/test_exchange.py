@@ -371,5 +371,13 @@ def test_a_reset_after_several_ends_enters_the_round_of_which_no_frame_has_passe
         np.testing.assert_array_equal(env.reset()[0], [3, 0])
         game.exchange(np.array([3, 1]))
         assert not game.begins
+        # Nor is the next round, which begins by itself, begun twice.
+        game.exchange(np.array([3, 2]), terminated=True)
+        begun = []
+        for frame in range(30):
+            begun.append(game.begins)
+            game.exchange(np.array([4, frame]))
+            watcher.reset()  # the server has read the frames before
+        assert begun == [True] + [False] * 29
         watcher.close()
         env.close()

@@ -93,7 +93,7 @@ def test_export_says_which_episodes_it_leaves_out(tmp_path, capsys):
     assert main(arguments) == 1
     out = capsys.readouterr()
     assert (
-        "0 of 3 episodes; left out are 2 that failed, or are without a step, an end or all rows (--unfinished)\n"
+        "0 of 3 episodes; left out: 2 failed or incomplete (no step, no end, or missing rows; --unfinished)\n"
         in out.out + out.err
     )
     assert "there are no such episodes with --who nobody; `gymnasium-bridge runs` lists" in out.err
@@ -148,7 +148,7 @@ def test_an_export_leaves_out_episodes_in_which_nobody_acted(tmp_path, capsys):
     sets = [["--lerobot", str(tmp_path / name)] for name in ("acted", "all")]
     assert main(["export", runs, *sets[0]]) == 0
     said = capsys.readouterr().out
-    left = int(re.search(r"; left out are (\d+) in which nobody acted \(--unattended\)", said)[1])
+    left = int(re.search(r"; left out: (\d+) in which nobody acted \(--unattended\)", said)[1])
     assert left >= len(rows) - 1 > 1
     assert "acted: 1 episode, " in said
     assert main(["export", runs, *sets[1], "--unattended"]) == 0

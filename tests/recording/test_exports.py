@@ -143,7 +143,7 @@ def test_an_export_says_how_many_episodes_failed(tmp_path, datasets, capsys):
             [env.step(0) for _ in range(3)]
         env.close()
     assert main(["export", str(tmp_path), "--minari", "test/none-v0"]) == 1
-    assert "left out is 1 that failed" in (said := "".join(capsys.readouterr()))
+    assert "left out: 1 failed or incomplete" in (said := "".join(capsys.readouterr()))
     assert "--unfinished takes also those that failed" in said
     assert main(["export", str(tmp_path), "--minari", "test/all-v0", "--unfinished"]) == 0
 
@@ -154,7 +154,7 @@ def test_an_export_says_how_many_episodes_have_no_step(tmp_path, datasets):
         play(server.url, 1, steps=0)
     said = []
     export_minari(read_folder(tmp_path / "runs").episodes(), "test/acted-v0", say=said.append)
-    assert said[0] == "left out are 1 of 2 episodes: there is no step in them"
+    assert said[0] == "left out: 1 of 2 episodes, with no step"
     assert said[1].startswith("test/acted-v0: 1 episode, 2 steps")
 
 
@@ -494,7 +494,7 @@ def test_what_is_not_finite_is_told_or_left_out_and_refused_where_it_spoils_the_
     assert "first in frame 2" in said
     assert not (tmp_path / "set").exists()
     assert main(["export", str(runs), "--minari", "test/finite-v0", "--finite"]) == 0
-    assert "left out is 1 episode with a NaN" in (said := "".join(capsys.readouterr()))
+    assert "left out: 1 episode with a NaN" in (said := "".join(capsys.readouterr()))
     assert "keeps the NaN" not in said
     assert datasets.load_dataset("test/finite-v0").total_episodes == 2
     assert main(["export", str(runs), "--lerobot", str(tmp_path / "set"), "--finite"]) == 0
