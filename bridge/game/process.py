@@ -119,8 +119,12 @@ class GameProcess:
             if self._questions.closed:
                 return
             self.handover.close()
-            with contextlib.suppress(ClosedError, TimeoutError):
+            try:
                 self._ask("stop", (grace,), {}, grace)
+            except ClosedError:
+                pass
+            except TimeoutError:  # it hangs, or is stopped by a signal
+                self._process.kill()
             self._questions.close()  # the child ends at the end of this connection
             try:
                 self._process.wait(_END_TIMEOUT)

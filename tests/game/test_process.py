@@ -134,6 +134,16 @@ def test_close_ends_the_process_and_a_second_one_does_nothing():
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
+def test_close_kills_a_process_that_does_not_run(monkeypatch):
+    game = serve_game(OBSERVATION, ACTION, process=True)
+    pid = game.server.pid
+    monkeypatch.setattr("bridge.game.process._END_TIMEOUT", 0.5)
+    os.kill(pid, signal.SIGSTOP)
+    game.close()
+    assert not lives(pid)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
 @pytest.mark.parametrize("several", [False, True])
 def test_with_next_frame_each_action_is_taken_before_its_step_returns(several):
     def play():
