@@ -26,6 +26,7 @@ from tests.support import until
 SCRIPT = ROOT / "deploy" / "slurm" / "envs.sbatch"
 SRUN = """#!/usr/bin/env bash
 # Stands for srun: runs the tasks on this machine, and hands on SIGTERM as Slurm does, to each process of the step.
+# Exits with the code of the last task that failed.
 while [ "${1:0:2}" = -- ]; do shift; done
 pids=()
 for task in $(seq 0 $((SLURM_NTASKS - 1))); do
@@ -33,10 +34,15 @@ for task in $(seq 0 $((SLURM_NTASKS - 1))); do
     pids+=($!)
 done
 trap 'for pid in "${pids[@]}"; do kill -TERM -- "-$pid"; done' TERM
-while :; do
-    wait && break
-    [ -n "$(jobs -r)" ] || break
+code=0
+for pid in "${pids[@]}"; do
+    while
+        wait "$pid" && status=0 || status=$?
+        kill -0 "$pid" 2> /dev/null
+    do :; done
+    [ "$status" = 0 ] || code=$status
 done
+exit "$code"
 """
 
 
@@ -133,3 +139,10 @@ def test_the_servers_end_with_the_job(commands: Path, tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
         assert not server.is_running()
+
+
+def test_a_server_that_refuses_its_settings_is_not_started_again(commands: Path, tmp_path: Path) -> None:
+    urls = tmp_path / "urls.txt"
+    with job(commands, urls, "NoSuchEnvironment-v0", tasks=1) as process:
+        assert process.wait(60) == 2
+        assert not list(tmp_path.glob("urls.txt*"))
