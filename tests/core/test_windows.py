@@ -158,7 +158,7 @@ def local_play() -> str:
 
 @pytest.mark.parametrize(
     "options",
-    sampled(["", "--num-envs 4", "--processes 2", "--isolation process", "--thread-safe", "--web"], 6, slow=True),
+    sampled(["", "--num-envs 4", "--processes 2", "--isolation process", "--thread-safe", "--web"], 6, slow=2),
 )
 def test_a_server_and_a_client_play_as_the_local_environment_does(serving: Any, tmp_path: Path, options: Any) -> None:
     server = serving("-m", "bridge", "serve", "CartPole-v1", *options.split())

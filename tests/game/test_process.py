@@ -17,7 +17,7 @@ from bridge.errors import ClosedError, ConnectionLostError, RemoteError, Setting
 from bridge.recording.episodes import observed_rows
 from bridge.recording.reader import read_folder
 from tests.game.loops import ACTION, OBSERVATION, in_thread, walking
-from tests.support import until
+from tests.support import sampled, until
 
 AT_START = np.zeros(2, np.float32)
 # A main module without a guard, as many games are: it must not be run again.
@@ -221,7 +221,7 @@ TURNED = {
 }
 
 
-@pytest.mark.parametrize("turned", TURNED)
+@pytest.mark.parametrize("turned", sampled(TURNED, 2))
 def test_pictures_arrive_in_whatever_order_their_memory_is(process, turned, tmp_path):
     picture = TURNED[turned](np.random.default_rng(0).integers(256, size=(7, 5, 3), dtype=np.uint8))
     with played(tmp_path, process=process) as (game, over):

@@ -97,7 +97,7 @@ def test_box2d_goes_on_from_its_state_bit_for_bit(kind: Any, seed: Any, isolatio
                 assert_identical(played(env, actions), wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.repeat  # `.ci/run` has the other environments of Box2D
 def test_a_car_goes_on_from_its_state_bit_for_bit() -> None:
     pytest.importorskip("Box2D")
     with serve_gym("CarRacing-v3") as server, closing(make_remote(server.url, states=True, timeout=DEADLINE)) as env:

@@ -21,7 +21,7 @@ def played(env: Any) -> list[Any]:
     return [np.array(env.step(1)[0]) for _ in range(STEPS)]
 
 
-@pytest.mark.parametrize("kind", sampled(SEEDED, len(SEEDED), slow=4), ids=stable_id)
+@pytest.mark.parametrize("kind", sampled(SEEDED, len(SEEDED), slow=9), ids=stable_id)
 def test_a_generator_in_an_odd_place_is_seeded_anew_in_each_branch(kind: Any) -> None:
     with serve_gym(kind) as server, closing(make_remote(server.url, states=True, timeout=DEADLINE)) as env:
         env.reset(seed=0)

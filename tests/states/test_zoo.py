@@ -149,7 +149,7 @@ PLACES = ["single", "lanes", "isolated"]
 
 
 @pytest.mark.parametrize(
-    ("make", "place"), sampled(itertools.product(MAKERS, PLACES), len(MAKERS) * len(PLACES), slow=22), ids=title_of
+    ("make", "place"), sampled(itertools.product(MAKERS, PLACES), len(MAKERS) * len(PLACES), slow=37), ids=title_of
 )
 def test_it_goes_on_bit_for_bit_from_each_part_of_an_episode(make: functools.partial[Any], place: str) -> None:
     pytest.importorskip(make.args[-2])

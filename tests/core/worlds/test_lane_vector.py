@@ -72,7 +72,7 @@ BATCHED = [name for name in EVERY_SPACE if name not in UNBATCHED]
 
 
 @pytest.mark.parametrize(
-    ("mode", "name"), sampled([(mode, name) for mode in MODES for name in BATCHED], 25, slow=5), ids=str
+    ("mode", "name"), sampled([(mode, name) for mode in MODES for name in BATCHED], 25, slow=15), ids=str
 )
 def test_every_space_is_played_as_a_sync_vector_env_plays_it(mode, name):
     def make():

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from bridge import make_remote
-from tests.support import server_process
+from tests.support import sampled, server_process
 from tests.thread_envs import frames, views
 
 SERVE = """
@@ -45,7 +45,9 @@ WRITE = "import sys; from tests.thread_envs import write_frames; write_frames(*s
 DEADLINE = 120.0
 
 places = pytest.mark.parametrize(
-    "keywords", [{}, None, {"thread_safe": True}, {"isolation": "process"}], ids=["serving", "run", "world", "isolated"]
+    "keywords",
+    sampled([{}, None, {"thread_safe": True}, {"isolation": "process"}], 2),
+    ids=["serving", "run", "world", "isolated"],
 )
 
 
