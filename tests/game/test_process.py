@@ -133,11 +133,11 @@ def test_close_ends_the_process_and_a_second_one_does_nothing():
         game.exchange(AT_START)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
-def test_close_kills_a_process_that_does_not_run(monkeypatch):
+def test_close_kills_a_process_that_does_not_run():
     game = serve_game(OBSERVATION, ACTION, process=True)
     pid = game.server.pid
-    monkeypatch.setattr("bridge.game.process._END_TIMEOUT", 0.5)
     os.kill(pid, signal.SIGSTOP)
     game.close()
     assert not lives(pid)

@@ -33,6 +33,7 @@ def test_the_picture_and_the_buttons_fit_into_the_screen(opened, name):
         page.set_viewport_size({"width": width, "height": height})
         page.click("#begin")
         says(page, "#legend", "→")
+        page.evaluate("() => scrollTo(0, 0)")  # Playwright scrolls where it has to try a click again
         shows(page, "() => document.getElementById('canvas').dataset.pictures > 3")
         for selector in ("#frame", "#pad" if touch else "#legend", "#play"):
             is_in_view(page, selector)
