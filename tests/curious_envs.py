@@ -13,10 +13,12 @@ import itertools
 import random
 import statistics
 import string
+import tempfile
 import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import gymnasium
@@ -796,6 +798,115 @@ class Errors(Walk):
         np.seterr(divide="warn")
 
 
+# Without a seed
+
+
+class SeedsBySystem(Walk):
+    """Makes generators without a seed, once: then they are as much its own as others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng, self.old, self.plain = np.random.default_rng(), np.random.RandomState(), random.Random()
+
+    def noise(self) -> float:
+        return float(self.rng.normal() + self.old.normal()) + self.plain.random()
+
+
+class SeedsAgain(SeedsBySystem):
+    """Calls its constructor again, seldom."""
+
+    def act(self, action: int) -> None:
+        if self.t == LATE:
+            x, t = self.x, self.t
+            self.__init__()  # type: ignore[misc]
+            self.x, self.t = x, t
+
+
+class SeedsAnother(Walk):
+    """Makes another environment, seldom."""
+
+    def make(self) -> None:
+        self.inner = SeedsBySystem()
+
+    def act(self, action: int) -> None:
+        if self.t == LATE:
+            self.inner = SeedsBySystem()
+        self.x = self.x + self.inner.noise()
+
+
+class SeedsLater(Walk):
+    """Its constructor makes a function that makes a generator without a seed, seldom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draw = lambda: float(np.random.default_rng().normal())
+
+    def noise(self) -> float:
+        return self.draw() if self.t == LATE else 0.0
+
+
+SEEDS_SELDOM = [SeedsAgain, SeedsAnother, SeedsLater]
+
+# Keys, and data in a file
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    x: int
+    y: int
+
+
+class Player:
+    """As most objects, hashed by its address."""
+
+    def __init__(self) -> None:
+        self.cell = Cell(0, 0)
+
+
+class Board(Walk):
+    """Has keys with a hash of their own, and an object without."""
+
+    def begin(self) -> None:
+        self.player = Player()
+        self.visits = {self.player.cell: 0}
+
+    def act(self, action: int) -> None:
+        self.player.cell = Cell(action, self.t % 4)
+        self.visits[self.player.cell] = self.visits.get(self.player.cell, 0) + 1
+        self.x = self.x + self.visits[self.player.cell]
+
+
+class ByOwnHash(Board):
+    """Calls the method that `hash` calls, late."""
+
+    def act(self, action: int) -> None:
+        self.x = self.x + (self.player.__hash__() % 97 if self.t > LATE else action)
+
+
+class MappedData(Walk):
+    """Reads prices of a file that it has mapped for reading."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.prices = np.load(path, mmap_mode="r")
+
+    def begin(self) -> None:
+        self.first = int(self.np_random.integers(50))
+        self.seen = self.prices[self.first : self.first + 5]
+        self.plain = np.asarray(self.prices)[self.first]
+
+    def act(self, action: int) -> None:
+        self.seen = self.prices[self.first + self.t :][:5]
+        self.x = self.x + self.seen[action] + self.plain
+
+
+def mapped_data() -> gymnasium.Env[Any, Any]:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        path = Path(folder, "prices.npy")
+        np.save(path, np.arange(900.0).reshape(300, 3))
+        return MappedData(path)
+
+
 CURIOUS = [
     *(last_three, remembers, scaled, counted_in_closure, gained, shifted, numbers, yields, steps_replaced, of_buffer),
     *(
@@ -814,11 +925,11 @@ CURIOUS = [
     *(CountsWrites, Chained, OwnContainers, HoldsView, HoldsProxy, Queued, OfFlags, Distributed, StoresError, Within),
     *(Swaps, MovesBounds, Registers, NumbersItself, LateByAlias, LateByReset, Strided, Broadcast, Orders),
     *(NestedRecords, HalfDrawn, Families, ListedSeeds, OwnSeeds, OldSeeds, NamedGenerator, Polynomials, Errors),
-    *(Tallies, GlobalBits, ReadsTables),
+    *(Tallies, GlobalBits, ReadsTables, SeedsBySystem, *SEEDS_SELDOM, Board, ByOwnHash, mapped_data),
 ]
 RIGHT = [
     *(last_three, gained, shifted, DataSlots, CountsReads, CountsWrites, Chained, OwnContainers, OfFlags),
     *(Swaps, MovesBounds, Broadcast, Orders, HalfDrawn, Families, ListedSeeds, OldSeeds, NamedGenerator, Polynomials),
-    *(Tallies, ReadsTables),
+    *(Tallies, ReadsTables, SeedsBySystem, Board, mapped_data),
 ]
 """Those of them that are copied."""

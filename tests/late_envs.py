@@ -357,6 +357,95 @@ class Resolves(Late):
             self.x = self.x + pkgutil.resolve_name("random:random")()
 
 
+# Seeds of the system
+
+
+class SeedsResets(Late):
+    """Makes a generator at each reset, without a seed where it gets none; its episodes are long."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.rng = np.random.default_rng(seed)
+        return super().reset(seed=seed)
+
+    def begin(self) -> None:
+        self.x = self.rng.normal(size=3)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, _, _, info = super().step(action)
+        return observation, reward, self.late, False, info
+
+
+# Attributes that all environments share
+
+
+class Level:
+    """Settings, and an object of them."""
+
+    number = 1
+
+
+LEVEL, NAMED = Level(), types.SimpleNamespace(number=1)
+
+
+class RaisesOwn(Late):
+    number = 1
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.__class__.number += 1
+        self.x = self.x * self.number
+
+
+class RaisesByType(RaisesOwn):
+    def act(self, action: int) -> None:
+        if self.late:
+            type(self).number = self.number + 1
+        self.x = self.x * self.number
+
+
+class RaisesByMethod(RaisesOwn):
+    @classmethod
+    def raised(cls) -> None:
+        cls.number += 1
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.raised()
+        self.x = self.x * self.number
+
+
+class RaisesOther(Late):
+    def act(self, action: int) -> None:
+        if self.late:
+            Level.number += 1
+        self.x = self.x * Level.number
+
+
+class RaisesObject(Late):
+    def act(self, action: int) -> None:
+        if self.late:
+            LEVEL.number += 1
+        self.x = self.x * LEVEL.number
+
+
+class RaisesNamed(Late):
+    def act(self, action: int) -> None:
+        if self.late:
+            NAMED.number = action
+        self.x = self.x * NAMED.number
+
+
+class RaisesHeld(Late):
+    level = Level()
+
+    def act(self, action: int) -> None:
+        if self.late:
+            del self.level.number
+        self.x = self.x * self.level.number
+
+
+CHANGES_LATE = [RaisesOwn, RaisesByType, RaisesByMethod, RaisesOther, RaisesObject, RaisesNamed, RaisesHeld]
+
 RIGHT = [
     *(OwnDict, VarsOfBody, VarsFirst, OneForTwo, OfTuple, OfMissing, ReadOnly, ReadOnlyPart, DrawsAtLast, Functions),
     *(Paints, PaintsInList, PaintsAtLast),

@@ -6,6 +6,7 @@ import array
 import copy
 import enum
 import functools
+import mmap
 import random
 import sys
 import types
@@ -52,6 +53,9 @@ __all__ = [
 
 _BUILT_IN = frozenset((list, dict, tuple, set, frozenset, deque, OrderedDict, defaultdict))
 """Built-in containers, which need no further checks."""
+
+_OF_MEMMAP = frozenset(("_mmap", "filename", "offset", "mode"))
+"""The attributes of each `numpy.memmap`."""
 
 _MOST_DEEP = 200
 """The deepest nesting of objects: deeper recursion would overflow Python's stack."""
@@ -208,6 +212,8 @@ class Copier:
             return self._keep(value, value)
         if id(value) in self._dicts:
             raise CannotCopyError(f"{place_name(path)} is the __dict__ of an environment, which is not copied")
+        if _is_read_only_file(value):
+            return self._keep(value, value)
         if kind is np.ndarray:
             return self._array(value, path)
         if kind not in _BUILT_IN:
@@ -548,6 +554,14 @@ def _root_of(array: Any) -> Any:
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
+
+
+def _is_read_only_file(value: Any) -> bool:
+    """True if an array's memory is a file mapped for reading, such as a data set, so that nothing here changes it."""
+    if type(value) not in (np.ndarray, np.memmap) or not _OF_MEMMAP.issuperset(dict_of(value) or ()):
+        return False
+    memory = _root_of(value).base
+    return isinstance(memory, mmap.mmap) and memoryview(memory).readonly
 
 
 def _new(kind: Any) -> Any:

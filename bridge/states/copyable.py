@@ -60,6 +60,8 @@ def take_fields(env: Any) -> Fields:
     if found[1].met(objects):
         found = _copied_fields(layers, objects)
     fields, copier = found
+    if common.unseeded:
+        raise CannotCopyError(common.unseeded)
     if common.pixels and copier.draws:
         raise CannotCopyError("its code reads the pixels of what it draws, which are not replayed")
     copier.refuse_shared_closures(samples=common.samples)

@@ -17,6 +17,7 @@ __all__ = [
     "held_by",
     "impure",
     "is_env",
+    "is_env_class",
     "is_pure",
     "is_sentinel",
     "is_trusted",
@@ -45,11 +46,12 @@ def is_trusted(module: Any) -> bool:
 def is_env(value: Any) -> bool:
     """True for an environment of Gymnasium or PettingZoo, a vector environment, or a wrapper of one."""
     kind: Any = type(value)
-    return _is_env(kind)
+    return is_env_class(kind)
 
 
 @functools.lru_cache(4096)
-def _is_env(kind: type) -> bool:
+def is_env_class(kind: type) -> bool:
+    """True for the classes of the values for which `is_env` is true."""
     if issubclass(kind, (gymnasium.Env, VectorEnv)):
         return True
     # By name, because PettingZoo may not be installed.

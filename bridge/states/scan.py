@@ -34,7 +34,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from bridge.states.digest import digest_of
-from bridge.states.fields import fields_of, held_by, is_trusted, module_of
+from bridge.states.fields import fields_of, held_by, is_env_class, is_trusted, module_of
 from bridge.states.uses import CodeUses, is_data, is_fixed
 
 __all__ = ["Shared", "shared_by"]
@@ -80,6 +80,8 @@ _PIXEL_MODULES = ("pygame.surfarray", "pygame.pixelcopy", "pygame.mask")
 """Modules whose functions read pixels."""
 _PIXEL_FUNCTIONS = (("pygame.image", "tobytes"), ("pygame.image", "tostring"), ("pygame.transform", "average_color"))
 """Further functions that read pixels, by module."""
+_REMAKES = frozenset(("__class__", "__init__", "deepcopy", "loads", "make", "type"))
+"""Names by which code may make another environment, or call a constructor again."""
 _SPACES = ("observation_space", "action_space")
 """Methods of PettingZoo environments that must return the same space each time, so caching them is fine."""
 
@@ -126,6 +128,7 @@ class Shared:
         hashes: True if the code uses `hash`.
         readings: Functions that read state of the whole process.
         pixels: True if the code reads pixels of surfaces other than for rendering.
+        unseeded: How a constructor of the environment draws from the system, which a new environment would do again.
     """
 
     def __init__(
@@ -140,8 +143,9 @@ class Shared:
         hashes: bool = False,
         readings: tuple[Callable[[], str], ...] = (),
         pixels: bool = False,
+        unseeded: str = "",
     ) -> None:
-        self.samples, self.hashes, self.pixels = samples, hashes, pixels
+        self.samples, self.hashes, self.pixels, self.unseeded = samples, hashes, pixels, unseeded
         self.reason, self._places, self._owners, self._functions = reason, places, owners, functions
         self._drawn, self._readings = drawn, readings
 
@@ -283,8 +287,16 @@ class _Scan:
         self._pixels = False
         self._looked: dict[int, Any] = {}
         self._reason = ""
+        self._constructors: set[Any] = set()
+        """The `__init__` of the environment's classes, which no step calls."""
+        self._unseeded = ""
+        """How one of them draws from the system."""
+        self._remakes = False
+        """True if a step may make another environment."""
         for item in sorted(code, key=_title_of):
             if isinstance(item, type):
+                if is_env_class(item):
+                    self._constructors.update(vars(owner).get("__init__") for owner in item.__mro__)
                 self._add(item)
             elif isinstance(item, types.ModuleType):
                 self._add_module(item)
@@ -377,7 +389,7 @@ class _Scan:
                 continue
             self._functions[function] = None
             reason = self._of_function(function) or self._of_classes()
-        reason = reason or self._of_trusted() or self._of_libraries()
+        reason = reason or self._of_trusted() or self._of_libraries() or (self._unseeded if self._remakes else "")
         if reason:
             return Shared(reason)
         return Shared(
@@ -390,6 +402,7 @@ class _Scan:
             hashes=self._hashes,
             readings=tuple(self._readings),
             pixels=self._pixels,
+            unseeded=self._unseeded,
         )
 
     def _of_trusted(self) -> str:
@@ -449,14 +462,24 @@ class _Scan:
                 self._waiting.append(part)
         modules: dict[str, Any] = {}
         for code in _codes(function.__code__):
+            # The functions that a constructor makes may be called later.
+            constructs = function in self._constructors and code is function.__code__
+            if function.__name__ != "__init__" and not _REMAKES.isdisjoint(code.co_names):
+                self._remakes = True
             for what, value in CodeUses(code, names, closure, frozenset(self._names), modules).found():
+                if what == "unseeded":
+                    text = f"{where} uses {value}() without a seed, which draws one from the system"
+                    if not constructs:
+                        return text
+                    self._unseeded = text
+                    continue
                 if what == "refused":
                     return f"{where} uses {value}"
                 if what == "stores":
                     return f"{where} writes {value!r} of its module or of what surrounds its class: all share it"
                 if what == "changes":
-                    if value == "metadata" and where.endswith(".__init__"):
-                        # Environments set their description, such as a name. The digest shows later changes.
+                    if constructs:
+                        # Such as its description (`metadata`). The digest shows changes by other environments.
                         continue
                     if "render" in where.lower():
                         # A cache of pictures, such as MiniGrid's: it does not influence steps.
@@ -471,7 +494,8 @@ class _Scan:
                     self._add_module(value)
                     continue
                 if what == "hash":
-                    self._hashes = True
+                    # What `__hash__` returns goes to a dict or set, or to other code that uses `hash`.
+                    self._hashes = self._hashes or function.__name__ != "__hash__"
                     continue
                 if what == "chain":
                     self._chains.add(value)
@@ -480,6 +504,7 @@ class _Scan:
                     self._use_all()
                     continue
                 if what == "method":
+                    self._hashes = self._hashes or value == "__hash__"
                     self._pixels = self._pixels or (value in _PIXELS and "render" not in where.lower())
                     self._use(value)
                     continue
@@ -509,6 +534,7 @@ class _Scan:
                     if value is one:
                         self._readings[read] = None
                 if isinstance(value, type):
+                    self._remakes = self._remakes or (is_env_class(value) and not constructs)
                     self._add(value)
                 else:
                     if _is_library(module_of(type(value))):

@@ -28,8 +28,11 @@ _LOADS = frozenset(
     )
 )
 _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR", "LOAD_SUPER_METHOD"))
-_CONTAINERS = {"STORE_SUBSCR": 2, "DELETE_SUBSCR": 2, "STORE_SLICE": 3}
-"""The stack depth of the container whose item is stored or deleted."""
+_CONTAINERS = {"STORE_SUBSCR": 2, "DELETE_SUBSCR": 2, "STORE_SLICE": 3, "STORE_ATTR": 1, "DELETE_ATTR": 1}
+"""The stack depth of the object whose item or attribute is stored or deleted."""
+_A_CLASS, _TYPE = "a class", "the function type"
+"""The names of a class, and of `type`, on the stack. No name in code has a space."""
+_CALLS = ("PRECALL", "CALL", "CALL_FUNCTION")
 _ENDS = frozenset(
     (
         *("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_ABSOLUTE"),
@@ -41,12 +44,18 @@ _ONLY_TAKE = ("STORE_", "POP_", "DELETE_", "LIST_", "SET_", "MAP_", "DICT_", "RE
 _LEAVE = frozenset(("NOP", "RESUME", "CACHE", "EXTENDED_ARG", "KW_NAMES", "MAKE_CELL", "COPY_FREE_VARS", "NOT_TAKEN"))
 
 
-def changed_by(code: types.CodeType, shared: Callable[[str, str], bool], of_class: frozenset[str]) -> Iterator[str]:
-    """Yield the names of shared values that code changes, by assigning to an item or by calling a method.
+def changed_by(
+    code: types.CodeType,
+    shared: Callable[[str, str], bool],
+    is_class: Callable[[str, str], bool],
+    of_class: frozenset[str],
+) -> Iterator[str]:
+    """Yield the names of shared values that code changes: it assigns to an item or an attribute, or calls a method.
 
     Args:
         code: The code.
         shared: Called with an instruction and the name that it loads; returns True for a mutable shared value.
+        is_class: As `shared`; returns True for a class.
         of_class: The names of mutable class attributes.
     """
     stack = _Stack()
@@ -67,18 +76,28 @@ def changed_by(code: types.CodeType, shared: Callable[[str, str], bool], of_clas
         if step.opname in _ATTRIBUTES:
             # For `super()`, the object is on top of the stack.
             below = "" if "SUPER" in step.opname else stack.at(1)
+            below = "" if below in (_A_CLASS, _TYPE) else below
             if below and step.argval in _CHANGES:
                 yield below
             stack.do(step)
-            stack.name_top(step.argval if step.argval in of_class else below, 2 if _effect(step) == 1 else 1)
+            name = step.argval if step.argval in of_class else below
+            name = _A_CLASS if step.argval == "__class__" else name
+            stack.name_top(name, 2 if _effect(step) == 1 else 1)
         elif step.opname in _LOADS:
             stack.do(step)
-            stack.name_top(step.argval if shared(step.opname, step.argval) else "", _effect(step))
+            name = step.argval if shared(step.opname, step.argval) else ""
+            name = _A_CLASS if is_class(step.opname, step.argval) else name
+            stack.name_top(_TYPE if step.argval == "type" else name, _effect(step))
+        elif step.opname in _CALLS and step.arg == 1 and _TYPE in (stack.at(2), stack.at(3)):
+            stack.do(step)
+            stack.name_top(_A_CLASS, 1)
         else:
             changed = stack.at(_CONTAINERS.get(step.opname, 0))
             if changed:
-                yield changed
+                yield str(step.argval) if changed == _A_CLASS else changed
             stack.do(step)
+            if step.opname.startswith("LOAD_FAST") and step.argval == "cls":
+                stack.name_top(_A_CLASS, 1)
 
 
 def _effect(step: dis.Instruction, *, jump: bool = False) -> int:

@@ -103,9 +103,10 @@ class CodeUses:
             attribute of any object; `chain`: the names of an attribute and of an attribute of it; `by name`: None, for
             attributes with computed names; `stores`: the name of an assigned global; `changes`: the name of a changed
             value of a class or module; `module`: a module that is used as a value; `missing`: the name of a module
-            that is not loaded; `hash`: None; `refused`: what an environment with states may not use.
+            that is not loaded; `hash`: None; `unseeded`: the name of a function that makes a generator, called without
+            a seed; `refused`: what an environment with states may not use.
         """
-        for name in changed_by(self._code, self._may_change, self._of_class):
+        for name in changed_by(self._code, self._may_change, self._is_class, self._of_class):
             yield "changes", name
         for number, step in enumerate(self._steps):
             if step.opname in _ATTRIBUTES:
@@ -114,7 +115,7 @@ class CodeUses:
                 yield from self._import(step, number)
             else:
                 if step.opname in _CALLS and any(self._called is one for one in _SEEDED) and self._gives_none(number):
-                    yield "refused", f"{self._called.__name__}() without a seed, which draws one from the system"
+                    yield "unseeded", self._called.__name__
                 yield from self._store(step)
                 self._module = None
                 if not _is_none(step):
@@ -123,9 +124,15 @@ class CodeUses:
 
     def _may_change(self, opname: str, name: str) -> bool:
         """True if an instruction loads a mutable shared value by this name."""
-        known = self._names if opname in _GLOBALS else self._closure
-        value = known.get(name)
+        value = self._loaded(opname, name)
         return is_data(value) and not is_fixed(value)
+
+    def _is_class(self, opname: str, name: str) -> bool:
+        return isinstance(self._loaded(opname, name), type)
+
+    def _loaded(self, opname: str, name: str) -> Any:
+        """Return the value that an instruction loads from the globals or the closure; None: it is not known."""
+        return (self._names if opname in _GLOBALS else self._closure).get(name)
 
     def _read_attribute(self, name: str, number: int) -> Iterator[tuple[str, Any]]:
         if isinstance(self._module, types.ModuleType):

@@ -11,7 +11,7 @@ import pytest
 from bridge import make_vec_remote, serve_gym
 from bridge.errors import RefusedError
 from tests.awkward_envs import AWKWARD
-from tests.curious_envs import CURIOUS
+from tests.curious_envs import CURIOUS, SEEDS_SELDOM
 from tests.curious_envs import RIGHT as PLAIN
 from tests.odd_envs import DRAWS_SELDOM, ODD, RIGHT
 from tests.states.right_or_refused import (
@@ -34,7 +34,7 @@ def test_an_awkward_environment_is_right_or_refused_and_never_wrong(kind: Any) -
         assert len(examine(kind).split()) > 5, "wrong, and its check passes"
 
 
-@pytest.mark.parametrize("kind", DRAWS_SELDOM, ids=stable_id)
+@pytest.mark.parametrize("kind", [*DRAWS_SELDOM, *SEEDS_SELDOM], ids=stable_id)
 def test_an_environment_that_draws_elsewhere_is_refused_however_seldom_it_does(kind: Any) -> None:
     assert len(examine(kind).split()) > 5
     assert len(examine_replay(kind).split()) > 5

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.late_envs import LATES, RIGHT, Vectorized
-from tests.states.right_or_refused import examine_replay, goes_on_like_its_twin, refusals
+from tests.late_envs import CHANGES_LATE, LATES, RIGHT, SeedsResets, Vectorized
+from tests.states.right_or_refused import examine, examine_replay, goes_on_like_its_twin, refusals
 from tests.support import stable_id
 
 
@@ -15,6 +15,17 @@ from tests.support import stable_id
 def test_what_shows_late_is_right_or_refused(kind: Any) -> None:
     with refusals():
         goes_on_like_its_twin(kind)
+
+
+@pytest.mark.parametrize("kind", CHANGES_LATE, ids=stable_id)
+def test_what_changes_an_attribute_that_all_share_is_refused_however_late(kind: Any) -> None:
+    assert "all environments share" in examine(kind)
+    assert "all environments share" in examine_replay(kind)
+
+
+def test_a_reset_without_a_seed_goes_on_too_however_late_it_comes() -> None:
+    assert "its reset without a seed differs" in examine(SeedsResets)
+    assert "by a reset" in examine_replay(SeedsResets)
 
 
 def test_a_method_whose_function_is_an_object_is_replayed_or_refused_in_words() -> None:

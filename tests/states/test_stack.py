@@ -10,6 +10,7 @@ import pytest
 from bridge.states.stack import changed_by
 
 TABLE: Any = {}
+Table: Any = type("Table", (), {})
 
 
 def reads_for_a_key(self: Any, a: int) -> None:
@@ -58,9 +59,16 @@ def reads_by_a_choice(self: Any, a: int) -> None:
     self.grid[a] = self.grid.get(a, TABLE)
 
 
+def reads_for_an_attribute(self: Any, a: int) -> None:
+    self.grid.best = TABLE[a]
+    self.best += TABLE.best
+    self.__class__ = Table
+    Table.make(self).best = type(self)(a).best = Table().best
+
+
 READ = [
     *(reads_for_a_key, reads_for_keys_of_several_parts, reads_for_a_value, reads_for_an_argument, reads_for_a_delete),
-    *(reads_in_a_chain, reads_where_errors_are_caught, reads_a_copy, reads_by_a_choice),
+    *(reads_in_a_chain, reads_where_errors_are_caught, reads_a_copy, reads_by_a_choice, reads_for_an_attribute),
 ]
 
 
@@ -122,7 +130,33 @@ def changes_what_surrounds(self: Any, a: int) -> Callable[[], None]:
     return change
 
 
+def changes_an_attribute(self: Any, a: int) -> None:
+    TABLE[a].best += 1
+
+
+def changes_by_dropping_an_attribute(self: Any, a: int) -> None:
+    del TABLE.best
+
+
+def changes_a_class(self: Any, a: int) -> None:
+    Table.best = a
+
+
+def changes_its_class(self: Any, a: int) -> None:
+    self.__class__.best += a
+
+
+def changes_its_class_by_type(self: Any, a: int) -> None:
+    type(self).best += a
+
+
+def changes_its_class_by_a_method(cls: Any, a: int) -> None:
+    cls.best = a
+
+
 CHANGED = [
+    *(changes_an_attribute, changes_by_dropping_an_attribute, changes_a_class, changes_its_class),
+    *(changes_its_class_by_type, changes_its_class_by_a_method),
     *(changes_an_item, changes_an_item_in_place, changes_a_value_of_an_item, changes_by_a_method),
     *(changes_one_of_the_class, changes_one_of_the_class_by_its_name, changes_by_a_choice),
     *(changes_by_a_choice_of_a_choice, changes_after_a_loop, changes_where_errors_are_caught),
@@ -134,7 +168,10 @@ def changed(function: Callable[..., Any]) -> set[str]:
     def shared(opname: str, name: str) -> bool:
         return name in ("TABLE", "table")
 
-    return set(changed_by(function.__code__, shared, frozenset(["names"])))
+    def is_class(opname: str, name: str) -> bool:
+        return name == "Table"
+
+    return set(changed_by(function.__code__, shared, is_class, frozenset(["names"])))
 
 
 @pytest.mark.parametrize("function", READ, ids=lambda function: function.__name__)
