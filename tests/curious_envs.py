@@ -907,6 +907,19 @@ def mapped_data() -> gymnasium.Env[Any, Any]:
         return MappedData(path)
 
 
+class SetsByName(Walk):
+    """Sets its attributes by their names, to values of a module and of a class."""
+
+    def begin(self) -> None:
+        for name in ("first", "second"):
+            setattr(self, name, np.full(3, 0.5))
+        setattr(self, "player", Player())  # noqa: B010 - what is tested
+
+    def act(self, action: int) -> None:
+        setattr(self, ("first", "second")[action % 2], np.full(3, self.t))
+        self.x = self.x + self.first + self.second  # type: ignore[attr-defined]
+
+
 CURIOUS = [
     *(last_three, remembers, scaled, counted_in_closure, gained, shifted, numbers, yields, steps_replaced, of_buffer),
     *(
@@ -925,11 +938,11 @@ CURIOUS = [
     *(CountsWrites, Chained, OwnContainers, HoldsView, HoldsProxy, Queued, OfFlags, Distributed, StoresError, Within),
     *(Swaps, MovesBounds, Registers, NumbersItself, LateByAlias, LateByReset, Strided, Broadcast, Orders),
     *(NestedRecords, HalfDrawn, Families, ListedSeeds, OwnSeeds, OldSeeds, NamedGenerator, Polynomials, Errors),
-    *(Tallies, GlobalBits, ReadsTables, SeedsBySystem, *SEEDS_SELDOM, Board, ByOwnHash, mapped_data),
+    *(Tallies, GlobalBits, ReadsTables, SeedsBySystem, *SEEDS_SELDOM, Board, ByOwnHash, mapped_data, SetsByName),
 ]
 RIGHT = [
     *(last_three, gained, shifted, DataSlots, CountsReads, CountsWrites, Chained, OwnContainers, OfFlags),
     *(Swaps, MovesBounds, Broadcast, Orders, HalfDrawn, Families, ListedSeeds, OldSeeds, NamedGenerator, Polynomials),
-    *(Tallies, ReadsTables, SeedsBySystem, Board, mapped_data),
+    *(Tallies, ReadsTables, SeedsBySystem, Board, mapped_data, SetsByName),
 ]
 """Those of them that are copied."""

@@ -444,7 +444,31 @@ class RaisesHeld(Late):
         self.x = self.x * self.level.number
 
 
-CHANGES_LATE = [RaisesOwn, RaisesByType, RaisesByMethod, RaisesOther, RaisesObject, RaisesNamed, RaisesHeld]
+class SetsOwn(RaisesOwn):
+    def act(self, action: int) -> None:
+        if self.late:
+            setattr(type(self), "number", self.number + 1)  # noqa: B010 - what is tested
+        self.x = self.x * self.number
+
+
+class SetsByClass(RaisesOwn):
+    def act(self, action: int) -> None:
+        if self.late:
+            setattr(self.__class__, "number", self.number + 1)  # noqa: B010 - what is tested
+        self.x = self.x * self.number
+
+
+class SetsOther(RaisesOther):
+    def act(self, action: int) -> None:
+        if self.late:
+            setattr(Level, "number", action)  # noqa: B010 - what is tested
+        self.x = self.x * Level.number
+
+
+CHANGES_LATE = [
+    *(RaisesOwn, RaisesByType, RaisesByMethod, RaisesOther, RaisesObject, RaisesNamed, RaisesHeld),
+    *(SetsOwn, SetsByClass, SetsOther),
+]
 
 RIGHT = [
     *(OwnDict, VarsOfBody, VarsFirst, OneForTwo, OfTuple, OfMissing, ReadOnly, ReadOnlyPart, DrawsAtLast, Functions),

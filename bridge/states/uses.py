@@ -91,8 +91,6 @@ class CodeUses:
         """The module of the current `from` import."""
         self._bound: Any = None
         """The module that the next store assigns to a variable."""
-        self._sets = False
-        """True after `setattr`."""
 
     def found(self) -> Iterator[tuple[str, Any]]:
         """Yield what the code uses.
@@ -190,9 +188,6 @@ class CodeUses:
         if step.opname in _GLOBALS or (step.opname in _CELLS and step.argval in closure):
             known = names if step.opname in _GLOBALS else closure
             module = self._module = self._called = known.get(step.argval)
-            if self._sets and isinstance(module, types.ModuleType):
-                yield "stores", f"attributes of {module.__name__}"
-            self._sets = step.argval not in known and step.argval in ("setattr", "delattr")
             if step.argval not in known:
                 yield from self._builtin(step.argval, number)
             elif not isinstance(module, types.ModuleType):
@@ -207,6 +202,9 @@ class CodeUses:
             yield "refused", f"{name}(), by which it reaches what no copy has"
         elif name == "hash":
             yield "hash", None
+        elif name in ("setattr", "delattr"):
+            if of := self._shared_at(number + 1):
+                yield "stores", f"attributes of {of}"
         elif name == "vars":
             of = self._module_at(number + 1)
             if of is not None:
@@ -232,6 +230,23 @@ class CodeUses:
         known = self._names if step.opname in _GLOBALS else self._modules
         found = known.get(step.argval) if isinstance(step.argval, str) else None
         return found if isinstance(found, types.ModuleType) else None
+
+    def _shared_at(self, number: int) -> str:
+        """Return the name of the module or class that the instructions at a place load; "": another value."""
+        if number >= len(self._steps):
+            return ""
+        step, rest = self._steps[number], self._steps[number + 1 :]
+        if step.opname in _GLOBALS and step.argval == "type":
+            return "its class"
+        found = self._loaded(step.opname, step.argval) if isinstance(step.argval, str) else None
+        found = self._modules.get(step.argval) if found is None and isinstance(step.argval, str) else found
+        for each in rest:
+            if each.opname not in _ATTRIBUTES:
+                break
+            if each.argval == "__class__":
+                return "its class"
+            found = getattr(found, each.argval, None) if isinstance(found, types.ModuleType) else None
+        return found.__name__ if isinstance(found, (type, types.ModuleType)) else ""
 
     def _gives_none(self, number: int) -> bool:
         """True if a call has no argument, or only None."""
