@@ -375,6 +375,30 @@ class SeedsResets(Late):
         return observation, reward, self.late, False, info
 
 
+class SeedsBySystem(Late):
+    """Makes a generator without a seed, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng()
+
+    def noise(self) -> float:
+        return float(self.rng.normal())
+
+
+class SeedsByClass(Late):
+    """Makes another environment, of a class that it holds."""
+
+    def make(self) -> None:
+        self.kind = SeedsBySystem
+        self.inner = self.kind()
+
+    def act(self, action: int) -> None:
+        if self.late:
+            self.inner = self.kind()
+        self.x = self.x + self.inner.noise()
+
+
 # Attributes that all environments share
 
 
@@ -435,15 +459,6 @@ class RaisesNamed(Late):
         self.x = self.x * NAMED.number
 
 
-class RaisesHeld(Late):
-    level = Level()
-
-    def act(self, action: int) -> None:
-        if self.late:
-            del self.level.number
-        self.x = self.x * self.level.number
-
-
 class SetsOwn(RaisesOwn):
     def act(self, action: int) -> None:
         if self.late:
@@ -466,7 +481,7 @@ class SetsOther(RaisesOther):
 
 
 CHANGES_LATE = [
-    *(RaisesOwn, RaisesByType, RaisesByMethod, RaisesOther, RaisesObject, RaisesNamed, RaisesHeld),
+    *(RaisesOwn, RaisesByType, RaisesByMethod, RaisesOther, RaisesObject, RaisesNamed),
     *(SetsOwn, SetsByClass, SetsOther),
 ]
 

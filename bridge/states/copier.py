@@ -24,6 +24,7 @@ from bridge.states.fields import (
     fields_of,
     held_by,
     impure,
+    is_env_class,
     is_pure,
     is_sentinel,
     is_trusted,
@@ -147,6 +148,8 @@ class Copier:
         """Spaces without a generator so far."""
         self.in_closures: list[Any] = []
         """Arrays, lists and spaces in the closures of functions that were not copied."""
+        self.makes_envs = False
+        """True if it holds a class of environments, of which a step may make one."""
         self.by_address = ""
         """The name of a class of copied objects whose hash is their address; "": none."""
 
@@ -363,6 +366,7 @@ class Copier:
             return value
         if issubclass(kind, type):
             self.code.add(value)
+            self.makes_envs = self.makes_envs or is_env_class(value)
             return value
         if kind is types.FunctionType:
             return self._function(value, path)

@@ -70,6 +70,8 @@ def take(env: Any, *more: Any) -> tuple[EnvSnapshot, tuple[Any, ...]]:
     make_generators(layers)
     fields, copied, copier = _copies(layers, more, {})
     common, objects, digest = common_to(layers, copier.code, copier.by_address)
+    if common.unseeded and copier.makes_envs:
+        raise CannotCopyError(common.unseeded)
     unseeded = copier.unseeded if common.samples else []
     for space in unseeded:
         _ = space.np_random

@@ -93,7 +93,8 @@ def changed_by(
             stack.name_top(_A_CLASS, 1)
         else:
             changed = stack.at(_CONTAINERS.get(step.opname, 0))
-            if changed:
+            # An object with the name of a class attribute is often the environment's own, such as its space.
+            if changed and not (changed in of_class and step.opname.endswith("_ATTR")):
                 yield str(step.argval) if changed == _A_CLASS else changed
             stack.do(step)
             if step.opname.startswith("LOAD_FAST") and step.argval == "cls":

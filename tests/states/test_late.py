@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.late_envs import CHANGES_LATE, LATES, RIGHT, SeedsResets, Vectorized
+from tests.late_envs import CHANGES_LATE, LATES, RIGHT, SeedsByClass, SeedsBySystem, SeedsResets, Vectorized
 from tests.states.right_or_refused import examine, examine_replay, goes_on_like_its_twin, refusals
 from tests.support import stable_id
 
@@ -26,6 +26,12 @@ def test_what_changes_an_attribute_that_all_share_is_refused_however_late(kind: 
 def test_a_reset_without_a_seed_goes_on_too_however_late_it_comes() -> None:
     assert "its reset without a seed differs" in examine(SeedsResets)
     assert "by a reset" in examine_replay(SeedsResets)
+
+
+def test_a_constructor_that_makes_a_generator_without_a_seed_may_not_be_called_by_a_step() -> None:
+    assert examine(SeedsBySystem) == ""
+    for reason in examine_replay(SeedsBySystem), examine(SeedsByClass), examine_replay(SeedsByClass):
+        assert "SeedsBySystem.__init__ uses default_rng() without a seed" in reason
 
 
 def test_a_method_whose_function_is_an_object_is_replayed_or_refused_in_words() -> None:

@@ -62,6 +62,7 @@ def reads_by_a_choice(self: Any, a: int) -> None:
 def reads_for_an_attribute(self: Any, a: int) -> None:
     self.grid.best = TABLE[a]
     self.best += TABLE.best
+    self.names.best += a
     self.__class__ = Table
     Table.make(self).best = type(self)(a).best = Table().best
 
