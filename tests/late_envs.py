@@ -6,6 +6,7 @@ import builtins
 import dataclasses
 import functools
 import pkgutil
+import random
 import types
 from typing import Any
 
@@ -397,6 +398,15 @@ class SeedsByClass(Late):
         if self.late:
             self.inner = self.kind()
         self.x = self.x + self.inner.noise()
+
+
+class SeedsResetsOfRandom(SeedsResets):
+    """The same, with a generator of the module `random`."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=0 if seed is None else seed)
+        self.x[0] = random.Random(seed).random()
+        return self.x.copy(), {}
 
 
 # Attributes that all environments share

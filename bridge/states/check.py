@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import itertools
 import json
 import os
 import pickle
@@ -22,10 +23,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
+from numpy.random import bit_generator
 
 from bridge.core.worlds.kinds import facts_of, is_parallel
 from bridge.core.worlds.lane_vector import with_lanes_of_ours
@@ -60,7 +63,7 @@ _DRAWS_NUMPY = "it draws from the generator of numpy.random, which all share"
 _CHANGES_SHARED = "it changes what its class or its module holds, which all environments share"
 _CHANGES_COMMON = "it changes an object that other environments of its kind have too"
 _RESETS_ANEW = (
-    "its reset without a seed differs. If it calls default_rng(seed) then, that draws from the system: "
+    "its reset without a seed differs. If it calls random.Random(seed) then, that draws from the system: "
     "let it draw from self.np_random"
 )
 _RESET_PARTS = 2
@@ -331,6 +334,15 @@ def _actions_of(env: Any) -> Any:
     return _JointSpace(env) if is_parallel(env) else env.action_space
 
 
+def _same_entropy() -> Any:
+    """Return a context in which NumPy gets the same numbers each time, where it asks the system for seeds.
+
+    A reset without a seed may make a generator by `default_rng(None)`. That seed is no part of a state: without a
+    restore, it would be drawn anew, too. What else differs after such a reset is part of it.
+    """
+    return mock.patch.object(bit_generator, "randbits", side_effect=itertools.count(1), create=True)
+
+
 class _Watched:
     """Resets and steps an environment, and raises if it changes what it shares with others."""
 
@@ -361,7 +373,10 @@ class _Watched:
             raise _DiffersError(_CHANGES_SHARED)
 
     def reset(self, seed: int | None = None) -> Any:
-        return self._around(self._env.reset, **({} if seed is None else {"seed": seed}))
+        if seed is not None:
+            return self._around(self._env.reset, seed=seed)
+        with _same_entropy():
+            return self._around(self._env.reset)
 
     def step(self, action: Any) -> Any:
         given = {agent: action[agent] for agent in self._inner.agents} if self._several else action

@@ -6,7 +6,17 @@ from typing import Any
 
 import pytest
 
-from tests.late_envs import CHANGES_LATE, LATES, RIGHT, SeedsByClass, SeedsBySystem, SeedsResets, Vectorized
+from bridge.states.graph import restore, take
+from tests.late_envs import (
+    CHANGES_LATE,
+    LATES,
+    RIGHT,
+    SeedsByClass,
+    SeedsBySystem,
+    SeedsResets,
+    SeedsResetsOfRandom,
+    Vectorized,
+)
 from tests.states.right_or_refused import examine, examine_replay, goes_on_like_its_twin, refusals
 from tests.support import stable_id
 
@@ -23,8 +33,16 @@ def test_what_changes_an_attribute_that_all_share_is_refused_however_late(kind: 
         assert "all environments share" in reason or "all share it" in reason
 
 
-def test_a_reset_without_a_seed_goes_on_too_however_late_it_comes() -> None:
-    assert "its reset without a seed differs" in examine(SeedsResets)
+def test_a_generator_that_a_reset_makes_is_saved_and_one_without_a_seed_is_made_anew() -> None:
+    assert examine(SeedsResets) == ""
+    env = SeedsResets()
+    env.reset(seed=3)
+    snapshot, _ = take(env)
+    wanted = [env.step(1)[0].tobytes() for _ in range(50)]
+    first = env.reset()[0].tobytes()
+    restore(snapshot, env)
+    assert [env.step(1)[0].tobytes() for _ in range(50)] == wanted
+    assert env.reset()[0].tobytes() != first
     assert "by a reset" in examine_replay(SeedsResets)
 
 
@@ -32,6 +50,10 @@ def test_a_constructor_that_makes_a_generator_without_a_seed_may_not_be_called_b
     assert examine(SeedsBySystem) == ""
     for reason in examine_replay(SeedsBySystem), examine(SeedsByClass), examine_replay(SeedsByClass):
         assert "SeedsBySystem.__init__ uses default_rng() without a seed" in reason
+
+
+def test_what_else_differs_after_a_reset_without_a_seed_is_refused_however_late_it_comes() -> None:
+    assert "its reset without a seed differs" in examine(SeedsResetsOfRandom)
 
 
 def test_a_method_whose_function_is_an_object_is_replayed_or_refused_in_words() -> None:
