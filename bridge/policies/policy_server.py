@@ -16,6 +16,7 @@ import numpy as np
 
 from bridge.core.callers import Callers
 from bridge.core.keywords import check_counts, grouped_class
+from bridge.core.logs import LimitedLog
 from bridge.core.server.auth import Gate, ListenKeywords, ListenOptions
 from bridge.core.signals import wait_or_stop
 from bridge.core.transport.credentials import TLS
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["PolicyServer", "serve_policy"]
 
 _LOG = logging.getLogger("bridge.policies")
+_CLIENTS = LimitedLog("bridge.policies")
 # Seconds after which a client is disconnected whose machine acknowledges no data.
 _UNREACHABLE = 120.0
 
@@ -200,11 +202,16 @@ class PolicyServer:
     def _admit(self, connection: ServerConnection, request: HttpRequest) -> Response | None:
         if request.path == "/healthz":  # like openpi's server; load balancers have no token
             return connection.respond(200, "OK\n")
+        try:
+            peer = "{}:{}".format(*connection.remote_address)
+        except OSError:  # such as after a stop of this process by SIGSTOP, during which clients gave up
+            _CLIENTS.warning("a client disconnected before its connection was accepted")
+            return None  # nothing is sent to it
         header = ", ".join(request.headers.get_all("Authorization"))  # several fields are joined, and so do not match
         kind, _, key = header.partition(" ")
         shown = key if kind.lower() == "api-key" else Gate.bearer(header)
         try:
-            self._gate.check(shown, "{}:{}".format(*connection.remote_address))
+            self._gate.check(shown, peer)
         except RequestError as error:
             return connection.respond(401, f"{error.message}\n")
         return None

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -395,3 +396,28 @@ def test_the_command_serves_a_function_of_a_module(tmp_path):
             assert answer.status == 200
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="the system has no SIGSTOP")
+def test_a_client_that_left_while_the_process_was_stopped_is_a_line_not_a_traceback(tmp_path):
+    (tmp_path / "mine.py").write_text("def act(seen):\n    return seen\n")
+    command = ("-m", "bridge", "policy", "mine:act", "--port", "0")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    request = (
+        b"GET / HTTP/1.1\r\nHost: here\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    with (tmp_path / "log").open("w+") as log, Program(*command, cwd=tmp_path, env=environ, stderr=log.fileno()) as one:
+        url = one.stdout.readline().split()[-1]
+        one.send_signal(signal.SIGSTOP)
+        for _ in range(8):
+            with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 10) as caller:
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # end by a reset
+                caller.sendall(request)
+        one.send_signal(signal.SIGCONT)
+        with RemotePolicy(url) as policy:
+            assert policy(np.array([1.0])) == 1
+        until(lambda: "a client disconnected before" in (tmp_path / "log").read_text())
+        one.send_signal(signal.SIGINT)
+        assert one.wait(30) == 0
+        assert "Traceback" not in (tmp_path / "log").read_text()

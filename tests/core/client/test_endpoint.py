@@ -62,6 +62,24 @@ def test_each_change_of_state_reads_as_a_sentence_about_the_server() -> None:
     assert change_of(EndpointState.FULL, EndpointState.UP) == "has room again"
 
 
+@pytest.mark.parametrize(
+    ("trouble", "text"),
+    [
+        (EndpointEvent.GONE, "answers"),
+        (EndpointEvent.NO_ROOM, "has room"),
+        (EndpointEvent.RAISED, "answers, and its environment works"),
+        (EndpointEvent.REFUSES, "accepts this client"),
+    ],
+)
+def test_again_is_said_only_of_a_server_that_was_up_before(trouble: EndpointEvent, text: str) -> None:
+    url = "grpc://host:1"
+    placement = Placement.of_list([request_of(url)])
+    for said in (text, f"{text} again"):
+        assert placement.handle(url, trouble, 0.0, "why") == ""
+        ways = [placement.handle(url, event, 1.0, "why") for event in (EndpointEvent.JOINED, EndpointEvent.OBSERVED)]
+        assert [way for way in ways if way] == [said]
+
+
 def test_the_pauses_grow_and_those_who_fail_together_count_as_one() -> None:
     record = EndpointRecord()
     for now in (0.0, 0.5, 1.0):  # worlds that were tried together

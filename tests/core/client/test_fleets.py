@@ -24,7 +24,7 @@ from bridge.testing import CountingEnv
 from bridge.wrappers import BlockingReset
 from tests.parallel_envs import Relay
 from tests.planned_env import Planned
-from tests.support import until
+from tests.support import free_port, until
 
 DEADLINE = 60.0
 
@@ -342,6 +342,23 @@ def test_a_full_server_is_a_line_and_is_asked_seldom(caplog: pytest.LogCaptureFi
         )  # worlds that were tried together may join after the first refusal
         assert len(caplog.records) <= 4
         envs.close()
+
+
+def test_a_server_that_is_started_late_is_said_to_answer_not_to_answer_again(caplog: pytest.LogCaptureFixture) -> None:
+    late = f"grpc://127.0.0.1:{free_port()}"
+    with serve_gym(lambda: CountingEnv(5)) as server:
+        envs = BlockingReset(make_vec_remote(Listed(server.url, late), num_envs=4))
+        envs.reset(seed=0)
+        deadline = time.monotonic() + DEADLINE
+        while not lines(caplog, f"^{late} does not answer: "):
+            assert time.monotonic() < deadline, caplog.text
+            envs.step(zeros(envs))
+        with serve_gym(lambda: CountingEnv(5), port=int(late.rpartition(":")[2])):
+            while not lines(caplog, f"^{late} answers"):
+                assert time.monotonic() < deadline, caplog.text
+                envs.step(zeros(envs))
+            assert lines(caplog, f"^{late} answers") == [f"{late} answers"]
+            envs.close()
 
 
 def test_what_became_of_a_server_is_said_in_words_that_need_no_explanation(caplog: pytest.LogCaptureFixture) -> None:

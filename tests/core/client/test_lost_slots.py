@@ -699,8 +699,8 @@ def test_slots_of_a_list_go_back_to_their_server_once_it_is_mended(monkeypatch, 
         assert envs.env.urls == before
         assert [len(report.slots) for report in envs.env.remotes()] == [1] * 6, "no spare is left"
         assert all(report.steps_asked == report.steps_received for report in envs.env.remotes())
-        assert [r.getMessage() for r in caplog.records if "answers again" in r.getMessage()] == [
-            f"{urls[1]} answers again"
+        assert [r.getMessage() for r in caplog.records if f"{urls[1]} answers" in r.getMessage()] == [
+            f"{urls[1]} answers, and its environment works again"
         ]
 
 

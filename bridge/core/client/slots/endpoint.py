@@ -67,11 +67,15 @@ class EndpointState(enum.Enum):
     __hash__ = object.__hash__  # faster than Enum's Python function; each attempt looks at all endpoints
 
 
-def change_of(before: EndpointState, after: EndpointState) -> str:
-    """Return the rest of a log sentence about the server that describes a change of its state."""
+def change_of(before: EndpointState, after: EndpointState, *, first: bool = False) -> str:
+    """Return the rest of a log sentence about the server that describes a change of its state.
+
+    `first`: the server was never up before.
+    """
     if after is EndpointState.DARK:
         return "does not answer" if before is EndpointState.UNTRIED else "no longer answers"
-    return _UP_AFTER[before] if after is EndpointState.UP else _TROUBLE_TEXTS[after]
+    text = _UP_AFTER[before] if after is EndpointState.UP else _TROUBLE_TEXTS[after]
+    return text.removesuffix(" again") if first else text
 
 
 _TROUBLE_TEXTS = {
@@ -206,6 +210,8 @@ class EndpointRecord:
 
     state: EndpointState = EndpointState.UNTRIED
     """Only `handle` assigns it."""
+    was_up: bool = False
+    """True if it has been up at any time."""
     failures: int = 0
     """Failed attempts in a row. Attempts that ran at the same time count as one."""
     failed_at: float = -math.inf
@@ -245,6 +251,7 @@ class EndpointRecord:
             pause: Returns the seconds until the next attempt, given the number of failures in a row.
         """
         before, self.state = self.state, TRANSITIONS[self.state, event]
+        self.was_up = self.was_up or self.state is EndpointState.UP
         if event is EndpointEvent.DRAINS and before is EndpointState.DRAINING:
             return False  # this event repeats often, and the first one has set the time of the next attempt
         # JOINED changes neither pause nor count: a server that loses each world after the join, or whose environment
@@ -452,17 +459,18 @@ class Placement:
                 f"{self.title}; start more servers, or ask for fewer slots"
             )
 
-    def handle(self, key: str, event: EndpointEvent, now: float, why: str) -> bool:
+    def handle(self, key: str, event: EndpointEvent, now: float, why: str) -> str:
         """Feed an event to an endpoint's state machine, and log a change of its state with `why`.
 
         Returns:
-            True if the endpoint came up again.
+            How the endpoint came up after trouble, such as `answers again`; empty if it did not.
         """
         record = self._records[key]
-        before = record.state
+        before, first = record.state, not record.was_up
         # The first success does not count as a change.
         changed = record.handle(event, now, self._pause) and (before, record.state) != (_S.UNTRIED, _S.UP)
-        back = changed and record.state is EndpointState.UP
+        text = change_of(before, record.state, first=first) if changed else ""
+        back = text if record.state is EndpointState.UP else ""
         if changed and before in _WELL and not back:
             # There is one server less. Try drained endpoints now: one may be back before its pause is over.
             for other in self._records.values():
@@ -476,15 +484,15 @@ class Placement:
             self.watch.poll(now, soon=True)
         # Log one line for each change, however many slots saw it. Good news needs no reason.
         if back:
-            self._log.warning("%s %s", shown_url(key), change_of(before, record.state))
+            self._log.warning("%s %s", shown_url(key), text)
         elif record.state is EndpointState.ENDED:
             # Only info: the drain itself was logged as a warning.
             if changed:
-                self._log.info("%s %s", shown_url(key), change_of(before, record.state))
+                self._log.info("%s %s", shown_url(key), text)
         elif changed:
             url = shown_url(key)
             said = why.removeprefix(url).removeprefix(":").lstrip()  # the error's text begins with the same URL
-            self._log.warning("%s %s: %s", url, change_of(before, record.state), said)
+            self._log.warning("%s %s: %s", url, text, said)
         return back
 
     def _pause(self, failures: int) -> float:

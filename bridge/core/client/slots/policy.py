@@ -149,7 +149,7 @@ class SlotPolicy:
         endpoint = member.endpoint
         back = self.placement.handle(endpoint.key, event, now, why or event.value)
         if back and any(other.is_displaced_from(endpoint) for other in self.filling):
-            _log.warning("%s answers again", member.remote.url)
+            _log.warning("%s %s", member.remote.url, back)
 
     def lost(self, member: Member, error: RemoteError, now: float, *, established: bool) -> None:
         """Count a lost world or a failed attempt to connect, and set the time of the next attempt."""
