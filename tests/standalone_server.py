@@ -22,8 +22,10 @@ FILE = ROOT / "bridge" / "standalone" / "serve_env.py"
 class Standalone:
     """A server in a process of its own."""
 
-    def __init__(self, process: subprocess.Popen[str] | Program, url: str) -> None:
+    def __init__(self, process: subprocess.Popen[str] | Program, url: str, output: Output) -> None:
         self.process, self.url = process, url
+        self.output = output
+        """What it prints after the line with the URL."""
 
     @property
     def port(self) -> int:
@@ -76,7 +78,7 @@ def served(*command: str | Path, folder: Path = ROOT, **environment: str) -> Ite
                 break
         else:
             raise AssertionError(f"expected where it is served, got {said}; code {process.wait(DEADLINE)}")
-        yield Standalone(process, said[-1].rpartition(SERVED_AT)[2].strip())
+        yield Standalone(process, said[-1].rpartition(SERVED_AT)[2].strip(), output)
         process.terminate()
         assert process.wait(DEADLINE) == 0
     finally:

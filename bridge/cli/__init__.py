@@ -3,6 +3,12 @@
 May be imported by `bridge.__main__` alone.
 """
 
-from bridge.cli.program import FAILED, INTERRUPTED, OK, USAGE, main, make_parser, say
+import sys
+
+try:
+    from bridge.cli.program import FAILED, INTERRUPTED, OK, USAGE, main, make_parser, say
+except KeyboardInterrupt:  # later, `main` handles it
+    sys.stderr.write("gymnasium-bridge: interrupted\n")
+    sys.exit(130)
 
 __all__ = ["FAILED", "INTERRUPTED", "OK", "USAGE", "main", "make_parser", "say"]

@@ -1461,11 +1461,11 @@ def main(arguments=None):
         credentials = grpc.ssl_server_credentials([pair], authority, authority is not None)
     elif not local:
         log.warning("without TLS, whoever is on the way can read along, and act in the client's place")
-    limits = StandaloneLimits(options.max_connections, options.max_worlds)
+    limits, vec = StandaloneLimits(options.max_connections, options.max_worlds), "vec_" if options.num_envs > 1 else ""
 
     def started(address):
         url = f"{'grpcs' if credentials else 'grpc'}://{address}" + (f"?token={made}" if made else "")
-        print(f'{options.env} is served at {url}\nConnect: bridge.make_remote("{url}"). Ctrl-C stops.', flush=True)
+        print(f'{options.env} is served at {url}\nConnect: bridge.make_{vec}remote("{url}"). Ctrl-C stops.', flush=True)
 
     try:
         made_of = (*find_maker(options.env), options.num_envs, dict(options.env_kwargs))

@@ -68,6 +68,20 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "gymnasium-bridge: interrupted\n")
 
 
+def test_ctrl_c_while_the_command_itself_is_imported_is_one_line() -> None:
+    code = (
+        "import os, signal, sys, time\n"
+        "class Finder:\n"
+        "    def find_spec(name, *place):\n"
+        "        if name == 'bridge.cli.program':\n"
+        "            os.kill(os.getpid(), signal.SIGINT); time.sleep(60)\n"
+        "sys.meta_path.insert(0, Finder)\n"
+        "from bridge.cli import main\n"
+    )
+    done = run("-c", code, bare=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "gymnasium-bridge: interrupted\n")
+
+
 _WITHOUT_EXTRAS = (
     "import sys; sys.modules.update(dict.fromkeys(sys.argv[1].split(','))); from bridge.cli import main; "
     "sys.exit(main(sys.argv[2:]))"

@@ -1,6 +1,7 @@
 """The standalone server as a program: its command line, signals and its end."""
 
 import ast
+import contextlib
 import os
 import re
 import runpy
@@ -166,6 +167,21 @@ def test_a_second_signal_ends_a_server_whose_environment_does_not_close():
         finally:
             server.kill()
         output.close()
+
+
+def test_the_docs_and_the_server_connect_to_several_lanes_as_a_vector():
+    page = (FILE.parents[2] / "docs" / "environments.md").read_text()
+    options = re.search(r"serve_env\.py my_package:MyEnv-v0 --port 50051(.*?)#", page)[1].split()
+    block = next(
+        text for text in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) if "simulator:" in text
+    )
+    with standalone(f"{OLD}:Walk", *options) as server:
+        found = {}
+        exec(block.replace("grpc://simulator:50051", server.url), found)
+        with contextlib.closing(found["envs"]) as envs:
+            assert envs.reset(seed=0)[0].shape[0] == envs.num_envs == 4
+        said = next(line for line in server.output if line.startswith("Connect: "))
+        assert said == f'Connect: bridge.make_vec_remote("{server.url}"). Ctrl-C stops.\n'
 
 
 def test_an_engine_of_ones_own_is_served():

@@ -31,6 +31,13 @@ __all__ = ["Connections"]
 
 _log = SafeLog(__name__)
 _refusals = LimitedLog(__name__)
+# The alerts of a client that does not trust the certificate, or reached the server by a name that it does not hold.
+_DISTRUST = {
+    "SSLV3_ALERT_BAD_CERTIFICATE",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+    "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+    "TLSV1_ALERT_UNKNOWN_CA",
+}
 # Seconds that a refused client has for reading the reason.
 _LINGER = 1.0
 # Seconds that a client has for reading a last answer, such as a file over HTTP.
@@ -394,8 +401,11 @@ class Connections:
             if not connection.calls and not connection.closed:
                 from bridge.core.transport.tls import explain
 
-                plain = error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST")
-                hint = ". The client speaks no TLS: its URL must begin with grpcs://" if plain else ""
+                hint = ""
+                if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
+                    hint = ". The client speaks no TLS: its URL must begin with grpcs://"
+                elif error.reason in _DISTRUST:
+                    hint = ". The client does not accept this server's certificate: its own error says why"
                 _refusals.warning("refused %s: no TLS handshake: %s%s", connection.peer, explain(error), hint)
             self._linger(connection)
         except OSError:
