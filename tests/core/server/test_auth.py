@@ -400,6 +400,17 @@ def test_the_log_of_a_server_with_tls_says_that_a_client_speaks_none(
         until(lambda: "The client speaks no TLS: its URL must begin with grpcs://" in caplog.text)
 
 
+def test_the_log_of_a_server_says_that_a_client_does_not_accept_its_certificate(
+    certs: dict[str, Path], foreign: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    for trusted in (TLS(ca=foreign["ca.pem"]), TLS(), TLS(ca=certs["ca.pem"], server_name="elsewhere.lan")):
+        caplog.clear()
+        with serve_gym("CartPole-v1", **tls(certs)) as server:
+            with pytest.raises(errors.ConnectError, match="certificate"):
+                make_remote(server.url, timeout=20, tls=trusted)
+            until(lambda: "The client does not accept this server's certificate" in caplog.text)
+
+
 def test_a_server_warns_of_a_token_that_other_users_can_read(tmp_path: Path) -> None:
     file = tmp_path / "token"
     write_secret(file, SECRET.encode())

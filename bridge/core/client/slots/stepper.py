@@ -103,7 +103,9 @@ def _describe(late: Sequence[Member]) -> list[str]:
     titles: dict[str, list[str]] = {}
     for member in late:
         reason = f": {member.error.reason}" if member.error is not None else ""
-        why = f"({member.remote.url}), {member.state.name.lower()}{reason.partition(chr(10))[0]}"
+        # A slot in an episode waits for its step's answer; `running` would read as if all were well.
+        state = "no answer yet" if member.state is SlotState.RUNNING else member.state.name.lower()
+        why = f"({member.remote.url}), {state}{reason.partition(chr(10))[0]}"
         titles.setdefault(why, []).append(member.title)
     return [f"{own[0]}{f' and {len(own) - 1} more' if own[1:] else ''} {why}" for why, own in titles.items()]
 
