@@ -52,6 +52,23 @@ def test_waiting_says_every_five_seconds_for_what(caplog, monkeypatch):
     assert pool.stalled == pytest.approx(10.2)
 
 
+def test_a_slot_whose_step_is_not_answered_is_not_said_to_run(caplog, monkeypatch):
+    clock = SimpleNamespace(now=100.0)
+    set_client_clock(monkeypatch, lambda: clock.now)
+    remote, state = SimpleNamespace(url="grpc://a:1"), SlotState.RUNNING
+    late = member(title="slot 1", remote=remote, state=state, error=None)
+
+    def gather(enough, deadline):
+        clock.now = 105.0
+        return enough()
+
+    pool = SimpleNamespace(members=SimpleNamespace(filling=[late]), gather=gather, has_errors=False, stalled=0.0)
+    with pytest.raises(RemoteTimeoutError, match=r"within 60 s: slot 1 \(grpc://a:1\), no answer yet"):
+        gather_all(pool, 60.0, "wait")
+    said = "waiting 5 s of at most 60 s for slot 1 (grpc://a:1), no answer yet"
+    assert [record.getMessage() for record in caplog.records] == [said]
+
+
 def member(**now):
     return SimpleNamespace(link=None, episode=EpisodeState.STEPPING, away=False, lost_at=None, **now)
 

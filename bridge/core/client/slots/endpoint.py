@@ -492,7 +492,7 @@ class Placement:
         elif changed:
             url = shown_url(key)
             said = why.removeprefix(url).removeprefix(":").lstrip()  # the error's text begins with the same URL
-            self._log.warning("%s %s: %s", url, text, said)
+            self._log.warning("%s %s%s", url, text, f": {said}" if said else "")
         return back
 
     def _pause(self, failures: int) -> float:

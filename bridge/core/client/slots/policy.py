@@ -147,7 +147,7 @@ class SlotPolicy:
     def endpoint_event(self, member: Member, event: EndpointEvent, now: float, why: str = "") -> None:
         """Feed an event to the state machine of a world's endpoint; `why` is for the log."""
         endpoint = member.endpoint
-        back = self.placement.handle(endpoint.key, event, now, why or event.value)
+        back = self.placement.handle(endpoint.key, event, now, why)
         if back and any(other.is_displaced_from(endpoint) for other in self.filling):
             _log.warning("%s %s", member.remote.url, back)
 

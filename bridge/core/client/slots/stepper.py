@@ -11,7 +11,7 @@ import numpy as np
 
 from bridge.core.client.slots.resets import plan_resets, reset_settings
 from bridge.core.client.slots.results import Results
-from bridge.core.client.slots.slot import SETTLED, STEPPED, EpisodeEvent, EpisodeState, LinkState, Member
+from bridge.core.client.slots.slot import SETTLED, STEPPED, EpisodeEvent, EpisodeState, LinkState, Member, SlotState
 from bridge.core.client.slots.vector_pool import VectorPool
 from bridge.core.encoding.spaces import Layout
 from bridge.core.encoding.tensors import Array, pack_tensor
