@@ -60,7 +60,7 @@ class ServerGroup(Server):
 
     def __init__(self, env: EnvLike, processes: int, arguments: Mapping[str, Any], *, start: bool = True) -> None:
         self._running = self._ending = self._waited = False
-        self._stopping = threading.Lock()
+        self._stopping = threading.RLock()  # as that of `Server`
         self._stopped = threading.Event()
         self._asking = threading.Lock()
         self._asked = 0
@@ -100,7 +100,7 @@ class ServerGroup(Server):
     def after_fork(self) -> None:
         """Detach in a forked process: the servers belong to the parent process."""
         atexit.unregister(self._end_with_program)
-        self._stopping = threading.Lock()
+        self._stopping = threading.RLock()
         self._asking = threading.Lock()
         self._stopped = threading.Event()
         self._stopped.set()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -33,9 +35,9 @@ _IGNORED = 1.0
 class Game:
     """A program with a loop of its own, whose agents act over the network. `serve_game` returns it.
 
-    `exchange` is for one thread, the one that called it first; with `wait=True` threads may take turns, as those of
-    `asyncio.to_thread` do. As a context manager, a game closes itself; an exception that leaves the block ends the
-    episodes of its agents, which are told its text.
+    `exchange` is for one thread, the one that called it first, until that thread has ended; with `wait=True` threads
+    may take turns, as those of `asyncio.to_thread` do. As a context manager, a game closes itself; an exception that
+    leaves the block ends the episodes of its agents, which are told its text.
 
     Args:
         server: Serves the game's world.
@@ -60,9 +62,11 @@ class Game:
         self._several = several
         self._timeout = timeout
         self._process = os.getpid()
-        self._thread: int | None = None
+        self._thread: threading.Thread | None = None
         self._calling = threading.RLock()
         """Held by the thread that calls. It is reentrant, because an interrupt may leave it held."""
+        self._inside = False
+        """True while a call runs."""
         self._begins = self._seen = False
         self._over: set[str] = set()
         """The agents whose round is over."""
@@ -140,7 +144,8 @@ class Game:
         Raises:
             SettingError: A value does not fit its space, a round ends that has not begun, or `wait` differs from
                 earlier calls.
-            ConcurrentUseError: Another thread is in it, or called it before without `wait`.
+            ConcurrentUseError: Another thread is in it, or called it before without `wait` and has not ended; or a
+                signal handler called it within another call.
             ClosedError: The game was closed, or belongs to the parent process that forked this one.
         """
         self._check_call(wait)
@@ -150,9 +155,24 @@ class Game:
                 "goes on until an agent has acted, its timeout is over, or close() ends it"
             )
         try:
-            return self._exchange(observation, reward, terminated, truncated, info, frame, wait)
+            if self._inside and self._is_nested():
+                raise ConcurrentUseError(
+                    "exchange() was called within a call of exchange(), by a signal handler: expected one call at a "
+                    "time; call it in the program's loop, which the handler tells by a flag"
+                )
+            self._inside = True
+            try:
+                return self._exchange(observation, reward, terminated, truncated, info, frame, wait)
+            finally:
+                self._inside = False
         finally:
             self._calling.release()
+
+    def _is_nested(self) -> bool:
+        """Return whether the current call was made within another one; an interrupt may leave `_inside` set."""
+        frame = inspect.currentframe()
+        frames = [found for found, _ in traceback.walk_stack(frame) if found.f_code is Game.exchange.__code__]
+        return sum(found.f_locals["self"] is self for found in frames) > 1
 
     def _exchange(
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, frame: Any, wait: bool
@@ -213,13 +233,13 @@ class Game:
         if os.getpid() != self._process:
             raise ClosedError("this game belongs to the parent process: call serve_game() to make one in this process")
         self._handover.refuse_closed()
-        thread = threading.get_ident()
-        if self._thread is None:
-            self._thread = thread
-        if self._thread != thread and not wait:  # of two loops each would get half of the actions, and never know
+        thread = threading.current_thread()
+        if self._thread is not thread and self._thread not in threading.enumerate():
+            self._thread = thread  # the first one, or the earlier one has ended, such as that of a threading.Timer
+        if self._thread is not thread and not wait:  # of two loops each would get half of the actions, and never know
             raise ConcurrentUseError(
-                "exchange() was called by two threads: expected the one that called it first; only with wait=True may "
-                "threads take turns"
+                "exchange() was called by two threads: expected the one that called it first, until it has ended; only "
+                "with wait=True may threads take turns"
             )
         if self._handover.waits not in (None, bool(wait)):
             raise SettingError(f"expected wait={self._handover.waits} in each call of exchange(), got {wait!r}")

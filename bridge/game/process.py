@@ -41,6 +41,8 @@ _CHILD = "import sys; sys.path[:] = {path!r}; from bridge.game.process import ru
 _START_TIMEOUT = 120.0
 _END_TIMEOUT = 15.0
 """Seconds that the process has to answer a question, and to end after `stop`."""
+_SLICE = 0.1
+"""The most seconds to wait for an answer at a time."""
 
 
 class GameProcess:
@@ -66,8 +68,11 @@ class GameProcess:
             order = cloudpickle.dumps((serve, defaults, arguments))
         except Exception as error:
             raise SettingError(f"process=True: what is served cannot be sent to another process: {error!r}") from error
-        self._asking, self._stopping = threading.Lock(), threading.Lock()
+        # Reentrant: a signal handler may close the game while the interrupted thread waits for an answer.
+        self._asking, self._stopping = threading.RLock(), threading.RLock()
         self._asked = 0
+        self._answers: dict[int, Sequence[Any]] = {}
+        """Answers that are still to be returned, by the number of the question."""
         pairs = socket.socketpair(), socket.socketpair()
         self._news, self._questions = (Connection(ours.detach()) for ours, _ in pairs)
         theirs = [end for _, end in pairs]
@@ -90,7 +95,7 @@ class GameProcess:
                 end.close()
             with contextlib.suppress(OSError):  # if it died at once, `_answer` raises
                 self._questions.send_bytes(order)
-            self._answer(_START_TIMEOUT)
+            self._answer(0, _START_TIMEOUT)
         except (ClosedError, TimeoutError) as error:
             self.stop()
             raise SettingError(f"process=True: the server did not start: {error}") from error
@@ -138,7 +143,7 @@ class GameProcess:
         """Detach in a forked process: the server belongs to the parent, and must end when the parent ends."""
         atexit.unregister(self.stop)
         leak(self._process)
-        self._stopping, self._asking = threading.Lock(), threading.Lock()
+        self._stopping, self._asking = threading.RLock(), threading.RLock()
         self.handover.closed = RequestError(Code.FAILED_PRECONDITION, "the game belongs to the parent process")
         self._news.close()
         self._questions.close()
@@ -148,21 +153,25 @@ class GameProcess:
 
     def _ask(self, name: str, given: Any = None, named: Any = None, patience: float = 0.0) -> Any:
         with self._asking:
-            self._asked += 1
+            number = self._asked = self._asked + 1
             with contextlib.suppress(OSError):  # it has ended: `_answer` raises
-                self._questions.send((self._asked, name, given, named))
-            return self._answer(_END_TIMEOUT + patience)
+                self._questions.send((number, name, given, named))
+            return self._answer(number, _END_TIMEOUT + patience)
 
-    def _answer(self, timeout: float) -> Any:
-        number, until = -1, time.monotonic() + timeout
-        while number != self._asked:  # skip answers to earlier questions that came after their deadline
+    def _answer(self, asked: int, timeout: float) -> Any:
+        until = time.monotonic() + timeout
+        while asked not in self._answers:
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"the server's process has not answered within {timeout:g} s")
             try:
-                if there := self._questions.poll(max(0.0, until - time.monotonic())):
-                    number, value, error = self._questions.recv()
+                # In slices: a signal handler that asks meanwhile may receive this answer, too.
+                if self._questions.poll(min(left, _SLICE)):
+                    number, *answer = self._questions.recv()
+                    self._answers[number] = answer
             except (EOFError, OSError):
                 raise ClosedError(f"{self.handover.lost()}; serve_game() makes another one") from None
-            if not there:
-                raise TimeoutError(f"the server's process has not answered within {timeout:g} s")
+        value, error = self._answers.pop(asked)
         if error is not None:
             raise error
         return value

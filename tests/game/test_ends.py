@@ -15,7 +15,7 @@ import pytest
 
 from bridge import make_remote, serve_game
 from bridge.core.encoding.tensors import pack_tensor
-from bridge.errors import BridgeError, ClosedError
+from bridge.errors import BridgeError, ClosedError, ConcurrentUseError
 from bridge.pb import dm_env_rpc_pb2 as pb
 from bridge.recording.reader import read_folder
 from tests.game.loops import ACTION, OBSERVATION, in_thread, walking
@@ -367,3 +367,75 @@ def test_a_signal_handler_may_close_a_game_that_waits(process):
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, handler)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_a_signal_handler_may_close_a_game_that_is_being_closed():
+    """A supervisor may send SIGTERM twice."""
+
+    def close(*given):
+        signal.signal(signal.SIGALRM, fail)
+        signal.setitimer(signal.ITIMER_REAL, 30)
+        os.kill(pid, signal.SIGCONT)
+        game.close()
+        closed.append(game.server)
+
+    def fail(*given):
+        raise TimeoutError("close() hangs")
+
+    closed, game = [], serve_game(OBSERVATION, ACTION, process=True)
+    pid, handler = game.server.pid, signal.signal(signal.SIGALRM, close)
+    try:
+        os.kill(pid, signal.SIGSTOP)  # so that the first close waits for it
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        game.close()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        os.kill(pid, signal.SIGCONT) if not closed else None
+    assert closed
+    assert "stopped" in repr(game)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_a_signal_handler_may_ask_the_server_while_it_is_asked():
+    with serve_game(OBSERVATION, ACTION, process=True) as game:
+        pid, told = game.server.pid, []
+
+        def ask(*given):
+            os.kill(pid, signal.SIGCONT)
+            told.append(game.url)
+
+        handler = signal.signal(signal.SIGALRM, ask)
+        try:
+            os.kill(pid, signal.SIGSTOP)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            assert game.url.startswith("grpc")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, handler)
+        assert told == [game.url]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs signals")
+def test_a_call_within_a_call_is_refused(process):
+    """A program's loop may be a timer's signal handler, which interrupts itself."""
+    refused = []
+
+    def frame(*given):
+        try:
+            game.exchange(AT_START, wait=True)
+        except ConcurrentUseError as error:
+            refused.append(error)
+            game.close()
+
+    game = serve_game(OBSERVATION, ACTION, process=process)
+    handler = signal.signal(signal.SIGALRM, frame)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(ClosedError, match="this game was closed"):
+            game.exchange(AT_START, wait=True)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+    assert "within a call of exchange()" in str(refused[0])

@@ -203,6 +203,26 @@ def test_a_second_thread_is_refused(game):
     assert game.exchange(AT_START) == 0
 
 
+def test_a_thread_goes_on_after_one_that_has_ended():
+    """Each `threading.Timer` is a thread of its own."""
+    frames, over = [], threading.Event()
+
+    def frame():
+        earlier.append(threading.current_thread())
+        if len(earlier) > 1:
+            earlier[-2].join()
+        frames.append(game.exchange(AT_START))
+        if game.begins and len(frames) > 1:
+            frames.append("begins")
+        over.set() if len(frames) == 5 else threading.Timer(0, frame).start()
+
+    earlier = []
+    with serve_game(OBSERVATION, ACTION) as game:
+        threading.Timer(0, frame).start()
+        assert over.wait(30)
+    assert frames == [None, 0, 0, 0, 0]
+
+
 def test_a_round_ends_once(game):
     assert game.exchange(AT_START, terminated=True) is None
     with pytest.raises(SettingError, match="passed twice"):

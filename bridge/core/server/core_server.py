@@ -194,7 +194,7 @@ class CoreServer:
             self._begin_draining,
             limits.drain_timeout,
         )
-        self._stopping = threading.Lock()
+        self._stopping = threading.RLock()  # a signal handler may call `stop` during a `stop` of its thread
         self._stopped = threading.Event()
         self._waited = False
         """True once the program has waited for the server's end, by `wait` or `run`."""
@@ -321,7 +321,7 @@ class CoreServer:
         self._shutdown.after_fork()
         leak(self._connections)
         leak(self._loop)
-        self._stopping = threading.Lock()
+        self._stopping = threading.RLock()
         self._stopped = threading.Event()
         self._stopped.set()
 
