@@ -162,7 +162,8 @@ class GameEnvironment(EnvironmentProxy):
         if self.chosen.actions is None:
             text = (
                 f"the game has not begun its round for {since:.1f} s: its program has not called exchange(), or goes "
-                "on with its old round, as it has not read game.begins"
+                "on with its old round, as it has not read game.begins; if a round takes that long to begin, pass a "
+                "longer serve_game(standstill=…)"
             )
         return RequestError(Code.DEADLINE_EXCEEDED, text)
 

@@ -264,6 +264,7 @@ def test_a_program_that_ignores_a_round_is_told_to_its_clients(process, wait):
         with in_thread(join) as thread:
             until(lambda: (game.exchange(AT_START, wait=wait), not thread.is_alive())[1])
         assert "has not read game.begins" in str(errors[0])
+        assert "serve_game(standstill=…)" in str(errors[0])
         assert game.begins, "it may begin it still"
         assert game.seed == 1
 
