@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -155,7 +153,7 @@ class Game:
                 "goes on until an agent has acted, its timeout is over, or close() ends it"
             )
         try:
-            if self._inside and self._is_nested():
+            if self._inside:
                 raise ConcurrentUseError(
                     "exchange() was called within a call of exchange(), by a signal handler: expected one call at a "
                     "time; call it in the program's loop, which the handler tells by a flag"
@@ -167,12 +165,6 @@ class Game:
                 self._inside = False
         finally:
             self._calling.release()
-
-    def _is_nested(self) -> bool:
-        """Return whether the current call was made within another one; an interrupt may leave `_inside` set."""
-        frame = inspect.currentframe()
-        frames = [found for found, _ in traceback.walk_stack(frame) if found.f_code is Game.exchange.__code__]
-        return sum(found.f_locals["self"] is self for found in frames) > 1
 
     def _exchange(
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any, frame: Any, wait: bool
