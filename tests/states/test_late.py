@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 
-from bridge.states.graph import restore, take
+from bridge import make_remote, serve_gym
 from tests.late_envs import (
     CHANGES_LATE,
     LATES,
@@ -35,14 +36,14 @@ def test_what_changes_an_attribute_that_all_share_is_refused_however_late(kind: 
 
 def test_a_generator_that_a_reset_makes_is_saved_and_one_without_a_seed_is_made_anew() -> None:
     assert examine(SeedsResets) == ""
-    env = SeedsResets()
-    env.reset(seed=3)
-    snapshot, _ = take(env)
-    wanted = [env.step(1)[0].tobytes() for _ in range(50)]
-    first = env.reset()[0].tobytes()
-    restore(snapshot, env)
-    assert [env.step(1)[0].tobytes() for _ in range(50)] == wanted
-    assert env.reset()[0].tobytes() != first
+    with serve_gym(SeedsResets) as server, closing(make_remote(server.url)) as env:
+        env.reset(seed=3)
+        state = env.save_state()
+        wanted = [env.step(1)[0].tobytes() for _ in range(50)]
+        first = env.reset()[0].tobytes()
+        env.restore_state(state)
+        assert [env.step(1)[0].tobytes() for _ in range(50)] == wanted
+        assert env.reset()[0].tobytes() != first
     assert "by a reset" in examine_replay(SeedsResets)
 
 

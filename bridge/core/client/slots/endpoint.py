@@ -469,8 +469,8 @@ class Placement:
         before, first = record.state, not record.was_up
         # The first success does not count as a change.
         changed = record.handle(event, now, self._pause) and (before, record.state) != (_S.UNTRIED, _S.UP)
-        text = change_of(before, record.state, first=first) if changed else ""
-        back = text if record.state is EndpointState.UP else ""
+        came_up = changed and record.state is EndpointState.UP
+        back = change_of(before, record.state, first=first) if came_up else ""
         if changed and before in _WELL and not back:
             # There is one server less. Try drained endpoints now: one may be back before its pause is over.
             for other in self._records.values():
@@ -484,14 +484,15 @@ class Placement:
             self.watch.poll(now, soon=True)
         # Log one line for each change, however many slots saw it. Good news needs no reason.
         if back:
-            self._log.warning("%s %s", shown_url(key), text)
+            self._log.warning("%s %s", shown_url(key), back)
         elif record.state is EndpointState.ENDED:
             # Only info: the drain itself was logged as a warning.
             if changed:
-                self._log.info("%s %s", shown_url(key), text)
+                self._log.info("%s %s", shown_url(key), change_of(before, record.state))
         elif changed:
             url = shown_url(key)
             said = why.removeprefix(url).removeprefix(":").lstrip()  # the error's text begins with the same URL
+            text = change_of(before, record.state)
             self._log.warning("%s %s%s", url, text, f": {said}" if said else "")
         return back
 
