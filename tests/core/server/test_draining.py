@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from typing import Any
@@ -174,44 +172,6 @@ def test_ctrl_c_ends_the_wait_of_stop_and_the_next_stop_ends_the_server(processe
                 env.step(0)
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals that wake a thread")
-def test_a_signal_handler_ends_the_server_that_its_thread_waits_for(processes: int) -> None:
-    """A program's handler of SIGTERM stops its server, and a supervisor sends SIGTERM twice."""
-    stopped = threading.Event()
-
-    def handle(*given: object) -> None:
-        server.stop()
-        stopped.set()
-
-    def waits() -> bool:
-        """True if the main thread waits, where it holds no lock of the standard library that the handler needs."""
-        frame = sys._current_frames()[threading.main_thread().ident or 0]
-        return frame.f_code.co_filename in (threading.__file__, subprocess.__file__)
-
-    def notify() -> None:
-        until(lambda: is_told(env))
-        until(waits)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-        if not stopped.wait(60):  # end a wait that would never end
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    signal.signal(signal.SIGTERM, handle)
-    try:
-        with serve_gym(long, processes=processes) as server, make_remote(server.urls[0], timeout=20) as env:
-            env.reset()
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            thread = threading.Thread(target=notify)
-            thread.start()
-            server.stop(grace=600.0)
-            thread.join()
-            assert server.ended
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("seconds", [-1, "2", float("inf"), True])
