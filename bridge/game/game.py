@@ -156,7 +156,7 @@ class Game:
             if self._inside:
                 raise ConcurrentUseError(
                     "exchange() was called within a call of exchange(), by a signal handler: expected one call at a "
-                    "time; call it in the program's loop, which the handler tells by a flag"
+                    "time; let the handler set a variable, and call exchange() in the program's loop"
                 )
             self._inside = True
             try:

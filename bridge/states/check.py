@@ -63,8 +63,8 @@ _DRAWS_NUMPY = "it draws from the generator of numpy.random, which all share"
 _CHANGES_SHARED = "it changes what its class or its module holds, which all environments share"
 _CHANGES_COMMON = "it changes an object that other environments of its kind have too"
 _RESETS_ANEW = (
-    "its reset without a seed differs. If it calls random.Random(seed) then, that draws from the system: "
-    "let it draw from self.np_random"
+    "its reset without a seed differs. A cause may be random.Random(None), which draws a seed from the system: "
+    "use self.np_random instead"
 )
 _RESET_PARTS = 2
 """A reset returns an observation and an info, a step five values."""
@@ -337,8 +337,9 @@ def _actions_of(env: Any) -> Any:
 def _same_entropy() -> Any:
     """Return a context in which NumPy gets the same numbers each time, where it asks the system for seeds.
 
-    A reset without a seed may make a generator by `default_rng(None)`. That seed is no part of a state: without a
-    restore, it would be drawn anew, too. What else differs after such a reset is part of it.
+    A reset without a seed may make a generator by `default_rng(None)`. Its seed is not part of a state, because two
+    runs of the original would draw different seeds, too. Any other difference after such a reset is a fault of the
+    restore.
     """
     return mock.patch.object(bit_generator, "randbits", side_effect=itertools.count(1), create=True)
 

@@ -70,7 +70,10 @@ class EndpointState(enum.Enum):
 def change_of(before: EndpointState, after: EndpointState, *, first: bool = False) -> str:
     """Return the rest of a log sentence about the server that describes a change of its state.
 
-    `first`: the server was never up before.
+    Args:
+        before: The state before the change.
+        after: The state after it.
+        first: True if the server has never been up before.
     """
     if after is EndpointState.DARK:
         return "does not answer" if before is EndpointState.UNTRIED else "no longer answers"
