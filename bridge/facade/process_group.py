@@ -26,7 +26,7 @@ from bridge.core.logs import SafeLog
 from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.limits import check_drain_timeout
 from bridge.core.server.shutdown import PLAYED_BY_NOBODY, draining_line
-from bridge.core.signals import handled_signals
+from bridge.core.signals import Stopping, handled_signals
 from bridge.core.transport.address import parse_address
 from bridge.core.worlds.recipe import EnvLike
 from bridge.core.worlds.registered import registered_specs
@@ -39,6 +39,8 @@ _log = SafeLog(__name__)
 START_TIMEOUT = 120.0
 """The timeout for starting all servers, in seconds."""
 _ASK_TIMEOUT = 10.0
+_SLICE = 0.1
+"""The longest wait for the end of a process at a time, in seconds, as a signal handler may shorten the wait."""
 # Seconds that a process has to end after it was told to stop.
 _END_TIMEOUT = 15.0
 _CHILD = "import sys; sys.path[:] = {path!r}; from bridge.facade.process_child import run_child; run_child()"
@@ -60,9 +62,10 @@ class ServerGroup(Server):
 
     def __init__(self, env: EnvLike, processes: int, arguments: Mapping[str, Any], *, start: bool = True) -> None:
         self._running = self._ending = self._waited = False
-        self._stopping = threading.RLock()  # as that of `Server`
+        self._stopping = Stopping()
         self._stopped = threading.Event()
-        self._asking = threading.Lock()
+        self._asking = threading.RLock()
+        """Reentrant: a signal handler may ask while the interrupted thread waits for answers."""
         self._asked = 0
         self._draining = False
         self._waits_since: float | None = None
@@ -91,7 +94,7 @@ class ServerGroup(Server):
                 child.env_ids = said["env_ids"]
                 child.metrics_port = said["metrics_port"]
         except BaseException:
-            self._end_children(0.0)
+            self._end_children()
             raise
         atexit.register(self._end_with_program)
         if start:
@@ -100,8 +103,8 @@ class ServerGroup(Server):
     def after_fork(self) -> None:
         """Detach in a forked process: the servers belong to the parent process."""
         atexit.unregister(self._end_with_program)
-        self._stopping = threading.RLock()
-        self._asking = threading.Lock()
+        self._stopping = Stopping()
+        self._asking = threading.RLock()
         self._stopped = threading.Event()
         self._stopped.set()
         for child in self._children:
@@ -295,25 +298,27 @@ class ServerGroup(Server):
     def _ask(self) -> list[dict[str, Any]]:
         """Ask every running server for its status. Empty once they are stopped, or belong to a parent process."""
         with self._asking:
-            if self._stopped.is_set():
-                return []
-            self._asked += 1
-            asked = [child for child in self._children if child.write(f"count {self._asked}")]
-            deadline = time.monotonic() + _ASK_TIMEOUT
-            return [said for child in asked if (said := child.read(deadline, self._asked)) is not None]
+            while not self._stopped.is_set():
+                number = self._asked = self._asked + 1
+                asked = [child for child in self._children if child.write(f"count {number}")]
+                deadline = time.monotonic() + _ASK_TIMEOUT
+                answers = [said for child in asked if (said := child.read(deadline, number)) is not None]
+                if number == self._asked:  # otherwise a signal handler has asked meanwhile, and read these answers
+                    return answers
+            return []
 
     def stop(self, grace: float = 0.0) -> None:
-        """Stop all servers, at the same time, and wait for their processes. May be called twice.
+        """Stop all servers, at the same time, and wait for their processes. May be called twice; see `Server.stop`.
 
         Args:
             grace: Seconds that clients have to disconnect.
         """
         check_drain_timeout(grace, "grace")
-        with self._stopping:
-            if self._stopped.is_set():
+        with self._stopping.begin(grace) as begun:
+            if not begun or self._stopped.is_set():
                 return
             self._ending = True
-            self._end_children(grace)
+            self._end_children()
             # Set this last: if Ctrl-C interrupts the wait, the next call continues it, as in `Server.stop`.
             self._stopped.set()
             atexit.unregister(self._end_with_program)
@@ -327,16 +332,16 @@ class ServerGroup(Server):
                 _log.warning(PLAYED_BY_NOBODY)
         self.stop()
 
-    def _end_children(self, grace: float) -> None:
+    def _end_children(self) -> None:
         for child in self._children:
             # Tell all processes before waiting for the first one.
-            child.write(f"drain {grace}")
-        deadline = time.monotonic() + grace
+            child.write(f"drain {self._stopping.grace}")
         for child in self._children:
-            child.wait(deadline)
+            while (left := self._stopping.seconds_left) and not child.wait(min(left, _SLICE)):
+                pass
         for child in self._children:
             child.tell_to_stop()
-        deadline = max(deadline, time.monotonic()) + _END_TIMEOUT
+        deadline = time.monotonic() + _END_TIMEOUT
         for child in self._children:
             child.end(deadline)
 
@@ -416,16 +421,16 @@ class _ServerProcess:
         """Send an order; return False if the process has ended."""
         try:
             if self.process.stdin is not None:
-                self.process.stdin.write(f"{command}\n".encode())
-                self.process.stdin.flush()
+                # Without the file's buffer, which refuses what a signal handler writes during another write.
+                os.write(self.process.stdin.fileno(), f"{command}\n".encode())
         except (OSError, ValueError):
             return False
         return True
 
-    def wait(self, deadline: float) -> bool:
-        """Wait for the end of the process; return False if it still runs at the deadline, in monotonic seconds."""
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end of the process; return False if it still runs after `seconds`."""
         try:
-            self.process.wait(max(0.0, deadline - time.monotonic()))
+            self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return False
         return True
@@ -438,7 +443,7 @@ class _ServerProcess:
 
     def end(self, deadline: float) -> None:
         """Wait for the end of the process until a deadline, then kill it."""
-        if not self.wait(deadline):
+        if not self.wait(max(0.0, deadline - time.monotonic())):
             _log.warning(
                 "the server process %d did not stop within %g s, and is killed", self.process.pid, _END_TIMEOUT
             )

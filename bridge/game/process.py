@@ -31,7 +31,7 @@ import numpy as np
 from bridge.core.encoding.values import Notes, decode_info, encode_info
 from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.core_server import SWITCH_INTERVAL
-from bridge.core.signals import leave_signals
+from bridge.core.signals import Stopping, leave_signals
 from bridge.errors import ClosedError, Code, RequestError, SettingError
 from bridge.game.handover import Choice, Handover, News, ProgramEnd
 
@@ -69,7 +69,7 @@ class GameProcess:
         except Exception as error:
             raise SettingError(f"process=True: what is served cannot be sent to another process: {error!r}") from error
         # Reentrant: a signal handler may close the game while the interrupted thread waits for an answer.
-        self._asking, self._stopping = threading.RLock(), threading.RLock()
+        self._asking, self._stopping = threading.RLock(), Stopping()
         self._asked = 0
         self._answers: dict[int, Sequence[Any]] = {}
         """Answers that are still to be returned, by the number of the question."""
@@ -120,8 +120,8 @@ class GameProcess:
         Args:
             grace: Seconds that clients have to disconnect.
         """
-        with self._stopping:
-            if self._questions.closed:
+        with self._stopping.begin(grace) as begun:
+            if not begun or self._questions.closed:
                 return
             self.handover.close()
             try:
@@ -143,7 +143,7 @@ class GameProcess:
         """Detach in a forked process: the server belongs to the parent, and must end when the parent ends."""
         atexit.unregister(self.stop)
         leak(self._process)
-        self._stopping, self._asking = threading.RLock(), threading.RLock()
+        self._asking, self._stopping = threading.RLock(), Stopping()
         self.handover.closed = RequestError(Code.FAILED_PRECONDITION, "the game belongs to the parent process")
         self._news.close()
         self._questions.close()

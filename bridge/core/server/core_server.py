@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,6 +34,7 @@ from bridge.core.server.messages import ServedMessages
 from bridge.core.server.registry import Overview, Registry, WorldSource
 from bridge.core.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
 from bridge.core.server.shutdown import CLOSE_TIMEOUT, PLAYED_BY_NOBODY, Shutdown
+from bridge.core.signals import Stopping
 from bridge.core.transport.address import is_loopback
 from bridge.core.transport.sockets import check_listening
 from bridge.core.worlds.base import start_error
@@ -56,6 +58,8 @@ Transport: TypeAlias = Literal["http2", "grpcio"]
 
 _log = SafeLog(__name__)
 _LIMITS = CoreLimits()
+_SLICE = 0.1
+"""The longest wait for the end at a time, in seconds: a signal just before a wait is noticed after it."""
 _OPEN = Security()
 _OVERVIEW = Overview()
 SWITCH_INTERVAL = 0.0005
@@ -194,7 +198,7 @@ class CoreServer:
             self._begin_draining,
             limits.drain_timeout,
         )
-        self._stopping = threading.RLock()  # a signal handler may call `stop` during a `stop` of its thread
+        self._stopping = Stopping()
         self._stopped = threading.Event()
         self._waited = False
         """True once the program has waited for the server's end, by `wait` or `run`."""
@@ -321,7 +325,7 @@ class CoreServer:
         self._shutdown.after_fork()
         leak(self._connections)
         leak(self._loop)
-        self._stopping = threading.RLock()
+        self._stopping = Stopping()
         self._stopped = threading.Event()
         self._stopped.set()
 
@@ -497,7 +501,7 @@ class CoreServer:
             self.start()
         with self._shutdown.handle_signals(grace):
             # A wait without a timeout would keep Python from running signal handlers on some platforms.
-            while not self._stopped.is_set() and not self._serving.finished.wait(0.2):
+            while not self._stopped.is_set() and not self._serving.finished.wait(_SLICE):
                 pass
         self.stop()
 
@@ -587,28 +591,27 @@ class CoreServer:
     def stop(self, grace: float = 0.0) -> None:
         """Drain, and wait for the end: connections and environments are closed then. May be called twice.
 
+        A signal handler may call it while its own thread is in it: the inner call shortens the grace of the outer one,
+        and returns at once.
+
         Args:
             grace: Seconds that clients have to leave.
         """
         check_drain_timeout(grace, "grace")
-        # Held to the end, so that a second caller also returns only when the server has ended. An environment that
-        # stops its own server does not wait: the thread that stops the server waits for the environment's call.
-        if not self._stopping.acquire(blocking=not self._serving.is_current):
-            return
-        try:
-            if self._stopped.is_set():
+        # A second thread also returns only when the server has ended. An environment that stops its own server does not
+        # wait: the thread that stops the server waits for the environment's call.
+        with self._stopping.begin(grace, blocking=not self._serving.is_current) as begun:
+            if not begun or self._stopped.is_set():
                 return
             for attachment in self._attachments:
                 attachment.stop()
-            self._end_loop(grace)
+            self._end_loop()
             if self._metrics is not None:
                 self._metrics.close()
             # Not if Ctrl-C ended the wait: the server still drains, and the next `stop`, or the end of the program,
             # ends it.
             self._stopped.set()
             atexit.unregister(self._end_with_program)
-        finally:
-            self._stopping.release()
 
     def _end_with_program(self) -> None:
         """Stop when the program ends without `stop`. Warn if it neither waited for clients nor served one."""
@@ -618,19 +621,23 @@ class CoreServer:
             _log.warning(PLAYED_BY_NOBODY)
         self.stop()
 
-    def _end_loop(self, grace: float) -> None:
-        serving = self._serving
+    def _end_loop(self) -> None:
+        serving, stopping, deadline = self._serving, self._stopping, math.nan
         if not self._running:
             self._connections.stop_listening()
             self._registry.close_observers()
             self._loop.close()
             return
-        if not serving.finished.is_set():
-            self._loop.scheduler.call_soon_threadsafe(lambda: self._shutdown.begin(grace))
-            if serving.is_current:  # an environment stops its own server: the loop ends when the call returns
-                return
-            # The loop ends by itself after `grace` and CLOSE_TIMEOUT. The rest is for a loop that hangs.
-            serving.finished.wait(grace + 2 * CLOSE_TIMEOUT)
+        while not serving.finished.is_set():
+            if deadline != stopping.deadline:
+                deadline = stopping.deadline
+                self._loop.scheduler.call_soon_threadsafe(partial(self._shutdown.begin, stopping.grace))
+                if serving.is_current:  # an environment stops its own server: the loop ends when the call returns
+                    return
+            # The loop ends by itself after the grace and CLOSE_TIMEOUT. The rest is for a loop that hangs.
+            if time.monotonic() > deadline + 2 * CLOSE_TIMEOUT:
+                break
+            serving.finished.wait(_SLICE)
         self._connections.stop_listening()
         if self._thread is not None:
             # An environment that is in a call after its deadline may stay there for ever.

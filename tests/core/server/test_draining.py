@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -172,6 +173,78 @@ def test_ctrl_c_ends_the_wait_of_stop_and_the_next_stop_ends_the_server(processe
                 env.step(0)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def on_signal() -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Sets what SIGUSR1 calls in the main thread."""
+    before = signal.getsignal(signal.SIGUSR1)
+    yield lambda function: signal.signal(signal.SIGUSR1, lambda *given: function()) and None
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals that wake a thread")
+def test_a_signal_handler_ends_the_wait_of_the_stop_that_it_interrupts(processes: int, on_signal: Any) -> None:
+    """A program's handler of SIGTERM stops its server with some grace, and a supervisor sends SIGTERM twice."""
+    with serve_gym(long, processes=processes) as server, make_remote(server.urls[0], timeout=20) as env:
+        env.reset()
+        on_signal(server.stop)
+
+        def interrupt() -> None:
+            until(lambda: is_told(env))
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        server.stop(grace=600.0)
+        thread.join()
+        assert "stopped" in repr(server)
+        with pytest.raises(errors.ConnectionLostError):
+            env.step(0)
+
+
+@pytest.mark.skipif(not hasattr(signal, "raise_signal"), reason="needs signals")
+def test_a_signal_handler_may_stop_a_group_whose_process_is_asked_whether_it_has_ended(
+    on_signal: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`subprocess` holds a lock then, for which a `stop` that waited in the handler would wait for ever."""
+    ask, interrupted = os.waitpid, list[int]()
+
+    def interrupt(pid: int, options: int) -> tuple[int, int]:
+        if not interrupted:
+            interrupted.append(pid)
+            signal.raise_signal(signal.SIGUSR1)
+        return ask(pid, options)
+
+    with serve_gym(long, processes=2) as server, make_remote(server.urls[0], timeout=20) as env:
+        env.reset()
+        on_signal(server.stop)
+        monkeypatch.setattr(os, "waitpid", interrupt)
+        server.stop(grace=600.0)
+        assert interrupted
+        assert "stopped" in repr(server)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs signals")
+def test_a_signal_handler_may_ask_a_group_that_is_asked(on_signal: Any) -> None:
+    told = []
+
+    def ask() -> None:
+        for pid in server.pids:
+            os.kill(pid, signal.SIGCONT)
+        told.append(server.status())
+
+    with serve_gym(long, processes=2) as server, make_remote(server.urls[0], timeout=20) as env:
+        env.reset()
+        on_signal(ask)
+        for pid in server.pids:
+            os.kill(pid, signal.SIGSTOP)
+        timer = threading.Timer(0.2, signal.pthread_kill, [threading.main_thread().ident, signal.SIGUSR1])
+        timer.start()
+        own = server.status()
+        timer.join()
+        assert [own["worlds"], told[0]["worlds"]] == [1, 1]
 
 
 @pytest.mark.parametrize("seconds", [-1, "2", float("inf"), True])
