@@ -197,6 +197,9 @@ test-standalone: $(VENV)/.installed-test
 	$(BIN)/python -m tests.old_pythons.environments $(PYTHONS) --only $(STANDALONE)
 	$(PYTEST) tests/old_pythons --only "$(STANDALONE)" $(if $(STANDALONE),,--write)
 
+# SAMPLE says which tests of trainers and of Ray run, as CORE does.
+SAMPLE ?=
+
 # The sources of Stable-Baselines3 in its installed version, whose own tests are run too; they are not in its wheel.
 $(TRAINERS)/.archives: $(TRAINERS)/.installed-test,trainers
 	version=$$($(TRAINERS)/bin/python -c 'from importlib.metadata import version; print(version("stable-baselines3"))') && \
@@ -205,7 +208,7 @@ $(TRAINERS)/.archives: $(TRAINERS)/.installed-test,trainers
 
 test-trainers: $(TRAINERS)/.installed-test,trainers
 	-$(MAKE) $(TRAINERS)/.archives # without them their tests are skipped with a word
-	$(TRAINERS)/bin/python -m pytest --numprocesses 2 --dist worksteal tests/trainers
+	$(TRAINERS)/bin/python -m pytest --numprocesses 2 --dist worksteal tests/trainers -m "$(SAMPLE)"
 
 $(PEERS)/.installed: FORCE | $(BIN)/pip
 	$(CACHED) $@ -- $(SAY) "Installing other packages into $(PEERS)" $(call install,$(PEERS),$(PEERS_PACKAGES))
@@ -220,7 +223,7 @@ test-openenv: $(VENV)/.installed-test $(OPENENV)/.installed
 	$(BIN)/python -m pytest tests/openenv/test_openenv_peer.py
 
 test-ray: $(VENV)/.installed-test $(VENV)/.installed-ray
-	$(BIN)/python -m pytest tests/ray
+	$(BIN)/python -m pytest tests/ray -m "$(SAMPLE)"
 
 # These wait for lines that are slow.
 test-network: $(VENV)/.installed-test

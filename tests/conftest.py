@@ -32,6 +32,9 @@ os.environ.pop(TOKEN_VARIABLE, None)
 # Shells start background jobs with SIGINT ignored, and so would all programs be that tests start and interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# As `nohup` does with SIGHUP.
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 gc.disable()  # until all tests are collected: it would look at them again and again, and free nothing

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
-__all__ = ["END_SIGNALS", "Stopping", "handled_signals", "leave_signals", "sigterm_as_interrupt", "wait_or_stop"]
+__all__ = ["END_SIGNALS", "handled_signals", "leave_signals", "sigterm_as_interrupt", "wait_or_stop"]
 
 END_SIGNALS = tuple(signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """The signals that ask a program to end; Windows has no SIGHUP."""
@@ -65,51 +65,6 @@ def _take_signals() -> None:
         if signal.getsignal(number) is _leave:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     _release_signals()
-
-
-class Stopping:
-    """Lets one thread at a time stop an object; other threads wait.
-
-    A signal handler may call `stop` while its own thread is in it. The inner call cannot do the work: the interrupted
-    one may hold a lock of the standard library, such as that of a `subprocess.Popen`. So it only shortens the time that
-    the interrupted call gives to clients.
-    """
-
-    def __init__(self) -> None:
-        self.grace = 0.0
-        """Seconds that clients have to leave."""
-        self.deadline = -math.inf
-        """When this time is over, in monotonic seconds; -inf: nobody stops the object. The stopping thread reads it
-        again and again, as a signal handler may change it."""
-        self._lock = threading.RLock()
-
-    @property
-    def seconds_left(self) -> float:
-        """Seconds until the deadline, at least 0."""
-        return max(0.0, self.deadline - time.monotonic())
-
-    @contextmanager
-    def begin(self, grace: float, *, blocking: bool = True) -> Iterator[bool]:
-        """Yield True if the caller has to stop the object; False: the call that does so goes on.
-
-        Args:
-            grace: Seconds that clients have to leave.
-            blocking: False: do not wait for another thread that stops the object.
-        """
-        if not self._lock.acquire(blocking=blocking):
-            yield False
-            return
-        try:
-            inside, deadline = self.deadline != -math.inf, time.monotonic() + grace
-            if not inside or deadline < self.deadline:
-                self.grace, self.deadline = grace, deadline
-            try:
-                yield not inside
-            finally:
-                if not inside:
-                    self.deadline = -math.inf
-        finally:
-            self._lock.release()
 
 
 def sigterm_as_interrupt() -> AbstractContextManager[None]:

@@ -25,8 +25,8 @@ import cloudpickle
 from bridge.core.logs import SafeLog
 from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.limits import check_drain_timeout
-from bridge.core.server.shutdown import PLAYED_BY_NOBODY, draining_line
-from bridge.core.signals import Stopping, handled_signals
+from bridge.core.server.shutdown import PLAYED_BY_NOBODY, Stopping, draining_line
+from bridge.core.signals import handled_signals
 from bridge.core.transport.address import parse_address
 from bridge.core.worlds.recipe import EnvLike
 from bridge.core.worlds.registered import registered_specs

@@ -31,7 +31,8 @@ import numpy as np
 from bridge.core.encoding.values import Notes, decode_info, encode_info
 from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.core_server import SWITCH_INTERVAL
-from bridge.core.signals import Stopping, leave_signals
+from bridge.core.server.shutdown import Stopping
+from bridge.core.signals import leave_signals
 from bridge.errors import ClosedError, Code, RequestError, SettingError
 from bridge.game.handover import Choice, Handover, News, ProgramEnd
 

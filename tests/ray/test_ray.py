@@ -31,6 +31,7 @@ from bridge.testing import make_certificates
 from bridge.wrappers import BlockingReset
 from tests.ray.cluster import NODE
 from tests.ray.envs import varied
+from tests.support import chosen
 
 
 def until(condition: Callable[[], bool], deadline: float = 60.0) -> None:
@@ -107,7 +108,7 @@ class Training:
         self.envs.close()
 
 
-@pytest.mark.parametrize("lanes", [1, 16])
+@pytest.mark.parametrize("lanes", chosen([1, 16], lambda lanes: lanes == 16))
 def test_a_training_goes_on_while_servers_are_killed_lost_added_and_given_up(cluster: Cluster, lanes: int) -> None:
     began = time.monotonic()
     keywords: Any = {

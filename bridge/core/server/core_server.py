@@ -33,8 +33,7 @@ from bridge.core.server.memory import IdleWorlds, MemoryRelease
 from bridge.core.server.messages import ServedMessages
 from bridge.core.server.registry import Overview, Registry, WorldSource
 from bridge.core.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
-from bridge.core.server.shutdown import CLOSE_TIMEOUT, PLAYED_BY_NOBODY, Shutdown
-from bridge.core.signals import Stopping
+from bridge.core.server.shutdown import CLOSE_TIMEOUT, PLAYED_BY_NOBODY, Shutdown, Stopping
 from bridge.core.transport.address import is_loopback
 from bridge.core.transport.sockets import check_listening
 from bridge.core.worlds.base import start_error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -19,7 +20,7 @@ from bridge.core.server.registry import Registry
 from bridge.core.server.serving import ServingThread
 from bridge.errors import Code, RequestError
 
-__all__ = ["CLOSE_TIMEOUT", "PLAYED_BY_NOBODY", "Shutdown", "draining_line"]
+__all__ = ["CLOSE_TIMEOUT", "PLAYED_BY_NOBODY", "Shutdown", "Stopping", "draining_line"]
 
 _log = SafeLog(__name__)
 PLAYED_BY_NOBODY = (
@@ -33,6 +34,51 @@ _INTERRUPT_TIMEOUT = 1.5
 """The same after Ctrl-C."""
 # Seconds between two checks whether the last call has ended by itself.
 _POLL = 0.02
+
+
+class Stopping:
+    """Lets one thread at a time stop an object; other threads wait.
+
+    A signal handler may call `stop` while its own thread is in it. The inner call cannot do the work: the interrupted
+    one may hold a lock of the standard library, such as that of a `subprocess.Popen`. So it only shortens the time that
+    the interrupted call gives to clients.
+    """
+
+    def __init__(self) -> None:
+        self.grace = 0.0
+        """Seconds that clients have to leave."""
+        self.deadline = -math.inf
+        """When this time is over, in monotonic seconds; -inf: nobody stops the object. The stopping thread reads it
+        again and again, as a signal handler may change it."""
+        self._lock = threading.RLock()
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the deadline, at least 0."""
+        return max(0.0, self.deadline - time.monotonic())
+
+    @contextlib.contextmanager
+    def begin(self, grace: float, *, blocking: bool = True) -> Iterator[bool]:
+        """Yield True if the caller has to stop the object; False: the call that does so goes on.
+
+        Args:
+            grace: Seconds that clients have to leave.
+            blocking: False: do not wait for another thread that stops the object.
+        """
+        if not self._lock.acquire(blocking=blocking):
+            yield False
+            return
+        try:
+            inside, deadline = self.deadline != -math.inf, time.monotonic() + grace
+            if not inside or deadline < self.deadline:
+                self.grace, self.deadline = grace, deadline
+            try:
+                yield not inside
+            finally:
+                if not inside:
+                    self.deadline = -math.inf
+        finally:
+            self._lock.release()
 
 
 class Shutdown:
