@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from bridge.core.encoding.infos import split_intervention
 from bridge.core.worlds.environment import Environment, EnvironmentProxy, Result, Spaces
 from bridge.core.worlds.group import ONE
 from bridge.core.worlds.scheduling import PendingResult, Scheduler, Timer
@@ -107,6 +108,10 @@ class GameEnvironment(EnvironmentProxy):
         self._gone: RequestError | None = None
         self._observations: dict[str, Any] = {}
         """The last observation of each agent in the round."""
+        self._infos: dict[str, Mapping[str, Any]] = {}
+        """The info of each of these observations."""
+        self._alive: Sequence[str] = ()
+        """The agents that were alive after them."""
         self._rewards: dict[str, float] = {}
         """Rewards that no step has returned yet, by agent."""
         self._waiting: News | None = None
@@ -301,7 +306,9 @@ class GameEnvironment(EnvironmentProxy):
             self.times.reset.add(time.perf_counter() - began)
         self.asked = False
         self._rewards.clear()
-        self._observations, self._alive = dict(news.observations), tuple(news.alive)
+        self._observations.clear()
+        self._infos.clear()
+        self._keep(news)
         if self._several:
             return dict(news.observations), {name: news.infos.get(name, {}) for name in news.alive}, list(news.alive)
         return news.observations[ONE], dict(news.infos.get(ONE, {}))
@@ -320,8 +327,7 @@ class GameEnvironment(EnvironmentProxy):
             news = self._cut()
         finally:
             self.times.step.add(time.perf_counter() - began)
-        self._observations.update(news.observations)
-        self._alive = tuple(news.alive)
+        self._keep(news)
         rewards, self._rewards, self.step_frames = self._rewards, {}, news.frames
         if self._several:
             flags = (dict(news.terminated), dict(news.truncated))
@@ -345,10 +351,18 @@ class GameEnvironment(EnvironmentProxy):
         self._take(news)
         return news
 
+    def _keep(self, news: News) -> None:
+        """Keep what `_cut` repeats."""
+        self._observations.update(news.observations)
+        self._infos.update({name: news.infos.get(name, {}) for name in news.observations})
+        self._alive = tuple(news.alive)
+
     def _cut(self) -> News:
-        """Return news that truncates the round."""
+        """Return news that truncates the round, with the last observations and their infos."""
         seen = {name: self._observations[name] for name in self._alive}
-        return News(self.read_at, 0, observations=seen, truncated=dict.fromkeys(seen, True))
+        # The intervention was of the frame before.
+        infos = {name: split_intervention(self._infos[name])[0] for name in seen}
+        return News(self.read_at, 0, observations=seen, infos=infos, truncated=dict.fromkeys(seen, True))
 
     async def _next_news(self, *, begins: bool = False) -> News:
         """Wait for the program's next call.

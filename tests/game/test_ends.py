@@ -94,8 +94,9 @@ def playing_in_real_time(folder, agents, **keywords):
     game, envs, held = serve_game(*spaces, record=folder, **keywords), [], []
 
     def exchange(number):
-        seen = np.array([number, 0], np.float32)
-        game.exchange(dict.fromkeys(agents, seen) if agents else seen, 1.0)
+        seen, info = np.array([number, 0], np.float32), {"passed": number}
+        of_each = [dict.fromkeys(agents, one) if agents else one for one in (seen, info)]
+        game.exchange(of_each[0], 1.0, info=of_each[1])
         return game.begins
 
     def begin():
@@ -126,11 +127,11 @@ def test_who_steps_after_the_end_of_a_game_in_real_time_is_told_its_last_observa
             told = []
             for env in envs:
                 for _ in range(1000):
-                    seen, _, terminated, truncated, _ = env.step(1)
+                    seen, _, terminated, truncated, info = env.step(1)
                     if terminated or truncated:
-                        told.append((seen.tolist(), terminated, truncated))
+                        told.append((seen.tolist(), info["passed"], terminated, truncated))
                         break
-        assert told == [([7.0, 0.0], False, True)] * len(envs)
+        assert told == [([7.0, 0.0], 7, False, True)] * len(envs)
         for env in envs:
             with pytest.raises(BridgeError, match=r"the game was closed|the connection was lost|cannot connect"):
                 env.reset()
