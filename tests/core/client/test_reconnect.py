@@ -110,6 +110,21 @@ def test_a_spare_takes_over_and_the_lost_remote_becomes_the_spare() -> None:
             envs.close()
 
 
+def test_slots_that_go_from_one_server_to_another_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with serve_gym(long) as spare, server_process(SERVE_AT, "0") as (process, url):
+        envs = make_vec_remote(url, num_envs=3, spares=[spare.url] * 3, timeout=20)
+        BlockingReset(envs).reset(seed=1)
+        step_until(envs, lambda: [report.state for report in envs.remotes()[3:]] == ["spare"] * 3)
+        process.kill()
+        process.wait(10)
+        step_until(
+            envs, lambda: all((each.url, each.state) == (spare.url, "running") for each in envs.remotes()[:3]), 20
+        )
+        envs.close()
+    said = [record.getMessage() for record in caplog.records if "takes over" in record.getMessage()]
+    assert said == [f"{spare.url} takes over the slots of {url}"]
+
+
 def test_urls_beyond_num_envs_are_spares_and_are_told_of() -> None:
     with serve_gym(long) as one, serve_gym(long) as two:
         envs = make_vec_remote([one.url, two.url], num_envs=1)

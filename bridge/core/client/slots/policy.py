@@ -200,6 +200,7 @@ class SlotPolicy:
         if now >= self.look_at:
             self.look_at = now + _PERIOD
             yield from self._look_for_moves(now)
+        logged: set[tuple[str, str]] = set()
         for member in self.filling:
             # Members in other states wait for the user's next call.
             if member.link is LinkState.OFFLINE:
@@ -211,10 +212,12 @@ class SlotPolicy:
                     # The two swap their worlds: the spare gets the lost one, with its pauses and its error.
                     spare.failures, spare.retry_at = member.failures, member.retry_at
                     spare.error, member.failures = member.error, 0
-                    # With a directory the change of the endpoint's state was logged already; a warning for each slot
-                    # would be too much.
+                    # With a directory the change of the endpoint's state was logged already.
                     level = logging.INFO if member.home is None else logging.WARNING
-                    _log.log(level, "%s takes over the slots of %s", spare.remote.url, member.remote.url)
+                    servers = spare.remote.url, member.remote.url
+                    if servers not in logged:  # once, whatever the number of slots
+                        _log.log(level, "%s takes over the slots of %s", *servers)
+                        logged.add(servers)
                     yield TakeOver(member, spare)
                     yield Begin(member)
             elif member.ready:
