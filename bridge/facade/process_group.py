@@ -25,7 +25,7 @@ import cloudpickle
 from bridge.core.logs import SafeLog
 from bridge.core.ownership import forget_in_child, leak
 from bridge.core.server.limits import check_drain_timeout
-from bridge.core.server.shutdown import PLAYED_BY_NOBODY, Stopping, draining_line
+from bridge.core.server.shutdown import PLAYED_BY_NOBODY, SLICE, Stopping, draining_line
 from bridge.core.signals import handled_signals
 from bridge.core.transport.address import parse_address
 from bridge.core.worlds.recipe import EnvLike
@@ -39,8 +39,6 @@ _log = SafeLog(__name__)
 START_TIMEOUT = 120.0
 """The timeout for starting all servers, in seconds."""
 _ASK_TIMEOUT = 10.0
-_SLICE = 0.1
-"""The longest wait for the end of a process at a time, in seconds, as a signal handler may shorten the wait."""
 # Seconds that a process has to end after it was told to stop.
 _END_TIMEOUT = 15.0
 _CHILD = "import sys; sys.path[:] = {path!r}; from bridge.facade.process_child import run_child; run_child()"
@@ -303,7 +301,7 @@ class ServerGroup(Server):
                 asked = [child for child in self._children if child.write(f"count {number}")]
                 deadline = time.monotonic() + _ASK_TIMEOUT
                 answers = [said for child in asked if (said := child.read(deadline, number)) is not None]
-                if number == self._asked:  # otherwise a signal handler has asked meanwhile, and read these answers
+                if number == self._asked:  # otherwise a signal handler has asked meanwhile, and has read these answers
                     return answers
             return []
 
@@ -337,7 +335,7 @@ class ServerGroup(Server):
             # Tell all processes before waiting for the first one.
             child.write(f"drain {self._stopping.grace}")
         for child in self._children:
-            while (left := self._stopping.seconds_left) and not child.wait(min(left, _SLICE)):
+            while (left := self._stopping.seconds_left) and not child.wait(min(left, SLICE)):
                 pass
         for child in self._children:
             child.tell_to_stop()

@@ -33,7 +33,7 @@ from bridge.core.server.memory import IdleWorlds, MemoryRelease
 from bridge.core.server.messages import ServedMessages
 from bridge.core.server.registry import Overview, Registry, WorldSource
 from bridge.core.server.serving import ServerRuntime, ServingThread, forget_lock_in_child
-from bridge.core.server.shutdown import CLOSE_TIMEOUT, PLAYED_BY_NOBODY, Shutdown, Stopping
+from bridge.core.server.shutdown import CLOSE_TIMEOUT, PLAYED_BY_NOBODY, SLICE, Shutdown, Stopping
 from bridge.core.transport.address import is_loopback
 from bridge.core.transport.sockets import check_listening
 from bridge.core.worlds.base import start_error
@@ -57,8 +57,6 @@ Transport: TypeAlias = Literal["http2", "grpcio"]
 
 _log = SafeLog(__name__)
 _LIMITS = CoreLimits()
-_SLICE = 0.1
-"""The longest wait for the end at a time, in seconds: a signal just before a wait is noticed after it."""
 _OPEN = Security()
 _OVERVIEW = Overview()
 SWITCH_INTERVAL = 0.0005
@@ -500,7 +498,7 @@ class CoreServer:
             self.start()
         with self._shutdown.handle_signals(grace):
             # A wait without a timeout would keep Python from running signal handlers on some platforms.
-            while not self._stopped.is_set() and not self._serving.finished.wait(_SLICE):
+            while not self._stopped.is_set() and not self._serving.finished.wait(SLICE):
                 pass
         self.stop()
 
@@ -590,8 +588,8 @@ class CoreServer:
     def stop(self, grace: float = 0.0) -> None:
         """Drain, and wait for the end: connections and environments are closed then. May be called twice.
 
-        A signal handler may call it while its own thread is in it: the inner call shortens the grace of the outer one,
-        and returns at once.
+        A call during another one shortens its grace, and waits for its end; in a signal handler that interrupts the
+        other one it returns at once.
 
         Args:
             grace: Seconds that clients have to leave.
@@ -621,22 +619,24 @@ class CoreServer:
         self.stop()
 
     def _end_loop(self) -> None:
-        serving, stopping, deadline = self._serving, self._stopping, math.nan
+        serving, stopping = self._serving, self._stopping
+        known: float | None = None
+        """The deadline that the event loop knows."""
         if not self._running:
             self._connections.stop_listening()
             self._registry.close_observers()
             self._loop.close()
             return
         while not serving.finished.is_set():
-            if deadline != stopping.deadline:
-                deadline = stopping.deadline
+            if known != stopping.deadline:
+                known = stopping.deadline
                 self._loop.scheduler.call_soon_threadsafe(partial(self._shutdown.begin, stopping.grace))
                 if serving.is_current:  # an environment stops its own server: the loop ends when the call returns
                     return
             # The loop ends by itself after the grace and CLOSE_TIMEOUT. The rest is for a loop that hangs.
-            if time.monotonic() > deadline + 2 * CLOSE_TIMEOUT:
+            if time.monotonic() > stopping.deadline + 2 * CLOSE_TIMEOUT:
                 break
-            serving.finished.wait(_SLICE)
+            serving.finished.wait(SLICE)
         self._connections.stop_listening()
         if self._thread is not None:
             # An environment that is in a call after its deadline may stay there for ever.

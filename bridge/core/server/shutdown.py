@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import sys
@@ -20,7 +19,7 @@ from bridge.core.server.registry import Registry
 from bridge.core.server.serving import ServingThread
 from bridge.errors import Code, RequestError
 
-__all__ = ["CLOSE_TIMEOUT", "PLAYED_BY_NOBODY", "Shutdown", "Stopping", "draining_line"]
+__all__ = ["CLOSE_TIMEOUT", "PLAYED_BY_NOBODY", "SLICE", "Shutdown", "Stopping", "draining_line"]
 
 _log = SafeLog(__name__)
 PLAYED_BY_NOBODY = (
@@ -34,23 +33,26 @@ _INTERRUPT_TIMEOUT = 1.5
 """The same after Ctrl-C."""
 # Seconds between two checks whether the last call has ended by itself.
 _POLL = 0.02
+SLICE = 0.1
+"""The longest wait at a time for the end of what is stopped, in seconds: Python may notice a signal only after it."""
 
 
 class Stopping:
-    """Lets one thread at a time stop an object; other threads wait.
+    """Lets one thread at a time stop an object; other threads wait. A later call may shorten the grace, too.
 
     A signal handler may call `stop` while its own thread is in it. The inner call cannot do the work: the interrupted
-    one may hold a lock of the standard library, such as that of a `subprocess.Popen`. So it only shortens the time that
-    the interrupted call gives to clients.
+    one may hold a lock of the standard library, such as that of a `subprocess.Popen`. So it only shortens the grace.
     """
 
     def __init__(self) -> None:
         self.grace = 0.0
         """Seconds that clients have to leave."""
-        self.deadline = -math.inf
-        """When this time is over, in monotonic seconds; -inf: nobody stops the object. The stopping thread reads it
-        again and again, as a signal handler may change it."""
+        self.deadline = 0.0
+        """The end of these seconds, in monotonic seconds. Any thread may bring it forward: read it at least each
+        `SLICE` seconds."""
         self._lock = threading.RLock()
+        self._thread: int | None = None
+        """The thread that stops the object; None: nobody does."""
 
     @property
     def seconds_left(self) -> float:
@@ -59,25 +61,23 @@ class Stopping:
 
     @contextlib.contextmanager
     def begin(self, grace: float, *, blocking: bool = True) -> Iterator[bool]:
-        """Yield True if the caller has to stop the object; False: the call that does so goes on.
+        """Yield True if the caller has to stop the object; False: another call does.
 
         Args:
             grace: Seconds that clients have to leave.
             blocking: False: do not wait for another thread that stops the object.
         """
-        if not self._lock.acquire(blocking=blocking):
+        deadline = time.monotonic() + grace
+        if deadline < self.deadline:
+            self.grace, self.deadline = grace, deadline
+        if self._thread == threading.get_ident() or not self._lock.acquire(blocking=blocking):
             yield False
             return
         try:
-            inside, deadline = self.deadline != -math.inf, time.monotonic() + grace
-            if not inside or deadline < self.deadline:
-                self.grace, self.deadline = grace, deadline
-            try:
-                yield not inside
-            finally:
-                if not inside:
-                    self.deadline = -math.inf
+            self._thread, self.grace, self.deadline = threading.get_ident(), grace, deadline
+            yield True
         finally:
+            self._thread = None
             self._lock.release()
 
 

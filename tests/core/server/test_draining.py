@@ -204,6 +204,19 @@ def test_a_signal_handler_ends_the_wait_of_the_stop_that_it_interrupts(processes
             env.step(0)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_stop_in_another_thread_shortens_the_grace_of_the_first(processes: int) -> None:
+    with serve_gym(long, processes=processes) as server, make_remote(server.urls[0], timeout=20) as env:
+        env.reset()
+        first = threading.Thread(target=server.stop, args=[600.0])
+        first.start()
+        until(lambda: is_told(env))
+        server.stop()
+        assert "stopped" in repr(server)
+        first.join(20)
+        assert not first.is_alive()
+
+
 @pytest.mark.skipif(not hasattr(signal, "raise_signal"), reason="needs signals")
 def test_a_signal_handler_may_stop_a_group_whose_process_is_asked_whether_it_has_ended(
     on_signal: Any, monkeypatch: pytest.MonkeyPatch
